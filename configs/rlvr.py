@@ -47,7 +47,7 @@ def _made_here(config: ConfigDict) -> None:
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
     config.sampling.update(temperature=1.0, room=640, chunk=64)
     config.sft.update(steps=2500, batch_size=8, learning_rate=2e-3, observed=True)
-    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=384)
     config.train.update(steps=200, batch_size=8)
     config.optimizer.update(learning_rate=3e-4, clip_norm=1.0, warmup_steps=5, schedule="linear")
     config.optimizer.update(beta2=0.98, matrices="muon")
@@ -72,7 +72,7 @@ def _smol(config: ConfigDict) -> None:
     # Rows beyond a batch's 16 episodes would be computed for nothing.
     config.sampling.update(temperature=1.0, room=768, chunk=64, rows=16)
     config.sft.update(steps=40, batch_size=8, learning_rate=1e-3)
-    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=384)
     config.train.update(steps=20, batch_size=2, eval_every=20, checkpoint_every=10, log_every=2)
     config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=2)
     config.eval.samples = 64
@@ -87,7 +87,7 @@ def _verifiers(config: ConfigDict) -> None:
     config.stages = ("grpo",)
     config.tools.update(turn_tokens=64)
     config.sampling.update(temperature=1.0, room=1024, chunk=64)
-    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=1024)
     config.train.update(steps=20, batch_size=2, eval_every=20, checkpoint_every=10, log_every=2)
     config.optimizer.update(learning_rate=3e-4, clip_norm=1.0, warmup_steps=2)
     config.eval.update(samples=16, best_by="reward")
@@ -113,5 +113,5 @@ def _published(config: ConfigDict, arg: str) -> None:
     config.tools.update(retriever="interleaved", top_n=2, turn_tokens=1024)
     config.tools.encoder = "minilm"
     config.sampling.update(temperature=0.5, room=9344, chunk=512)
-    config.grpo.update(members=8, longest=1024 * 10)
+    config.grpo.update(members=8, longest=9344)  # its max_seq_len
     config.train.update(steps=2492, batch_size=8, eval_every=100, checkpoint_every=100)

@@ -48,12 +48,20 @@ class QuestionOrder:
         batch: questions of one batch on all hosts.
         seed: of the shuffling.
         shard: (index of this host, number of hosts).
+        first: the questions of the first epoch, in their order; None: shuffled, too.
     """
 
     def __init__(
-        self, questions: int, batch: int, seed: int, shard: tuple[int, int] = (0, 1)
+        self,
+        questions: int,
+        batch: int,
+        seed: int,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        first: Sequence[int] | None = None,
     ) -> None:
         self._order = grain.MapDataset.range(questions).seed(seed).shuffle().repeat()
+        self._first = first or ()
         self._questions, self._batch = questions, batch
         index, hosts = shard
         self._own = range(index * batch // hosts, (index + 1) * batch // hosts)
@@ -61,8 +69,11 @@ class QuestionOrder:
     def at(self, step: int) -> Drawn:
         """The questions of the batch that step `step` learns from, from 0."""
         places = [step * self._batch + place for place in self._own]
-        numbers = np.array([self._order[place] for place in places], np.int32)
-        return Drawn(numbers, np.array(places, np.int32) // self._questions)
+        numbers = [
+            self._first[place] if place < len(self._first) else self._order[place]
+            for place in places
+        ]
+        return Drawn(np.array(numbers, np.int32), np.array(places, np.int32) // self._questions)
 
 
 @dataclasses.dataclass(frozen=True)

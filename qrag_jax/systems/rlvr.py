@@ -16,9 +16,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.own_rubric import reward_of
@@ -122,10 +124,16 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         """Questions by batches; each stage has its own order, and its own size of batches."""
         config, inputs = self.config, self.inputs
         imitated = max(len(inputs.demonstrated), 1)
+        easy = sorted(range(len(inputs.train)), key=lambda number: inputs.train[number].hops)
         return StagedOrder(
             config.sft_steps,
             QuestionOrder(imitated, config.sft.batch_size, config.seed),
-            QuestionOrder(len(inputs.train), config.train.batch_size, config.seed),
+            QuestionOrder(
+                len(inputs.train),
+                config.train.batch_size,
+                config.seed,
+                first=easy if config.tasks.easy_first else None,
+            ),
         )
 
     def _play(
@@ -278,7 +286,21 @@ OPENING = Opening(
     free=FREE_FIELDS,
     load=load_inputs,
 )
-check, before_devices = OPENING.check, OPENING.before_devices
+before_devices = OPENING.before_devices
+
+
+def check(given: ConfigDict) -> None:
+    """See `Opening.check`; `grpo.longest` is checked here, since no scoring of a run reads it."""
+    config = RlvrConfig.of(given)
+    turns = config.env.max_turns if config.env.verifiers else config.tools.max_turns
+    room = config.sampling.room
+    most = min(turns * config.tools.turn_tokens, config.env.max_tokens or room, room)
+    grpo = config.grpo
+    if GRPO in config.stages and grpo.aggregation == DR_GRPO and grpo.longest < most:
+        raise InputError(
+            f"config.grpo.longest is {grpo.longest}, and an episode may sample {most} tokens (its "
+            f"{turns} turns of config.tools.turn_tokens, within config.sampling.room); raise it."
+        )
 
 
 def open_system(

@@ -282,12 +282,6 @@ class RlvrConfig:
                 "config.stages has sft, whose demonstrations read a question's own documents, and "
                 "config.tools.corpus names a corpus; set stages to grpo, or leave the corpus out."
             )
-        longest = grpo.longest
-        if longest < parts["tools"].turn_tokens:
-            raise InputError(
-                f"config.grpo.longest is {longest}, less than a turn may sample "
-                f"(config.tools.turn_tokens is {parts['tools'].turn_tokens}); raise it."
-            )
         first = parts[SFT].steps if SFT in stages else 0
         last = train.steps if GRPO in stages else 0
         parts["train"] = dataclasses.replace(train, steps=first + last)

@@ -30,8 +30,18 @@ def test_each_question_comes_once_an_epoch() -> None:
     np.testing.assert_array_equal(np.concatenate([e.epochs for e in drawn]), [0] * 10 + [1] * 10)
 
 
-def test_hosts_share_a_batch() -> None:
-    whole, parts = QuestionOrder(9, 6, 0), [QuestionOrder(9, 6, 0, (i, 3)) for i in range(3)]
+def test_the_first_epoch_may_be_in_order() -> None:
+    own = [*range(9, -1, -1)]
+    order = QuestionOrder(10, 4, 3, first=own)
+    numbers = np.concatenate([order.at(step).numbers for step in range(5)]).tolist()
+    assert numbers[:10] == own != numbers[10:]
+    assert sorted(numbers[10:]) == sorted(own)
+
+
+@pytest.mark.parametrize("first", [None, range(9)])
+def test_hosts_share_a_batch(first: Sequence[int] | None) -> None:
+    shards = (0, 1), (0, 3), (1, 3), (2, 3)
+    whole, *parts = (QuestionOrder(9, 6, 0, shard, first=first) for shard in shards)
     for step in range(3):
         together = np.concatenate([part.at(step).numbers for part in parts])
         np.testing.assert_array_equal(together, whole.at(step).numbers)

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.generators.synthetic import Split
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import scored
@@ -128,6 +129,20 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     found = ReadTokens(stage.policy.vocabulary)(hidden, head, (), np.array([0, 0]))
     expected = jax.nn.log_softmax(hidden @ head.T / divisor)[:, 0]
     np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
+
+
+def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
+    hops = [4, 2, 3, 2, 4, 1, 2, 3] * 2
+    tasks = zip(system.inputs.train, hops, strict=True)
+    train = [dataclasses.replace(task, hops=each) for task, each in tasks]
+    made = dataclasses.replace(
+        system,
+        config=dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True)),
+        inputs=dataclasses.replace(system.inputs, train=train),
+    )
+    numbers = np.concatenate([made._order.at(SFT_STEPS + n).numbers for n in range(16)])
+    assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
+    assert [hops[n] for n in numbers[16:]] != sorted(hops)
 
 
 def test_stages_follow_each_other_with_moments_of_their_own(system: Rlvr) -> None:
@@ -261,7 +276,7 @@ def test_a_rubric_of_a_file_outside_the_package(
         ({"stages": ("grpo", "sft")}, r"config\.stages is grpo, sft"),
         ({"grpo__members": 1}, r"config\.grpo\.members is 1; it must be at least 2"),
         ({"sampling__temperature": 0.0}, "the episodes of a group would be alike"),
-        ({"grpo__longest": 8}, r"config\.grpo\.longest is 8, less than a turn may sample"),
+        ({"grpo__longest": 47}, r"config\.grpo\.longest is 47"),  # 3 turns of 16 tokens
         ({"questions__train": "a,b,train"}, "whose demonstrations are of the questions 'bridge'"),
         ({"tools__form": "python"}, r"config\.tools\.form is 'python'; use "),
         ({"tools__retriever": "tfidf"}, r"config\.tools\.retriever is 'tfidf'; use "),
@@ -275,7 +290,13 @@ def test_a_rubric_of_a_file_outside_the_package(
 )
 def test_wrong_settings(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        RlvrConfig.of(small(**fields))
+        rlvr.check(small(**fields))
+
+
+def test_the_longest_episode_is_that_of_the_room_and_of_dr_grpo_alone() -> None:
+    rlvr.check(small(grpo__longest=48))
+    rlvr.check(small(grpo__longest=40, sampling__room=40))
+    rlvr.check(small(grpo__longest=1, grpo__aggregation="bnpo"))
 
 
 @pytest.mark.parametrize(

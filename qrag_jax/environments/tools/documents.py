@@ -54,7 +54,9 @@ class TasksConfig:
     number_forms: bool = True  # answers count with digits, too: "three" as "3", "first" as "1st"
     min_hops: int = 1  # questions that need fewer documents are left out
     max_hops: int = 0  # and those that need more; 0: no limit
-    easy_first: bool = False  # questions of fewer hops come first, otherwise as they were
+    # The first epoch has the questions of fewer hops first, otherwise in the order of the data; the
+    # later ones are shuffled. False: all are
+    easy_first: bool = False
 
     def __post_init__(self) -> None:
         check_least(_SECTION, self, noise_rate=0.0, min_hops=1, max_hops=0)
@@ -93,8 +95,7 @@ def tasks_of(
             f"no question has between config.tasks.min_hops, {config.min_hops}, and max_hops, "
             f"{config.max_hops or 'any number of'}, hops; the data have {fewest} to {most}."
         )
-    found = list(tasks.values())
-    return sorted(found, key=lambda task: task.hops) if config.easy_first else found
+    return list(tasks.values())
 
 
 def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> ToolTask:

@@ -133,10 +133,8 @@ def test_noise_is_of_the_seed_and_the_question_alone() -> None:
     assert all(set(half[task.id]) <= set(ids(task)) for task in more)
 
 
-def test_hops_are_filtered_and_easy_questions_come_first() -> None:
+def test_hops_are_filtered() -> None:
     samples = [question(number, hops) for number, hops in enumerate((4, 2, 3, 2, 4, 1))]
-    easy = [task.id for task in tasks_of(samples, TasksConfig(easy_first=True))]
-    assert easy == ["q5", "q1", "q3", "q2", "q0", "q4"]
     some = tasks_of(samples, TasksConfig(min_hops=2, max_hops=3))
     assert [task.id for task in some] == ["q1", "q2", "q3"]
     assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
