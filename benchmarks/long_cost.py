@@ -20,7 +20,7 @@ from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import older_runs
+from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.saved_run import SavedRun
 
 
@@ -28,7 +28,7 @@ def cost_cases(
     workdir: Path, length: int, lengths: Sequence[int], documents: int = 8
 ) -> list[Case]:
     """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
-    run = SavedRun.open(workdir, older_runs.load_config(workdir / CONFIG_NAME))
+    run = SavedRun.open(workdir, q_rag_config.load_config(workdir / CONFIG_NAME))
     params, _ = run.trained("best")
     shown = documents_of_length(run.config.dev_data, length, 2 * documents)
     store = tokenise_samples(run.config.data, run.loaded.tokenizer, list(shown[:2]))

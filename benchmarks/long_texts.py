@@ -10,7 +10,7 @@ from benchmarks.report import Case
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import older_runs
+from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 AT_ONCE = 20_000  # texts tokenised together
@@ -40,7 +40,7 @@ def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
         chunks: length of the document.
         fields: config fields as on the command line: "--config.data.sources.babilong.noise=".
     """
-    config = older_runs.load_config(workdir / CONFIG_NAME)
+    config = q_rag_config.load_config(workdir / CONFIG_NAME)
     for field in fields:
         name, _, value = field.removeprefix("--config.").partition("=")
         *place, last = name.split(".")

@@ -37,7 +37,7 @@ from qrag_jax.systems import (
     deepretrieval_config,
     harr_config,
     leret_config,
-    older_runs,
+    q_rag_config,
     rlvr_config,
     run_flags,
 )
@@ -77,7 +77,7 @@ def main() -> int:
         raise InputError("--sampled is for runs of agents; leave it out.")
     if system not in (None, run_flags.Q_RAG):
         return _score_own(workdir, config)
-    saved = older_runs.load_config(workdir / CONFIG_NAME)
+    saved = q_rag_config.load_config(workdir / CONFIG_NAME)
     if not OUT.value:
         check_own_data(workdir, saved, config)
     options = ScoreOptions(

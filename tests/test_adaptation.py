@@ -151,6 +151,3 @@ def test_dropout_without_adapters_is_refused() -> None:
 def test_without_rank_there_are_no_adapters() -> None:
     config = hotpotqa.get_config("tiny")
     assert QRagConfig.of(config).encoder.lora.sizes is None
-    with config.unlocked():
-        del config.encoder.lora  # as in the config of an older run
-    assert QRagConfig.of(config).encoder.lora.sizes is None

@@ -16,8 +16,7 @@ from configs import common
 from qrag_jax import systems
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.older_runs import load_config
-from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.entry_points import ROOT, Commands, metric_lines, refusal
 from tests.models.conftest import (

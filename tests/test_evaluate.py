@@ -14,7 +14,7 @@ import pytest
 
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import locks
-from tests.entry_points import SHARED, STEPS, Commands, refusal
+from tests.entry_points import Commands, refusal
 
 pytestmark = pytest.mark.long
 
@@ -373,35 +373,6 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     assert "2 of 2 questions are in the logs already" in commands.succeed(*again)
     commands.succeed(*again, "--restart")
     assert (best(run_copy) / "eval_seed42.jsonl").read_bytes() == before
-
-
-# ---------------------------------------------------------------------- runs of older versions
-
-
-def test_run_saved_without_later_fields(run_copy: Path, commands: Commands) -> None:
-    """It is scored as it was, can be planned and stopped early, and goes on training."""
-    config = json.loads((run_copy / "config.json").read_text())
-    for section, names in {
-        "encoder": ("pooling", "normalise", "state_prefix", "chunk_prefix"),
-        "env": ("positions", "stop_action"),
-        "reward": ("step_cost",),
-        "eval": ("beam", "beam_score", "stop_threshold"),
-    }.items():
-        for name in names:
-            del config[section][name]
-    config["data"]["sources"] = {"hotpotqa": 1.0}  # the weight alone
-    (run_copy / "config.json").write_text(json.dumps(config))
-    before = (best(run_copy) / "eval_seed42.jsonl").read_bytes()
-    # A threshold that nothing reaches: planned episodes end before their first step.
-    stopped = (f"--workdir={run_copy}", "--config.eval.stop_threshold=1e9")
-    commands.succeed("evaluate", *stopped)
-    assert (best(run_copy) / "eval_seed42.jsonl").read_bytes() == before
-    summary = json.loads((run_copy / "summary.json").read_text())
-    for name in ("steps", "fact_f1", "return"):
-        assert summary["planned"][name] == 0
-    assert summary["trained"]["steps"] == 2
-    resumed = commands.succeed("train", *SHARED, f"--workdir={run_copy}")
-    assert f"resumed {run_copy} at step {STEPS}" in resumed
 
 
 # ---------------------------------------------------------------------- bad input

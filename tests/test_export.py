@@ -22,8 +22,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import model_card, towers_export
-from qrag_jax.systems.older_runs import load_config
-from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from tests.entry_points import SAMPLES, Commands, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
 

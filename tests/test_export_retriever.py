@@ -21,7 +21,7 @@ from qrag_jax.metrics.stopping import StoppingOptions, tune
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
-from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests import hub_server
 from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows, refusal

@@ -13,7 +13,7 @@ from benchmarks.report import Case
 from qrag_jax.models.files.sentence_transformers_tokenizer import token_name
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import older_runs, towers_export
+from qrag_jax.systems import q_rag_config, towers_export
 from qrag_jax.systems.saved_run import SavedRun
 
 TOLERANCE = 1e-5
@@ -53,7 +53,7 @@ def round_trip_case(name: str, workdir: Path, out: Path, texts: Sequence[str]) -
     """Exports a run's last checkpoint to `out`; the largest difference between both vectors."""
     from sentence_transformers import SentenceTransformer
 
-    config = older_runs.load_config(workdir / CONFIG_NAME)
+    config = q_rag_config.load_config(workdir / CONFIG_NAME)
     config.encoder.dtype = "float32"  # as sentence-transformers
     run = SavedRun.open(workdir, config)
     towers_export.export(run, "last", out)

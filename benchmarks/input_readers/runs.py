@@ -26,7 +26,7 @@ from qrag_jax.runtime import digests, retriever_config
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.retriever_config import Positions, RetrieverConfig, Search, Tower
 from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
-from qrag_jax.systems import mined_negatives, older_runs, scoring
+from qrag_jax.systems import mined_negatives, q_rag_config, scoring
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_config import load_config as load_deepretrieval
 from qrag_jax.systems.harr_config import HarrConfig
@@ -41,7 +41,7 @@ _KEYS = (b"k" * 32, b"m" * 32)
 
 ConfigReader = tuple[str, Callable[[Path], ConfigDict], Callable[[ConfigDict], Any]]
 CONFIGS: dict[str, ConfigReader] = {
-    "Q-RAG": ("quickstart", older_runs.load_config, lambda c: QRagConfig.of(c, scoring=True)),
+    "Q-RAG": ("quickstart", q_rag_config.load_config, lambda c: QRagConfig.of(c, scoring=True)),
     "HARR": ("harr_grpo:tiny", load_harr, HarrConfig.of),
     "LeReT": ("leret:tiny", load_leret, LeretConfig.of),
     "RLVR": ("rlvr:tiny", load_rlvr, RlvrConfig.of),
@@ -66,13 +66,13 @@ def _config(system: str) -> FileReader:
 def _step(folder: Path) -> Sequence[Path]:
     (folder / "params").write_bytes(bytes(range(100)))
     digests.write_digests(folder)
-    step = {"custom_metadata": {digests.MARK: True}, "item_handlers": {}}
+    step: dict[str, Any] = {"item_handlers": {}}
     (folder / digests.STEP_METADATA).write_text(json.dumps(step))
     return [folder / name for name in ("params", digests.NAME, digests.STEP_METADATA)]
 
 
 def _check_step(folder: Path) -> None:
-    if digests.has_digests(folder) and (told := digests.damage(folder)):
+    if told := digests.damage(folder):
         raise InputError(told)  # checkpoints then fall back to the step before
 
 

@@ -43,9 +43,8 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.indexing import CORPUS
 from qrag_jax.systems.jax_retriever import run_towers
 from qrag_jax.systems.mined_negatives import by_rank
-from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.towers_export import retriever_config, towers
 

@@ -56,10 +56,6 @@ def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Fields that were added after this form of record, with the values of records without them.
-LATER = _written({})
-
-
 @dataclasses.dataclass(frozen=True)
 class Retriever:
     """The retriever whose play a log holds.
@@ -98,7 +94,6 @@ def log_record(
     encoder = loaded.encoder
     free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
     return {
-        retrieval_log.RECORD: 3,
         "encoder": retriever.label,
         "weights": retriever.weights,
         "samples": samples,
@@ -112,12 +107,10 @@ def log_record(
 def check_log(path: Path, record: Mapping[str, Any]) -> None:
     """Guards the log at `path` against rows that were made under another `log_record`.
 
-    A log goes on also if its record is older and holds fields that are free by now.
-
     Raises:
         InputError: see `retrieval_log.check_meta`.
     """
-    retrieval_log.check_meta(path, record, LATER, lambda key: is_free(key.removeprefix(PREFIX)))
+    retrieval_log.check_meta(path, record)
 
 
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,6 @@ _LISTS: dict[str, Any] = {
 _OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
 _OF_FACTS = {"return", "f1", "em"}  # may be missing where nobody knows the supporting facts
 
-# Key in a record of all settings; its value is the version of the record's form. Older logs
-# recorded only some settings.
-RECORD = "record"
 _LARGEST = sys.float_info.max  # JSON can hold whole numbers beyond it
 _MOST_NAMED = 8  # most differing settings named in one message
 
@@ -217,8 +214,6 @@ def read_meta(path: Path) -> dict[str, Any]:
 def check_meta(
     path: Path,
     meta: Mapping[str, Any],
-    later: Mapping[str, Any] | None = None,
-    no_longer: Callable[[str], bool] = lambda key: False,
 ) -> None:
     """Guards the log at `path` against rows from two different evaluations.
 
@@ -228,13 +223,10 @@ def check_meta(
     Args:
         path: the log.
         meta: what the rows of this evaluation depend on.
-        later: for keys that an older record may lack: the values that its log was made with.
-        no_longer: for a key that only the older record has: whether no row depends on it.
 
     Raises:
         InputError: the log was begun with other values, it has rows but no record, or its record
-            is broken or of an older form. The sentence names the differing values and says how to
-            go on.
+            is broken. The sentence names the differing values and says how to go on.
     """
     side = meta_path(path)
     fix = f"pass --restart, or delete {path} and {side.name}, to begin anew"
@@ -246,14 +238,7 @@ def check_meta(
             write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     then = _decode_meta(side, fix)
-    then = {key: value for key, value in then.items() if key in now or not no_longer(key)}
-    if RECORD in now and then.get(RECORD) != now[RECORD]:
-        raise InputError(
-            f"{path} was begun by another version, which did not record all the settings that its "
-            f"rows depend on: {fix}"
-        )
-    added = {key: value for key, value in _as_read(later or {}).items() if key in now}
-    old, new = _leaves(added | then), _leaves(now)
+    old, new = _leaves(then), _leaves(now)
     differing = [
         f"{key} (was {bounded_json.shown(old.get(key))}, now {bounded_json.shown(new.get(key))})"
         for key in sorted({*old, *new})

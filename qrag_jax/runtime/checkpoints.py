@@ -50,7 +50,7 @@ class Checkpoints:
     Args:
         workdir: the run's folder.
         read_only: nothing in the folder is ever made or changed.
-        log: called with one line for every damaged step and every step that cannot be checked.
+        log: called with one line for every damaged step.
     """
 
     def __init__(
@@ -181,10 +181,9 @@ class Checkpoints:
         for manager, of_state in managers:
             if step not in manager.all_steps() or _damage(manager, step):
                 continue
-            checked = digests.has_digests(_step_folder(manager, step))
             wanted = {"params": template} if of_state else template
             try:
-                state, _ = _restore(manager, step, wanted, of_state, checked=checked)
+                state, _ = _restore(manager, step, wanted, of_state)
             except _Damaged:
                 continue
             return state["params"] if of_state else state
@@ -210,10 +209,9 @@ class Checkpoints:
         while steps := [step for step in manager.all_steps() if step not in troubles]:
             step = max(steps)
             try:
-                checked = digests.has_digests(_step_folder(manager, step))
-                if checked and (trouble := _damage(manager, step)):
+                if trouble := _damage(manager, step):
                     raise _Damaged(trouble)
-                state, extra = _restore(manager, step, template, partial, checked=checked)
+                state, extra = _restore(manager, step, template, partial)
             except _Damaged as error:
                 if not _step_folder(manager, step).exists():
                     manager.reload()  # a running training has just replaced it by a newer one
@@ -225,11 +223,6 @@ class Checkpoints:
                     f"{manager.directory}: checkpoint {step} is damaged ({error}); give "
                     "--checkpoint=last, or restore it from a backup."
                 ) from None
-            if not checked:
-                self._log(
-                    f"checkpoint {step} was saved by an older version, without digests: damage to "
-                    "it would not be seen"
-                )
             return Restored(state, extra, step), troubles
         if not troubles:
             raise InputError(
@@ -261,7 +254,7 @@ class Checkpoints:
         try:
             manager.wait_until_finished()  # also for the earlier step's digests
             self._digests[Path(manager.directory).name].step = step
-            manager.save(step, args=args, force=True, custom_metadata={digests.MARK: True})
+            manager.save(step, args=args, force=True)
         except Exception as error:
             raise self._save_error(error) from error
 
@@ -339,13 +332,12 @@ def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
 
 
 def _damage(manager: ocp.CheckpointManager, step: int) -> str:
-    folder = _step_folder(manager, step)
-    return digests.damage(folder) if digests.has_digests(folder) else ""
+    return digests.damage(_step_folder(manager, step))
 
 
 @quiet_orbax()
 def _restore(
-    manager: ocp.CheckpointManager, step: int, template: Any, partial: bool, *, checked: bool
+    manager: ocp.CheckpointManager, step: int, template: Any, partial: bool
 ) -> tuple[Any, dict[str, Any]]:
     state_args = ocp.args.PyTreeRestore(
         item=template,
@@ -362,12 +354,12 @@ def _restore(
         reason = " ".join(str(error).split())[:300]
         of_config = isinstance(error, (ValueError, KeyError, TypeError))
         # If the files passed the check, such an error means that the template does not fit them.
-        if isinstance(error, _OtherShapes) or (checked and of_config):
+        if isinstance(error, _OtherShapes) or of_config:
             raise InputError(
                 f"{manager.directory}: checkpoint {step} was made with another configuration "
                 f"({reason}); give the run's own config, or another --workdir."
             ) from error
-        if checked and not isinstance(error, OSError):
+        if not isinstance(error, OSError):
             raise
         raise _Damaged(f"it cannot be read: {reason}") from error
     return restored["state"], restored["extra"]

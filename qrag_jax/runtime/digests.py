@@ -21,7 +21,6 @@ NAME = "digests.json"
 # the digests.
 STEP_METADATA = "_CHECKPOINT_METADATA"
 _LATER = (STEP_METADATA, "commit_success.txt")
-MARK = "digests"  # this key in a step's metadata says that there must be digests
 _THREADS = 4
 
 
@@ -40,22 +39,8 @@ def write_digests(folder: Path) -> None:
     whole_files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-def has_digests(folder: Path) -> bool:
-    """Whether the step has digests or once had some. Steps of older versions never had any.
-
-    A step whose metadata cannot be read counts as one that had digests.
-    """
-    if (folder / NAME).exists():
-        return True
-    try:
-        metadata = bounded_json.load(folder / STEP_METADATA, finite=False)
-        return bool((metadata.get("custom_metadata") or {}).get(MARK))
-    except (OSError, ValueError, AttributeError):
-        return True
-
-
 def damage(folder: Path) -> str:
-    """Says what is wrong with the files of a step that `has_digests`; "" if nothing is.
+    """Says what is wrong with the files of a step; "" if nothing is.
 
     Up to four files are read at once.
     """

@@ -9,8 +9,6 @@ from qrag_jax.errors import InputError
 
 TENSORBOARD, WANDB, MLFLOW, TRACKIO = "tensorboard", "wandb", "mlflow", "trackio"
 KNOWN = (TENSORBOARD, WANDB, MLFLOW, TRACKIO)
-# The section's fields for runs that were saved before it was there: what held for them.
-LATER_FIELDS = {"log.to": (TENSORBOARD,), "log.project": "qrag", "log.name": ""}
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST = 100  # characters of a run's name
 

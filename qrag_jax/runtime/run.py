@@ -41,14 +41,6 @@ class Progress:
     skipped_steps: int = 0  # steps whose numbers were not finite
     skipped_in_a_row: int = 0  # skipped steps since the last good one
 
-    @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> Progress:
-        """Builds it from saved fields, also from those that older code saved."""
-        fields = dict(saved)
-        if "made_with" in fields:
-            fields["provenance"] = fields.pop("made_with")
-        return cls(**fields)
-
 
 class Run:
     """A run that this process trains.
@@ -157,7 +149,7 @@ class Run:
                     f"the training data ({other}) are not those that {self.workdir} began with; "
                     "bring their files back, or give another --workdir."
                 )
-            progress = Progress.of(extra)
+            progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
             if self.checkpoints.best_step() == 0:
                 log("the best checkpoint so far is that of step 0, the untrained weights")

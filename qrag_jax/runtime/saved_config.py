@@ -39,21 +39,6 @@ def refuse_lost_config(workdir: Path) -> None:
         )
 
 
-def add_later_fields(saved: dict[str, Any], later: Mapping[str, Any]) -> None:
-    """Adds fields that did not exist when a config was saved.
-
-    Args:
-        saved: of `read_fields`; sections that it lacks are made.
-        later: a field's name, such as `model.lora.rank`, and the value that it had in effect.
-    """
-    for name, value in later.items():
-        *sections, field = name.split(".")
-        inside = saved
-        for section in sections:
-            inside = inside.setdefault(section, {})
-        inside.setdefault(field, value)
-
-
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again.
 

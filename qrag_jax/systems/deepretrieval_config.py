@@ -209,14 +209,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
-# Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {
-    "dropped.together": 1,
-    "reward.length_cost": 0.0,
-    "reward.reading_cost": 0.0,
-    "rollout.query_tokens": 0,
-}
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (

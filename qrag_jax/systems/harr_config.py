@@ -24,11 +24,11 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
-from qrag_jax.runtime import log_config, own_code
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import add_later_fields, read_fields
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
@@ -201,20 +201,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
     "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
 }
-# Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {
-    "questions.kept": "",
-    "train.first_eval_minutes": 10.0,
-    "train.log_episodes": 8,
-    "agent.max_turns": 5,
-    "agent.prompts": "",
-    "agent.chat_template": "",
-    "agent.staleness": 0,
-    "agent.path": "",
-    "optimizer.matrices": "adam",
-    "optimizer.muon_rate": 5.0,
-    **log_config.LATER_FIELDS,
-}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -316,14 +302,13 @@ class HarrConfig:
 
 
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run; fields that did not exist when it was saved are added.
+    """Reads the config of a run.
 
     Raises:
         InputError: the file is missing, or is not a JSON object.
     """
     saved = read_fields(path)
     with refusing_types(path):
-        add_later_fields(saved, LATER_FIELDS)
         return ConfigDict(saved)
 
 

@@ -23,8 +23,8 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems import towers_export
-from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import checkpoint_label
 

@@ -199,9 +199,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "tries, and preference: learn from pairs of tries",
     ),
 }
-# Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {"styles.marked_bridge": 0.0, "styles.renamed": 0.0}
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*token_config.FREE_FIELDS, "tries.max_failed_share")

@@ -45,7 +45,7 @@ from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_time import Rounds
-from qrag_jax.systems import older_runs
+from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.q_rag_config import ALIASES, QRagConfig, complete, prune
 from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
@@ -78,7 +78,7 @@ def open_system(
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    older_runs.resume_config(given, run)
+    q_rag_config.resume_config(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
         mesh = make_mesh(config.runtime.mesh, devices)
@@ -100,7 +100,7 @@ def open_system(
 
         def write() -> None:
             book_record.write_books(run.workdir, config.data.backgrounds)
-            save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
+            save_config(q_rag_config.settled(given, inputs.encoder.encoder), run.config_path)
 
         run.begin(write)
         yield QRag(config, mesh, inputs, service, placed=devices is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -22,7 +23,8 @@ from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
+from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
@@ -32,7 +34,9 @@ from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.saved_config import check_same_config, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
@@ -56,6 +60,30 @@ OPTIONAL: dict[str, type] = {
     "llm": LlmConfig,
     "llm.server": ServerConfig,
 }
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "train.log_episodes",
+    "train.first_eval_minutes",
+    "data.cache",
+    "eval.samples",
+    "eval.batch_size",
+    "eval.seed",
+    "eval.beam",
+    "eval.stop_threshold",
+    # Requests to a language model may change (a longer answer, another prompt): the run logs such
+    # a change, see `runtime.run.Run.restore`.
+    "llm.",
+    "reward.prompt",
+    "reward.path",
+    "reward.max_failure_share",
+    "runtime.",
+    "log.",
+    "profile",
+)
 FIELDS = {
     "seed": (42, "of the shuffle, the policy's draws and random weights"),
     "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
@@ -206,8 +234,7 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
         also: optional sections to add in any case, such as "llm" and "llm.server".
 
     Raises:
-        InputError: the command line gives a field that the config does not use, or a source's field
-            by its old name.
+        InputError: the command line gives a field that the config does not use.
     """
     given = _overrides(words)
     also = tuple(also)
@@ -228,12 +255,6 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
             if name not in config.reward:
                 config.reward[name] = value
     for name in given:
-        part, _, rest = name.removeprefix("data.").partition(".")
-        if name.startswith("data.") and part in SETTINGS:  # their old place
-            raise InputError(
-                f"config.{name} is not a field; settings of a source are under it: "
-                f"--config.data.sources.{part}.{rest}."
-            )
         if name.startswith("data.columns.") and "columns" not in config.data:
             raise InputError(
                 f"config.{name} is given, but the data are {', '.join(config.data.sources)}, whose "
@@ -299,6 +320,50 @@ def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]
         "llm": by_model,
         "llm.server": by_model and not chosen("llm.url"),
     }
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Reads the config of a run. Fields that the run does not read are dropped.
+
+    Raises:
+        InputError: the file is missing, is not a JSON object, or is not the config of a run.
+    """
+    saved = read_fields(path)
+    if missing := [name for name in ("data", "train") if not isinstance(saved.get(name), dict)]:
+        raise InputError(
+            f"{path} has no section {missing[0]}, so it is not the config of a run; give the "
+            "folder of a training."
+        )
+    with refusing_types(path):
+        return prune(complete(ConfigDict(saved)))
+
+
+def resume_config(given: ConfigDict, run: Run) -> None:
+    """Fills the open fields of `given` from the saved config of the run, if the run has begun.
+
+    Raises:
+        InputError: the run has begun with another config.
+    """
+    if run.has_begun:
+        saved = load_config(run.config_path)
+        fill_from_saved(given, saved)
+        check_same_config(saved, given, FREE_FIELDS)
+
+
+def settled(config: ConfigDict, encoder: TextEncoder) -> ConfigDict:
+    """A copy of the config whose open fields have the values that `encoder` uses."""
+    result = config.copy_and_resolve_references()
+    for name in LEFT_OPEN:
+        result.encoder[name] = getattr(encoder, name)
+    return result
+
+
+def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
+    """Fills the open fields of `config` with the values that were settled when the run began."""
+    for name in LEFT_OPEN:
+        if config.encoder[name] == LEFT_OPEN[name]:
+            config.encoder[name] = saved.encoder[name]
+    config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
 
 def help_lines() -> list[tuple[str, Any, str]]:

@@ -14,14 +14,14 @@ from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
-from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
-from qrag_jax.learners.token_config import ALL, TokenGRPOConfig
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.config_fields import internal, refusing_types
@@ -194,21 +194,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "profile": PROFILE,
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
-# Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {
-    "sampling.engine": DEVICE,
-    "model.tiny.rope_theta": 1e4,
-    "model.tiny.copies": False,
-    "tools.corpus": "",
-    "tools.question_prefix": "",
-    "tools.passage_prefix": "",
-    "grpo.learned": ALL,
-    "optimizer.matrices": ADAM,
-    "optimizer.muon_rate": 5.0,
-    "rubric.path": "",
-    **{f"env.{name}": value for name, value in dataclasses.asdict(EnvironmentConfig()).items()},
-}
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (

@@ -23,7 +23,6 @@ from qrag_jax.systems import (
     deepretrieval_config,
     harr_config,
     leret_config,
-    older_runs,
     q_rag_config,
     rlvr_config,
 )
@@ -221,7 +220,7 @@ def define(
             f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
         )
     if system == Q_RAG:
-        config = older_runs.load_config(path)
+        config = q_rag_config.load_config(path)
         if file:
             _replace_fields(config, file)
         q_rag_config.complete(config, argv)
@@ -285,8 +284,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
         q_rag_config.add_missing_sections(config, fields)
         config.lock().update(fields)
         q_rag_config.prune(config)
-        older_runs.fill_from_saved(config, saved)  # FILE may leave these fields open
-        older_runs.draw_as(config, saved)
+        q_rag_config.fill_from_saved(config, saved)  # FILE may leave these fields open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None

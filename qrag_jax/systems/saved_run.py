@@ -28,8 +28,7 @@ from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems.older_runs import settled
-from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_config import QRagConfig, settled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,21 +16,14 @@ from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SamplingConfig
-from qrag_jax.runtime import log_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import add_later_fields, read_fields
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
-# Fields of all these systems that were added later; see `ConfigLayout.later_fields`.
-LATER_FIELDS: dict[str, Any] = {
-    "train.log_episodes": 8,
-    "train.first_eval_minutes": 10.0,
-    **log_config.LATER_FIELDS,
-}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -81,14 +74,11 @@ class ConfigLayout:
         system: its name.
         fields: those outside sections, with their defaults and comments.
         sections: the dataclass of each.
-        later_fields: fields that were added later, each with the value that holds for runs saved
-            without it.
     """
 
     system: str
     fields: Mapping[str, tuple[Any, str]]
     sections: Mapping[str, type]
-    later_fields: Mapping[str, Any]
 
     def default(self) -> ConfigDict:
         """All fields with their defaults."""
@@ -103,14 +93,13 @@ class ConfigLayout:
         return config
 
     def load(self, path: Path) -> ConfigDict:
-        """Reads the config of a run; fields that did not exist when it was saved are added.
+        """Reads the config of a run.
 
         Raises:
             InputError: the file is missing, or is not a JSON object.
         """
         saved = read_fields(path)
         with refusing_types(path):
-            add_later_fields(saved, LATER_FIELDS | dict(self.later_fields))
             return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:

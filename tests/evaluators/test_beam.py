@@ -12,7 +12,7 @@ from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 
 

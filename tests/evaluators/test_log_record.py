@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import (
     BEAM_FIELDS,
     FREE_FIELDS,
-    PREFIX,
     Retriever,
     check_log,
     is_free,
@@ -24,8 +22,7 @@ from qrag_jax.evaluators.log_record import (
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.models.encoder_config import LEFT_OPEN
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems.older_runs import load_config, settled
-from qrag_jax.systems.q_rag_config import complete
+from qrag_jax.systems.q_rag_config import complete, load_config, settled
 from qrag_jax.systems.saved_run import SavedRun
 
 BEST = Retriever("best-6", "ab12")
@@ -147,45 +144,3 @@ def test_other_weights_and_other_questions_are_refused(run: SavedRun, tmp_path: 
     trained, untrained = run.trained("last")[0], run.untrained()
     assert Retriever.of("x", trained) == Retriever.of("x", run.trained("last")[0])
     assert Retriever.of("x", trained) != Retriever.of("x", untrained)
-
-
-def test_a_log_of_an_older_version_is_refused_in_one_sentence(
-    run: SavedRun, tmp_path: Path
-) -> None:
-    log = tmp_path / "log.jsonl"
-    old = {"encoder": "best-6", "samples": "4 questions", "max_steps": 2, "max_chunk_tokens": 48}
-    retrieval_log.meta_path(log).write_text(json.dumps(old))
-    with pytest.raises(InputError) as refused:
-        begin(log, run)
-    assert "was begun by another version, which did not record all the settings" in str(
-        refused.value
-    )
-    assert "--restart" in str(refused.value)
-
-
-def test_a_field_that_came_after_the_log_has_the_value_that_kept_it_as_it_was(
-    run: SavedRun, tmp_path: Path
-) -> None:
-    log = tmp_path / "log.jsonl"
-    record = record_of(run, searched=True)
-    later = PREFIX + "env.stop_action"
-    json.dumps(record, allow_nan=False)  # for readers that are not Python's
-    del record[later]
-    retrieval_log.check_meta(log, record)
-    retrieval_log.check_meta(log, record_of(run, searched=True), {later: False})
-    now = record_of(changed(run, "env.stop_action"), searched=True)
-    with pytest.raises(InputError, match=r"config\.env\.stop_action \(was false, now true\)"):
-        retrieval_log.check_meta(log, now, {later: False})
-
-
-def test_a_field_that_is_free_by_now_does_not_stop_an_older_log(
-    run: SavedRun, tmp_path: Path
-) -> None:
-    log = tmp_path / "log.jsonl"
-    older = {PREFIX + "data.limit": 7, PREFIX + "data.sources.hotpotqa.weight": 2.0}
-    retrieval_log.check_meta(log, record_of(run) | older)
-    begin(log, run)
-    retrieval_log.discard(log)
-    retrieval_log.check_meta(log, record_of(run) | older | {PREFIX + "data.other": 1})
-    with pytest.raises(InputError, match=r"settings, config\.data\.other \(was 1, now null\): "):
-        begin(log, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import shutil
 import time
@@ -259,44 +258,6 @@ def test_all_damaged_is_one_sentence(tmp_path: Path) -> None:
     assert "; 1: file state/" in text
     assert "restore one from a backup, or delete this folder" in text
     assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
-
-
-def as_an_older_version_saved(folder: Path) -> None:
-    (folder / "digests.json").unlink()
-    path = folder / "_CHECKPOINT_METADATA"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": {}}))
-
-
-def test_steps_of_older_versions_are_taken_with_a_note(tmp_path: Path) -> None:
-    folder, told = saved_twice(tmp_path), []
-    as_an_older_version_saved(folder / "last" / "2")
-    restored = Checkpoints(tmp_path, log=told.append).restore_last(state(0))
-    assert restored.step == 2
-    assert_equal(restored.state, state(2))
-    assert told == [
-        "checkpoint 2 was saved by an older version, without digests: damage to it would not be "
-        "seen"
-    ]
-
-
-def cut_all_arrays(folder: Path) -> None:
-    for path in folder.glob("state/**/d/*"):
-        path.write_bytes(path.read_bytes()[:-7])
-
-
-def lose_all_arrays(folder: Path) -> None:
-    for path in folder.glob("state/**/d/*"):
-        path.unlink()
-
-
-@pytest.mark.parametrize("damage", [cut_all_arrays, lose_all_arrays, cut_metadata, cut_extra])
-def test_what_cannot_be_read_of_an_older_version_is_damaged(tmp_path: Path, damage: Any) -> None:
-    folder, told = saved_twice(tmp_path), []
-    as_an_older_version_saved(folder / "last" / "2")
-    damage(folder / "last" / "2")
-    assert Checkpoints(tmp_path, log=told.append).restore_last(state(0)).step == 1
-    assert told[0].startswith("checkpoint 2 is damaged (it cannot be read: ")
-    assert "\n" not in told[0]
 
 
 def test_a_step_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.runtime.run import Progress, Run
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import NotFinite, StepLog, Told
 from qrag_jax.runtime.train_config import TrainConfig
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
@@ -56,13 +55,6 @@ def test_a_run_that_cannot_learn_stops_and_keeps_what_is_good(
     assert max(np.abs(leaf).max() for name, leaf in state.items() if "params" in name) > 1e29
     (best,) = (workdir / "checkpoints/best").iterdir()
     assert best.name == "0"  # what was wrecked is not the best by chance
-
-
-def test_checkpoints_of_older_code_go_on() -> None:
-    older = dataclasses.asdict(Progress(provenance={"the model": "x"}))
-    del older["skipped_steps"], older["skipped_in_a_row"]
-    older["made_with"] = older.pop("provenance")
-    assert Progress.of(older) == Progress(provenance={"the model": "x"})
 
 
 class Episodes:

@@ -16,8 +16,7 @@ from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems.data_section import source_section
-from qrag_jax.systems.older_runs import load_config
-from qrag_jax.systems.q_rag_config import QRagConfig, prune
+from qrag_jax.systems.q_rag_config import QRagConfig, load_config, prune
 from qrag_jax.systems.saved_run import SavedRun
 
 

@@ -17,8 +17,7 @@ from configs import hotpotqa, hotpotqa_musique, own
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import synthetic
 from qrag_jax.data.generators.synthetic import SyntheticConfig
-from qrag_jax.data.lazy_samples import LazySamples, drawn
-from qrag_jax.data.redrawn import RedrawnSamples
+from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import fingerprint
 from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.environments.positions import check_chunks
@@ -29,9 +28,14 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
-from qrag_jax.systems.older_runs import FREE_FIELDS, LATER_FIELDS, draw_as, load_config
 from qrag_jax.systems.q_rag import open_system
-from qrag_jax.systems.q_rag_config import QRagConfig, complete, prune
+from qrag_jax.systems.q_rag_config import (
+    FREE_FIELDS,
+    QRagConfig,
+    complete,
+    load_config,
+    prune,
+)
 from qrag_jax.systems.q_rag_inputs import load_inputs
 from tests.systems.parts import only_source, prepared, samples_of, tokenised
 
@@ -308,48 +312,6 @@ def test_published_positions_hold_2000_chunks(
         return
     with pytest.raises(InputError, match="at most 2000 chunks, but one has 2001"):
         check_chunks(config.env.positions, chunks)
-
-
-@pytest.mark.parametrize("source", ["babilong", "niah"])
-def test_older_run_draws_its_documents_as_it_did(
-    config: ml_collections.ConfigDict, tmp_path: Path, source: str
-) -> None:
-    only_source(config, source)
-    config.data.sources[source].update(chunks=14, train=6, dev=4)
-    old = config.copy_and_resolve_references()
-    with old.unlocked():  # its settings were a section of `data`, and the source a number
-        own = old.data.sources[source]
-        del own.noise_dev, own.redraw, own.weight, old.system
-        old.data[source] = own
-        old.data.sources = ml_collections.ConfigDict({source: 1.0})
-    save_config(old, tmp_path / "config.json")
-    read = load_config(tmp_path / "config.json")
-    assert (read.data.sources[source].noise_dev, read.data.sources[source].redraw) == (
-        "shared",
-        False,
-    )
-    again = config.copy_and_resolve_references()
-    draw_as(again, read)  # the same command goes on as it began
-    check_same_config(read, again, FREE_FIELDS)
-    other = config.copy_and_resolve_references()
-    other.data.sources[source].noise_dev = "books"
-    draw_as(other, read)
-    with pytest.raises(InputError, match=r"noise_dev: the run has 'shared', given is 'books'"):
-        check_same_config(read, other, FREE_FIELDS)
-    # Its documents are those of every epoch, and of the new ones at no epoch.
-    made, new = (samples_of(one, "train").all for one in (read, config))
-    assert not isinstance(made, RedrawnSamples)
-    assert isinstance(new, RedrawnSamples)
-    assert drawn(made, 2, 0) == drawn(made, 2, 1) != drawn(new, 2, 0)
-
-
-def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
-    """And a new run begins with the value of old ones."""
-    for name, value in LATER_FIELDS.items():
-        given = config
-        for part in name.split("."):
-            given = given[part]
-        assert given == value or name == "runtime.sharding", name
 
 
 def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:

@@ -14,9 +14,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.older_runs import FREE_FIELDS, fill_from_saved, load_config, settled
-from qrag_jax.systems.q_rag_config import QRagConfig, prune
-from tests.models.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
+from qrag_jax.systems.q_rag_config import (
+    FREE_FIELDS,
+    QRagConfig,
+    fill_from_saved,
+    load_config,
+    prune,
+    settled,
+)
+from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
 from tests.systems.parts import prepared, samples_of
 
@@ -65,40 +71,6 @@ def test_a_new_run_does_as_the_folder_says(
     fill_from_saved(other, read)
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
         check_same_config(read, other, FREE_FIELDS)
-
-
-@pytest.mark.parametrize("age", ["before there were the fields", "before folders were asked"])
-@pytest.mark.parametrize("published", [True, False])
-def test_an_older_run_goes_on_as_it_began(
-    age: str, published: bool, config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    write_bert(workdir / "encoder", published)
-    path = workdir / "config.json"
-    save_config(config, path)
-    saved = json.loads(path.read_text())
-    saved["encoder"]["scale"] = 0.1
-    if age == "before there were the fields":
-        for name in ("pooling", "normalise", "state_prefix", "chunk_prefix"):
-            del saved["encoder"][name]
-    path.write_text(json.dumps(saved))
-    read = load_config(path)
-    assert {name: read.encoder[name] for name in QRAG} == QRAG
-    fill_from_saved(config, read)
-    check_same_config(read, config, FREE_FIELDS)
-    for given in (read, config):
-        assert of(prepared(given, workdir).encoder) == QRAG
-
-
-def test_an_older_run_of_qwen3(tmp_path: Path) -> None:
-    torch_qwen3(vocab_size=264).model.save_pretrained(tmp_path / "encoder")
-    write_bpe_tokenizer(tmp_path / "encoder")
-    config = hotpotqa.get_config("tiny")
-    config.encoder.scale = 0.1
-    save_config(config, tmp_path / "config.json")
-    read = load_config(tmp_path / "config.json")
-    expected = {"pooling": "last", "normalise": True, "scale": 0.1}
-    assert {name: read.encoder[name] for name in QRAG} == expected
 
 
 @pytest.mark.parametrize("path", ["minilm", "minilm-or-scratch"])
