@@ -12,9 +12,7 @@ Of a run of RLVR, LeReT or DeepRetrieval, FOLDER is the trained language model, 
 reads it, with its adapters merged in; FOLDER/adapter has these alone, in PEFT's format. Its
 README.md says which prompt it wants. A critic is not exported.
 
-    python -m qrag_jax.export --workdir=RUN --out=FOLDER --push=OWNER/NAME --private
-
-also pushes FOLDER to the hub, with the token of HF_TOKEN or of `hf auth login`.
+`hf upload OWNER/NAME FOLDER` puts the folder on the hub.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.hub_push import HubTarget
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.lm_export import EXPORTED, export_language_model
@@ -36,8 +33,6 @@ from qrag_jax.systems.towers_export import export
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of this command."""
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
-    flags.DEFINE_string("push", None, "OWNER/NAME on the hub to push the folder to.")
-    flags.DEFINE_bool("private", False, "With --push: only the owner may see it.")
     run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False)
 
 
@@ -45,10 +40,7 @@ def main() -> int:
     """Reads the flags and exports."""
     if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
-    out, name, private = Path(flags.FLAGS.out).expanduser(), flags.FLAGS.push, flags.FLAGS.private
-    if private and name is None:
-        raise InputError("--private is given without --push; give --push=OWNER/NAME, too.")
-    target = None if name is None else HubTarget.of(name, private=private)
+    out = Path(flags.FLAGS.out).expanduser()
     workdir, config = run_flags.workdir(), flags.FLAGS.config
     if config.get("system") in EXPORTED:
         with commandline.writing(out, "--out"):
@@ -59,9 +51,6 @@ def main() -> int:
         with commandline.writing(out, "--out"):
             export(run, which, out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
-    if target is not None:
-        message = f"{workdir.resolve().name}, exported by qrag_jax"
-        print(f"pushed to {target.push(out, message)}")
     return 0
 
 

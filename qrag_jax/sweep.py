@@ -11,9 +11,7 @@ was broken off goes on from its last checkpoint.
 
 from __future__ import annotations
 
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 from absl import flags
@@ -21,7 +19,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, dry_command, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems import sweep_slurm, sweep_table
+from qrag_jax.systems import sweep_table
 from qrag_jax.systems.sweep_plan import NAME, Plan, seeds_of, sets_of
 from qrag_jax.systems.sweep_runs import FAILED, SweepFolder, run_all, stopped_line
 
@@ -38,8 +36,6 @@ CHECKPOINT = flags.DEFINE_enum(
 JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time on this machine.", lower_bound=1)
 SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
 TABLE = flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
-SLURM = flags.DEFINE_bool("slurm", False, "Only write a Slurm script with a task for each run.")
-SUBMIT = flags.DEFINE_bool("submit", False, "With --slurm: give it to sbatch, too.")
 RUN = flags.DEFINE_integer("run", None, "Only do the run of this number, from 0.", lower_bound=0)
 WORDS: list[str] = []  # the words that are no flags
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
@@ -47,8 +43,6 @@ _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
 
 def main() -> int:
     """Reads the flags, runs what is left of the plan, and shows the table."""
-    if SUBMIT.value and not SLURM.value:
-        raise InputError("--submit gives a Slurm script to sbatch; add --slurm.")
     folder = _folder()
     if TABLE.value:
         dry_command.begins(f"would write the table of {folder} there")
@@ -57,8 +51,6 @@ def main() -> int:
         return 0
     plan = _plan(folder)
     _would_run(plan, folder)
-    if SLURM.value:
-        return _slurm(folder, plan)
     return _run(folder, plan)
 
 
@@ -133,18 +125,6 @@ def _table(plan: Plan, folder: SweepFolder) -> str:
     found = sweep_table.scored(plan, folder, SCORE.value)
     text = sweep_table.write(folder.path, plan, sweep_table.compared(found))
     return f"{text}\n{folder.path / sweep_table.MARKDOWN}, {folder.path / sweep_table.JSON}\n"
-
-
-def _slurm(folder: Path, plan: Plan) -> int:
-    with commandline.writing(folder, "--out"):
-        path = sweep_slurm.write(folder, len(plan.runs()))
-    if not SUBMIT.value:
-        print(f"{path}: {len(plan.runs())} runs; start them with sbatch {path}")
-        return 0
-    program = shutil.which("sbatch")
-    if program is None:
-        raise InputError(f"sbatch is not on this machine; give {path} to it where Slurm is.")
-    return subprocess.run([program, str(path)], check=False).returncode  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
-from tests import hub_server
-from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows, refusal
+from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows
 from tests.systems.parts import chunks_of, opened
 
 pytestmark = pytest.mark.long
@@ -235,30 +234,3 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     assert found.base_model == "e5"
     card = " ".join((tmp_path / "out" / "README.md").read_text().split())
     assert "mean pooling, normalised, times 3. The factor is the module `3_Dense`: servers" in card
-
-
-def test_the_command_pushes_what_it_wrote(
-    scored_run: Path, commands: Commands, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    command = (f"--workdir={scored_run}", "--checkpoint=last", f"--out={out}")
-    alone = refusal(commands.run("export", *command, "--private"))
-    assert "--private is given without --push" in alone
-    named = refusal(commands.run("export", *command, "--push=model"))
-    assert "--push=model is not the name of a repository" in named
-    assert not out.exists()  # refused before any work
-    with hub_server.running() as hub:
-        own = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_TOKEN": hub_server.OWNER_KEY,
-        }
-        arguments = (*command, "--push=me/model", "--private")
-        told = commands.succeed("export", *arguments, env=commands.environment | own)
-    assert told.splitlines()[-1] == f"pushed to {hub.url}/me/model"
-    written = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    assert hub.files == written
-    assert {"README.md", NAME, "state/model.safetensors"} <= written.keys()
-    assert hub.message == "my-run, exported by qrag_jax"

@@ -234,16 +234,3 @@ def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: P
     assert {row["scored"] for row in rows} == {2}
     weights = [json.loads(each.with_suffix(".json").read_text())["weights"] for each in (log, path)]
     assert weights[0] != weights[1]
-
-
-def test_runs_that_are_older_than_the_field(tmp_path: Path) -> None:
-    given = config()
-    with Run.open(tmp_path / "run", 0.0) as run, harr.open_system(given, run):
-        saved = json.loads(run.config_path.read_text())
-        del saved["questions"]
-        run.config_path.write_text(json.dumps(saved))
-        (run.workdir / "checkpoints" / "last").mkdir(parents=True, exist_ok=True)
-    with Run.open(tmp_path / "run", 0.0) as run:
-        assert run.has_begun
-        with harr.open_system(given, run) as system:
-            assert len(system.inputs.train) == QUESTIONS

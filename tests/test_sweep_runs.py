@@ -87,11 +87,8 @@ def test_what_is_refused_before_anything_starts(commands: Commands, tmp_path: Pa
         ((f"--out={out}",), "give the folder of a sweep, or --config to begin one"),
         ((f"--out={out}", "--seeds=1"), "--seeds is given without --config"),
         (("--table", str(out)), "give the folder of a sweep"),
-        ((*SWEEP, f"--out={out}", "--submit"), "add --slurm"),
     ):
         assert told in refusal(commands.run("sweep", *words))
         assert not out.exists()
-    told = commands.succeed("sweep", *SWEEP, f"--out={out}", "--slurm")
-    assert told == f"{out}/sweep.sbatch: 2 runs; start them with sbatch {out}/sweep.sbatch\n"
-    text = refusal(commands.run("sweep", f"--out={out}", "--run=2"))
+    text = refusal(commands.run("sweep", *SWEEP, f"--out={out}", "--run=2"))
     assert "--run=2 is no run; they are 0 to 1" in text

@@ -110,18 +110,3 @@ def read_until(process: subprocess.Popen[str], count: int) -> str:
         assert line, ended(process)
         read += line
     return read
-
-
-def fake_ssh(folder: Path) -> str:
-    """A PATH on which `ssh` runs its command on this machine, in a shell as a login gives it.
-
-    Its host is `gone` where `folder` has a file of the host's name.
-    """
-    program(
-        folder / "bin" / "ssh",
-        "while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done\n"
-        "host=$1\nshift\n"
-        f"[[ ! -e {folder}/$host ]] || exit 255\n"
-        'cd /\nexec sh -c "$*"\n',
-    )
-    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"

@@ -39,12 +39,12 @@ def test_bash_reads_each_script(name: str) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "supervise.sh"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_ends_at_its_first_error(name: str) -> None:
     lines = (LAUNCH / name).read_text().splitlines()
     assert "set -eu" in lines if name == "sidecar.sh" else "set -euo pipefail" in lines
 
 
-@pytest.mark.parametrize("name", [n for n in SCRIPTS if n not in ("supervise.sh", "slurm.sbatch")])
+@pytest.mark.parametrize("name", [n for n in SCRIPTS if n != "slurm.sbatch"])
 def test_each_command_may_be_started(name: str) -> None:
     assert os.access(LAUNCH / name, os.X_OK)

@@ -19,7 +19,7 @@ import yaml
 from tests.launch.scripts import LAUNCH, program
 
 VERSION = "1.31"  # the oldest that the manifests name
-PLAIN, BESIDE, OWN = "kubernetes.yaml", "kubernetes.yaml with the model", "kubernetes_sidecar.yaml"
+PLAIN, BESIDE = "kubernetes.yaml", "kubernetes.yaml with the model"
 # Names of fields in JobSet's types, each with those below it.
 JOBSET: dict[str, Any] = {
     "network": {"enableDNSHostnames": None, "subdomain": None, "publishNotReadyAddresses": None},
@@ -54,7 +54,7 @@ def text_of(name: str) -> str:
     ).stdout
 
 
-@pytest.fixture(params=[PLAIN, BESIDE, OWN])
+@pytest.fixture(params=[PLAIN, BESIDE])
 def parts(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text_of(request.param)))
 
@@ -181,27 +181,6 @@ def test_the_model_beside_the_trainer_is_there_before_it() -> None:
     gpus = [c["resources"]["limits"]["nvidia.com/gpu"] for c in (model, trainer_of(parts))]
     assert sum(gpus) == 8
     assert f"--tensor-parallel-size={gpus[0]}" in model["args"]
-
-
-def test_the_model_on_its_own_nodes_ends_with_the_trainer() -> None:
-    parts = list(yaml.safe_load_all(text_of(OWN)))
-    spec = spec_of(parts)
-    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["trainer"]}
-    first, second = spec["replicatedJobs"]
-    assert (first["name"], second["name"]) == ("model", "trainer")  # the first cannot depend
-    assert second["dependsOn"] == [{"name": "model", "status": "Ready"}]
-    (model,) = jobs_of(parts)["model"]["template"]["spec"]["containers"]
-    assert model["readinessProbe"]["httpGet"] == {"path": "/health", "port": 8100}
-    (served,) = [word for word in model["args"] if word.startswith("--model=")]
-    args = trainer_of(parts)["args"]
-    assert "--config.llm.url=http://qrag-model-0-0.qrag:8100/v1" in args
-    assert f"--config.llm.model={served.removeprefix('--model=')}" in args
-    keys = [
-        {e["name"]: e["valueFrom"] for e in c["env"] if e["name"] == "VLLM_API_KEY"}
-        for c in (model, trainer_of(parts))
-    ]
-    assert keys[0] == keys[1] != {}
-    assert "--config.llm.api_key_env=VLLM_API_KEY" in args
 
 
 def test_a_pod_waits_for_all_names_and_then_is_the_trainer(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.entry_points import ROOT, Commands, losses
-from tests.launch.scripts import LAUNCH, fake_ssh, program
+from tests.launch.scripts import LAUNCH, program
 from tests.launch.test_slurm import SRUN
 
 pytestmark = pytest.mark.long
@@ -94,8 +94,7 @@ def test_after_a_kill_both_start_again_and_train_to_the_end(start: Start, tmp_pa
     assert [step for step, _ in losses(workdir)] == list(range(1, STEPS + 1))
 
 
-def test_a_stop_saves_and_ssh_goes_on_from_there(start: Start, tmp_path: Path) -> None:
-    """The second half is started by ssh.sh: another script, the same run."""
+def test_a_stop_saves_and_the_next_start_resumes(start: Start, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     process = start(LAUNCH / "local.sh", "2", *training(workdir), RESTARTS="3")
     wait_for_step(process, workdir, EVERY + 1)
@@ -108,9 +107,7 @@ def test_a_stop_saves_and_ssh_goes_on_from_there(start: Start, tmp_path: Path) -
     assert stopped in saved
     assert stopped < STEPS
 
-    (tmp_path / "hosts.txt").write_text("here 127.0.0.1\nthere\n")
-    given = {"PATH": fake_ssh(tmp_path), "PORT": str(20000 + os.getpid() % 12000)}
-    told = end(start(LAUNCH / "ssh.sh", tmp_path / "hosts.txt", *training(workdir), **given))
+    told = end(start(LAUNCH / "local.sh", "2", *training(workdir)))
     assert told.returncode == 0, told.stderr[-3000:]
     assert [step for step, _ in losses(workdir)] == list(range(1, STEPS + 1))
 

