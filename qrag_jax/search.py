@@ -97,11 +97,11 @@ def _where() -> dict[str, list[Any]] | None:
     return wanted or None
 
 
-def _search() -> Search:
+def _search(asked: Sequence[Asked]) -> Search:
     """The search that the flags ask for."""
     index, where = search_flags.index(), _where()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        return _in_one_step(index, where)
+        return _in_one_step(asked, index, where)
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -143,10 +143,17 @@ def _search() -> Search:
     return search
 
 
-def _in_one_step(index: IndexAt, where: dict[str, list[Any]] | None) -> Search:
+def _in_one_step(
+    asked: Sequence[Asked], index: IndexAt, where: dict[str, list[Any]] | None
+) -> Search:
     from qrag_jax.systems.plain_search import open_plain  # needs jax
 
     plain = open_plain(index, search_flags.plain_encoder())
+    for one in asked:
+        try:
+            plain.check(one.question)
+        except InputError as error:
+            raise InputError(f"the question {one.question[:SHOWN]!r}: {error}") from None
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         if plain.encoder and (cut := len(plain.encoder.cut(questions))):
@@ -191,7 +198,7 @@ def _record(asked: Asked, hits: Sequence[Hit] | None) -> str:
 def main() -> int:
     """Reads the flags and searches."""
     asked = _asked()
-    search = _search()
+    search = _search(asked)
     to = f"write {OUT.value}" if OUT.value else "print what is found"
     index = search_flags.INDEX.value
     dry_command.begins(f"would search {index} for {len(asked)} questions and {to}")

@@ -171,6 +171,7 @@ def test_bad_input_is_one_sentence(
         (["who?"], "give the folder of an index"),
         ([at], 'give questions in quotes, such as "who wrote it?", or --queries=FILE'),
         ([at, "who?", " "], "a question is empty; ask something"),
+        ([at, "--engine=boolean", "cat", "(cat"], "(cat"),
         ([at, export, f"--queries={broken}", "who?"], "give questions in quotes"),
         ([at, export, f"--queries={broken}"], "queries.jsonl:1"),
         ([at, export, f"--queries={empty}"], "empty.jsonl:1"),

@@ -10,7 +10,7 @@ So NOT binds closest, then AND, then OR. Neighbours without an operator mean AND
 word cat. A phrase stands in straight or curly quotes. An asterisk behind a letter or a digit ends
 the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as PubMed's [tiab]
 or [MeSH Terms], belongs to the word or phrase before it. Passages have one text, so that a field
-has no effect, but the tree keeps it: see `fields`.
+has no effect and is left out of the tree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Word:
     """A word as it was given; with `*` behind it, all words that begin so."""
 
     text: str
-    field: str = ""  # without brackets; "": none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Phrase:
     """Words that follow each other; white space between them is one space."""
 
     text: str
-    field: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +62,9 @@ class Not:
 
 @dataclasses.dataclass(frozen=True)
 class And:
-    """What matches all operands, two or more.
-
-    Attributes:
-        implied: they are neighbours, and no AND is between them.
-    """
+    """What matches all operands, two or more."""
 
     nodes: tuple[Node, ...]
-    implied: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +95,6 @@ def parse_boolean(text: str) -> Node:
     return node
 
 
-def uses_operators(node: Node) -> bool:
-    """Whether a tree asks for more than its words: an operator, a phrase or a word's beginning.
-
-    Neighbouring words alone, also in parentheses or with fields, are a bag of words.
-    """
-    if isinstance(node, Word):
-        return "*" in node.text
-    if isinstance(node, And) and node.implied:
-        return any(map(uses_operators, node.nodes))
-    return True
-
-
 def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
     """The words and phrases that are looked for, in order: under no NOT, or an even number.
 
@@ -127,37 +108,6 @@ def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
             yield from sought(each, negated)
     elif not negated:
         yield node
-
-
-def fields(node: Node) -> tuple[str, ...]:
-    """The fields of all words and phrases in order, which have no effect."""
-    if isinstance(node, Not):
-        return fields(node.node)
-    if isinstance(node, And | Or):
-        return tuple(field for each in node.nodes for field in fields(each))
-    return (node.field,) if node.field else ()
-
-
-def as_text(node: Node) -> str:
-    """A query that is read as this tree, with no parentheses but those that it needs."""
-    if isinstance(node, Not):
-        return f"NOT {_within(node.node, 3)}"
-    if isinstance(node, And | Or):
-        between = " OR " if isinstance(node, Or) else " " if node.implied else " AND "
-        return between.join(_within(each, _closeness(node) + 1) for each in node.nodes)
-    text = f'"{node.text}"' if isinstance(node, Phrase) else node.text
-    return f"{text}[{node.field}]" if node.field else text
-
-
-def _within(node: Node, least: int) -> str:
-    return as_text(node) if _closeness(node) >= least else f"({as_text(node)})"
-
-
-def _closeness(node: Node) -> int:
-    """How closely a node's operator binds."""
-    if isinstance(node, And):
-        return 2 if node.implied else 1
-    return 0 if isinstance(node, Or) else 3
 
 
 class _Reader:
@@ -190,7 +140,7 @@ class _Reader:
         nodes = [self._operand(depth)]
         while self._token.kind in _OPERANDS:
             nodes.append(self._operand(depth))
-        return nodes[0] if len(nodes) == 1 else And(tuple(nodes), implied=True)
+        return nodes[0] if len(nodes) == 1 else And(tuple(nodes))
 
     def _operand(self, depth: int) -> Node:
         token = self._token
@@ -211,11 +161,8 @@ class _Reader:
             if not self._takes(CLOSE):
                 self._check_ended()
             return node
-        field = ""
-        if self._token.kind == FIELD:
-            field = self._token.text
-            self._at += 1
-        return Word(token.text, field) if token.kind == WORD else Phrase(token.text, field)
+        self._takes(FIELD)
+        return Word(token.text) if token.kind == WORD else Phrase(token.text)
 
     @property
     def _token(self) -> Token:

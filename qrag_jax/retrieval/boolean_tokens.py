@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from qrag_jax.errors import InputError
+
 _QUOTES = '"\u201c\u201d\u201e\u201f'
 # Each alternative goes on for one class of characters, so that nothing is read twice.
 _TOKEN = re.compile(
@@ -21,7 +23,7 @@ AND, OR, NOT, OPEN, CLOSE, END = "AND", "OR", "NOT", "(", ")", "end"
 WORD, PHRASE, FIELD = "word", "phrase", "field"
 
 
-class BooleanError(ValueError):
+class BooleanError(InputError):
     """A query that cannot be read; the message is one sentence that names the place in it."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +31,22 @@ class Column(NamedTuple):
     """A field of all passages.
 
     codes: int32 `[passages]`; `ABSENT` where a passage has not the field.
-    values: the value of each code.
+    values: number of codes.
+    codes_of: what a value is found by (see `keys_of`) → the codes of the values that have it.
     """
 
     codes: np.ndarray
-    values: list[Any]
+    values: int
+    codes_of: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, codes: np.ndarray, values: Sequence[Any]) -> Column:
+        """Reads the value of each code."""
+        codes_of: dict[str, list[int]] = {}
+        for code, value in enumerate(values):
+            for key in keys_of(value):
+                codes_of.setdefault(key, []).append(code)
+        return cls(codes, len(values), codes_of)
 
 
 class Columns:
@@ -70,10 +81,10 @@ class Columns:
             if len(self._found) >= _MOST_COLUMNS:
                 self._found.pop(next(iter(self._found)), None)
             self._found[field] = column
-        keys = wanted_keys(wanted)
-        good = [not keys.isdisjoint(keys_of(value)) for value in column.values]
-        # The last place is that of `ABSENT`.
-        return np.array([*good, False])[column.codes]
+        good = np.zeros(column.values + 1, bool)  # the last place is that of `ABSENT`
+        for key in wanted_keys(wanted):
+            good[list(column.codes_of.get(key, ()))] = True
+        return good[column.codes]
 
     def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
         if (there := self._names()) is not None and field not in there:
@@ -96,8 +107,8 @@ class Columns:
         if not values:
             raise unknown_field(field, self._folder.parent)
         with contextlib.suppress(OSError):
-            self._write(field, Column(codes, values))
-        return Column(codes, values)
+            self._write(field, codes, values)
+        return Column.of(codes, values)
 
     def _names(self) -> set[str] | None:
         """The names of all fields; None: unknown."""
@@ -114,10 +125,10 @@ class Columns:
         with contextlib.suppress(OSError):
             whole_files.write_whole(self._folder / FIELDS, json.dumps(said))
 
-    def _write(self, field: str, column: Column) -> None:
+    def _write(self, field: str, codes: np.ndarray, values: Sequence[Any]) -> None:
         stem = self._stem(field)
-        whole_files.write_whole(stem.with_suffix(".codes"), column.codes.tobytes())
-        said = {"field": field, "corpus": self._digest, "values": column.values}
+        whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
+        said = {"field": field, "corpus": self._digest, "values": values}
         whole_files.write_whole(stem.with_suffix(".json"), json.dumps(said))
 
     def _read(self, field: str) -> Column | None:
@@ -134,7 +145,7 @@ class Columns:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         whole = codes.min(initial=0) >= ABSENT and codes.max(initial=ABSENT) < len(values)
-        return Column(codes, values) if whole else None
+        return Column.of(codes, values) if whole else None
 
     def _stem(self, field: str) -> Path:
         data = field.encode("utf-8", "surrogatepass")

@@ -24,7 +24,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.columns import Columns
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import bounded_files, bounded_json, whole_files
+from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.file_names import check_links, is_plain
 from qrag_jax.runtime.typed_json import made
 
@@ -80,9 +80,8 @@ class StoredCorpus:
         return [self._passage(int(number)) for number in numbers]
 
     def __iter__(self) -> Iterator[Passage]:
-        with (self.folder / LINES).open("rb") as file:
-            for number, line in enumerate(bounded_files.lines(file, self.folder / LINES, _AGAIN)):
-                yield self._parsed(number, line)
+        # From the file that is open: the folder may hold another corpus by now.
+        return map(self._passage, range(self._count))
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
         """int64 `[len(names)]`: the passages' numbers; `NONE` where no passage has the name."""

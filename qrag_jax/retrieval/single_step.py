@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from qrag_jax.retrieval.boolean_query import parse_boolean
+from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Index, Queries, Where
 from qrag_jax.retrieval.ranking import found
@@ -32,6 +34,15 @@ class SingleStepSearch:
 
     def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
         self.index, self.encoder = index, encoder
+
+    def check(self, question: str) -> None:
+        """Refuses a question that the engine cannot read, for which a search would find nothing.
+
+        Raises:
+            InputError: a query of the Boolean engine is malformed.
+        """
+        if isinstance(self.index, BooleanIndex):
+            parse_boolean(question)
 
     def search(
         self, questions: Sequence[str], k: int, where: Where | None = None

@@ -146,6 +146,7 @@ class SingleStep(_Grouped):
                     f"{name} is {value}, but this server searches in one step; leave it out, or "
                     "serve a trained retriever."
                 )
+        self._search.check(ask.question)
 
     def _asked(self, ask: Ask) -> int:
         """Passages that the engine is asked for: engines compile a program for each number."""

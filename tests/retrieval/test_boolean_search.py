@@ -16,15 +16,13 @@ from qrag_jax.retrieval.boolean_query import (
     Node,
     Not,
     Or,
-    as_text,
-    parse_boolean,
-    uses_operators,
 )
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from qrag_jax.retrieval.single_step import SingleStepSearch
-from tests.retrieval.boolean_trees import random_tree
+from qrag_jax.serving.searcher import Ask, SingleStep
+from tests.retrieval.boolean_trees import as_text, random_tree
 from tests.retrieval.conformance import OF_ALL, Engine, run_with
 from tests.retrieval.small_corpus import stored
 
@@ -273,14 +271,21 @@ def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
     index = BooleanIndex.build(stored(tmp_path / "c", ["cat", "dog"]))
     hits = index.search(Queries(["cat AND", "(dog", "dog", "NOT cat"]), 1)
     assert hits.numbers.tolist() == [[NONE], [NONE], [1], [NONE]]
-    found = SingleStepSearch(index).search(["cat AND", "cat"], 2)
+    search = SingleStepSearch(index)
+    found = search.search(["cat AND", "cat"], 2)
     assert [[hit.id for hit in own] for own in found] == [[], ["p0"]]
+    search.check("cat OR dog")
+    with pytest.raises(InputError):  # commands refuse it, a server this question alone
+        search.check("(cat")
+    refused, answered = SingleStep(search).search([Ask("(cat"), Ask("cat")])
+    assert isinstance(refused, InputError)
+    assert isinstance(answered, list)
+    assert [hit.id for hit in answered] == ["p0"]
 
 
 def test_a_bag_of_words_matches_passages_with_all_of_them(tmp_path: Path) -> None:
     """BM25 alone also gives those with one of them."""
     index = BooleanIndex.build(stored(tmp_path / "c", ["cat dog", "cat", "dog"]))
-    assert not uses_operators(parse_boolean("cat dog"))
     assert numbers_of(index, "cat dog") == [0]
     alone = BM25Index.build(index.corpus).search(Queries(["cat dog"]), 3)
     assert set(alone.numbers[0].tolist()) == {0, 1, 2}
