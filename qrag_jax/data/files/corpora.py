@@ -20,19 +20,20 @@ from qrag_jax.data.files.beir import Document
 from qrag_jax.data.files.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
-NAMES, TITLES, TEXTS = ("_id", "id", "doc_id"), ("title",), ("text", CONTENTS := "contents")
+NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
 ALL = "*"
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The fields of a corpus; None: the first of the usual names that the first record has.
+    """The fields of a corpus.
 
     Attributes:
-        id: `NAMES` are usual.
-        title: `TITLES` are usual, else it is looked for in `contents`; "": there are no titles.
-        text: `TEXTS` are usual.
+        id: None: the first of `NAMES` that the first record has.
+        title: records may lack it; None: `TITLE`, and where a record lacks that, its `contents`
+            are looked at; "": there are no titles.
+        text: None: the first of `TEXTS` that the first record has.
         metadata: the further fields that are kept; None: all.
     """
 
@@ -65,18 +66,13 @@ class Columns:
         return cls(**given, metadata=kept)
 
     def of(self, record: Mapping[str, Any], where: str) -> Columns:
-        """The columns with all names settled by the first record.
+        """The columns with the names of ids and texts settled by the first record.
 
         Raises:
             InputError: the record lacks one.
         """
         name = self._one(record, where, "id", NAMES)
-        text = self._one(record, where, "text", TEXTS)
-        title = self.title
-        if title is None:
-            of_its_own = "" if text != CONTENTS else None  # None: it is in the text
-            title = next((usual for usual in TITLES if usual in record), of_its_own)
-        return dataclasses.replace(self, id=name, title=title, text=text)
+        return dataclasses.replace(self, id=name, text=self._one(record, where, "text", TEXTS))
 
     def _one(self, record: Mapping[str, Any], where: str, kind: str, usual: tuple[str, ...]) -> str:
         given = getattr(self, kind)
@@ -141,14 +137,22 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     Raises:
         InputError: a file cannot be read (see `read_records`), lacks a column, or a record has no
             id, something else than a text as its title or text, or a further field that JSON
-            cannot hold; names file, line and field.
+            cannot hold; names file, line and field. Or no record has the title's column that is
+            named, which is known at the end.
     """
     columns = columns or Columns()
+    titled = not columns.title
     for file in corpus_files(path):
         settled = None
         for where, record in read_records(file):
             settled = settled or columns.of(record, where)
+            titled = titled or columns.title in record
             yield Read(where, _document(where, record, settled))
+    if not titled:
+        raise InputError(
+            f"{path}: no record has the field {columns.title!r}; name the column of the titles "
+            "with --columns=title=NAME, or leave it out."
+        )
 
 
 def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Document:
@@ -163,15 +167,15 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
             "id of its own, a text or a whole number."
         )
     text = _text(where, record, columns.text)
-    title = ""
-    if columns.title and record.get(columns.title) is not None:
-        title = _text(where, record, columns.title)
-    elif columns.title is None:
+    title, column = "", TITLE if columns.title is None else columns.title
+    if column and record.get(column) is not None:
+        title = _text(where, record, column)
+    elif columns.title is None and columns.text == CONTENTS:
         title, text = split_contents(text)
     further = {
         key: value
         for key, value in record.items()
-        if key not in (columns.id, columns.title, columns.text)
+        if key not in (columns.id, column, columns.text)
     }
     spread = further.get(METADATA)
     if isinstance(spread, Mapping):

@@ -90,6 +90,20 @@ def test_contents_of_wiki18_hold_the_title_in_quotes(tmp_path: Path) -> None:
     assert (whole.title, whole.text) == ("", record["contents"])
 
 
+@pytest.mark.parametrize("text", ["text", "contents"])
+def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
+    records: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
+    records += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
+    for order in (records, records[::-1]):
+        titles = {d.name: d.title for d in documents(written(tmp_path / "c.jsonl", order))}
+        assert titles == {"a": "", "b": "B", "c": "C" if text == "contents" else "", "d": ""}
+    named = [{"id": "a", "text": "t"}, {"id": "b", "text": "t", "head": "H"}]
+    path = written(tmp_path / "c.jsonl", named)
+    assert [document.title for document in documents(path, title="head")] == ["", "H"]
+    with pytest.raises(InputError, match="haed"):
+        documents(path, title="haed")
+
+
 @pytest.mark.parametrize("name", ["c.json", "c.jsonl"])
 def test_corpora_of_the_deepretrieval_remake(tmp_path: Path, name: str) -> None:
     records: list[dict[str, Any]] = [
