@@ -74,7 +74,7 @@ def _write_rest(name: str, folder: Path) -> Mapping[str, tuple[int, ...]]:
         tokenizer = folder.parent / f".{folder.name}.tokenizer"
         make_scratch_folder(tokenizer, [WORDS], ScratchConfig(1, 32, 2, 8000, 512), 0)
     present = [tokenizer / file for file in TOKENIZER_FILES if (tokenizer / file).exists()]
-    copy_files(present, tokenizer, folder)
+    copy_files({file.name: file for file in present}, folder)
     return expected_shapes(family.table, trunk)
 
 

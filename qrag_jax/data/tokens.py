@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tokenizers
+from tokenizers import normalizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
@@ -45,13 +46,14 @@ class TextTokenizer:
     vocab_size: int
 
     @classmethod
-    def load(cls, folder: Path, *, opens_rows: bool = True) -> TextTokenizer:
+    def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
         Args:
             folder: the model folder.
             opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
                 begin with their text, and `cls_id` is None even if the tokenizer has the token.
+            lowers: whether texts are made lower case first, if the tokenizer does not do so.
 
         Raises:
             InputError: the folder has no tokenizer with a fast version; or the tokenizer has no
@@ -71,6 +73,10 @@ class TextTokenizer:
                 f"{folder}: the tokenizer has no {' and no '.join(absent)}; a retriever's rows "
                 "need them, so set them in tokenizer_config.json."
             )
+        own = backend.normalizer
+        if lowers and (own is None or own.normalize_str("A") != "a"):
+            steps = [normalizers.Lowercase(), *([own] if own else [])]
+            backend.normalizer = normalizers.Sequence(steps)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True

@@ -15,10 +15,10 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import check_tokenizer_links
+from qrag_jax.models.files.known_files import check_tokenizer_links, trunk_folder
 from qrag_jax.models.files.model_folder import open_tensors, read_config
 from qrag_jax.models.files.peft import read_adapters, write_adapters
-from qrag_jax.models.files.sentence_transformers import Published, read_published
+from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
 from qrag_jax.models.files.shards import MAX_SHARD_BYTES
 from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
@@ -222,7 +222,7 @@ def load_encoder(
         remat: a name of `trunk.REMAT_POLICIES`.
         pooling: a name of `POOLINGS`, or "": the model's pooling.
         normalise: None: as the model does. If both `pooling` and `normalise` are given, the
-            folder's sentence-transformers files are not read.
+            folder's own are not read.
         state_prefix: text before each state, tokenised separately.
         chunk_prefix: text before each chunk, tokenised separately.
         dropout: share of hidden states that the trunk drops in training.
@@ -244,6 +244,7 @@ def load_encoder(
         if value not in known:
             names = ", ".join(known) if name == "remat" else ", ".join(POOLINGS)
             raise InputError(f"config.encoder.{name} is {value!r}; use one of {names}.")
+    root, folder = folder, trunk_folder(folder)
     model_config = read_config(folder)
     where = str(folder / "config.json")
     family = family_of(model_config, where)
@@ -262,7 +263,8 @@ def load_encoder(
     trunk = family.trunk(config, computed_in, remat, not platform.on_cpu)
     params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
     check_tokenizer_links(folder)
-    tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
+    lowers = read_inputs(root).lowers
+    tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows, lowers=lowers)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the weights hold "
@@ -270,7 +272,7 @@ def load_encoder(
         )
     own = Published(pooling, bool(normalise))
     if not pooling or normalise is None:
-        own = own_pooling(folder, family)
+        own = own_pooling(root, family)
     normalise = own.normalise if normalise is None else normalise
     if scale is None:
         otherwise = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)

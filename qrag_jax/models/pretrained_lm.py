@@ -165,7 +165,7 @@ def save_language_model(
     save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
     generation = inside(tokenizer_files_from, GENERATION)
     if generation.is_file():
-        copy_files([generation], tokenizer_files_from, out)
+        copy_files({generation.name: generation}, out)
 
 
 def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> bool:

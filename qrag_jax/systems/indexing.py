@@ -56,6 +56,7 @@ DTYPES = {
 }
 # Passages of a part, which are lost if the process is killed: seconds of work.
 CPU_PART, ACCELERATOR_PART = 1024, 16_384
+_PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
 _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 
@@ -203,7 +204,8 @@ def _index_vectors(
         folder,
         {"corpus": stored.digest, "encoder": digest, "made_by": encoder.made_by},
         count=len(stored),
-        part=settings.part or (CPU_PART if on_cpu else ACCELERATOR_PART),
+        part=settings.part
+        or min(CPU_PART if on_cpu else ACCELERATOR_PART, _PART_TOKENS // encoder.row_tokens),
         width=encoder.encoder.width,
         dtype=number,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.known_files import inside, read_json
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.sentence_transformers import TRANSFORMER_CONFIG, prompts
+from qrag_jax.models.files.sentence_transformers import prompts, read_inputs
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
@@ -112,7 +111,8 @@ class PassageEncoder:
             if not own and (found := prompts(folder)):
                 texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
                 print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
-        row_tokens = max_tokens or min(_longest_row(folder), encoder.max_positions)
+        longest = read_inputs(folder).max_tokens or USUAL_TOKENS
+        row_tokens = max_tokens or min(longest, encoder.max_positions)
         least = len(encoder.chunk_opening) + 2
         if not least <= row_tokens <= encoder.max_positions:
             raise InputError(
@@ -208,14 +208,6 @@ def _folder(path: str) -> Path:
     folder = resolve_folder(path)
     exported = folder / EXPORTED
     return exported if (exported / "config.json").is_file() else folder
-
-
-def _longest_row(folder: Path) -> int:
-    """The longest row that the folder's sentence-transformers file allows."""
-    path = inside(folder, TRANSFORMER_CONFIG)
-    found: Mapping[str, Any] = read_json(path) if path.is_file() else {}
-    most = found.get("max_seq_length")
-    return most if isinstance(most, int) and most > 0 else USUAL_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -173,9 +173,7 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
     elif columns.title is None and columns.text == CONTENTS:
         title, text = split_contents(text)
     further = {
-        key: value
-        for key, value in record.items()
-        if key not in (columns.id, column, columns.text)
+        key: value for key, value in record.items() if key not in (columns.id, column, columns.text)
     }
     spread = further.get(METADATA)
     if isinstance(spread, Mapping):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +32,11 @@ TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-MODULES = "modules.json"
-SENTENCE_TRANSFORMERS_FILES = (
-    MODULES,
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+MODULES, MODEL_CONFIG = "modules.json", "config_sentence_transformers.json"
+# Of the first module; older releases of sentence-transformers named it after the architecture.
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
 MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library names them
@@ -64,8 +65,9 @@ def inside(folder: Path, *names: str) -> Path:
         raise InputError(
             f"{path}: a link that leads nowhere ({error}); put a file there."
         ) from None
-    model = root.parent.parent
-    of_hub = root.parent.name == SNAPSHOTS and model.name.startswith(HUB_MODEL)
+    snapshots = next((above for above in root.parents if above.name == SNAPSHOTS), root)
+    model = snapshots.parent
+    of_hub = snapshots != root and model.name.startswith(HUB_MODEL)
     if real.is_relative_to(root) or (of_hub and real.parent == model / BLOBS):
         return path
     raise InputError(
@@ -105,22 +107,40 @@ def read_modules(folder: Path) -> list[Module]:
     return modules
 
 
-def kept_files(folder: Path) -> list[Path]:
+def trunk_folder(folder: Path) -> Path:
+    """Where config.json, weights and tokenizer are: the folder, or as in old ones `0_Transformer`.
+
+    Raises:
+        InputError: see `read_modules`.
+    """
+    first, *_ = read_modules(folder) or [Module("", "")]
+    return folder / first.folder if first.kind == "Transformer" else folder
+
+
+def kept_files(folder: Path) -> dict[str, Path]:
     """Every file that is kept with the weights: those of the tokenizer and sentence-transformers.
+
+    Returns:
+        path beside the weights → file.
 
     Raises:
         InputError: see `inside` and `read_modules`.
     """
-    paths = [inside(folder, name) for name in (*TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)]
-    names = sorted({module.folder for module in read_modules(folder) if module.folder})
-    paths += [inside(folder, name, file) for name in names for file in MODULE_FILES]
-    return [path for path in paths if path.is_file()]
+    trunk = trunk_folder(folder)
+    names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
+    paths = {name: inside(trunk, name) for name in names}
+    paths |= {name: inside(folder, name) for name in (MODULES, MODEL_CONFIG)}
+    for module in read_modules(folder):
+        if module.folder and folder / module.folder != trunk:
+            name = module.folder
+            paths |= {f"{name}/{file}": inside(folder, name, file) for file in MODULE_FILES}
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
-def copy_files(files: list[Path], folder: Path, out: Path) -> None:
-    """Copies files of `folder` to the same paths in `out`; a file is not copied onto itself."""
-    for file in files:
-        target = out / file.relative_to(folder)
+def copy_files(files: Mapping[str, Path], out: Path) -> None:
+    """Copies files to these paths in `out`; a file is not copied onto itself."""
+    for name, file in files.items():
+        target = out / name
         target.parent.mkdir(exist_ok=True)
         if not (target.exists() and target.samefile(file)):
             shutil.copyfile(file, target)

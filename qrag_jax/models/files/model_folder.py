@@ -12,11 +12,13 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.known_files import (
+    MODULES,
     VOCABULARY_FILES,
     copy_files,
     inside,
     kept_files,
     read_json,
+    trunk_folder,
 )
 from qrag_jax.models.files.shards import (
     INDEX_FILE,
@@ -36,8 +38,9 @@ TIMEOUT = 10.0  # seconds until the hub counts as unreachable
 DESCRIPTION_FILES = [
     *("*.json", "*.txt", "*.jinja", "*.model"),
     *("model.safetensors", "model-*.safetensors", "*_Dense/model.safetensors"),
+    "*_Transformer/model.safetensors",
 ]
-TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
+TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "*_Transformer/pytorch_model.bin"]
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
 WEIGHT_FILES = (
     WHOLE_FILE,
@@ -83,7 +86,7 @@ def resolve_folder(path: str) -> Path:
 
     try:
         folder = fetch(DESCRIPTION_FILES)
-        if not any(folder.glob("model*.safetensors")):
+        if not any(trunk_folder(folder).glob("model*.safetensors")):
             folder = fetch(TORCH_FILES)
     except Exception as error:  # the client's many errors share no base class
         reason = str(error).strip().partition("\n")[0]
@@ -151,14 +154,18 @@ def write_folder(
             files outside, or `out` is a file.
     """
     files = kept_files(tokenizer_files_from)
-    if not any(file.name in VOCABULARY_FILES for file in files):
+    if files.keys().isdisjoint(VOCABULARY_FILES):
         raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
     write_shards(out, sizes, arrays, max_shard_bytes)
     write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
-    copy_files(files, tokenizer_files_from, out)
+    copy_files(files, out)
+    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
+        modules = read_json(tokenizer_files_from / MODULES, list)
+        modules[0]["path"] = ""
+        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def _open_weights(path: Path) -> dict[str, Tensor]:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.known_files import MODULES, inside, read_json, read_modules
+from qrag_jax.models.files.known_files import (
+    MODEL_CONFIG,
+    MODULES,
+    TRANSFORMER_CONFIGS,
+    inside,
+    read_json,
+    read_modules,
+    trunk_folder,
+)
 from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
 from qrag_jax.runtime.whole_files import write_whole
 
-TRANSFORMER_CONFIG = "sentence_bert_config.json"
-MODEL_CONFIG = "config_sentence_transformers.json"
 POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs
 # The flags in folders that are older than the field `pooling_mode`.
 FLAGS = {
@@ -29,6 +35,7 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 CLASSES = "sentence_transformers.models."  # every release of the library knows this prefix
+_LONGEST, _NO_LIMIT = "model_max_length", 2**31
 POOLING, NORMALIZE, DENSE = "Pooling", "Normalize", "Dense"
 
 
@@ -88,6 +95,37 @@ def prompts(folder: Path) -> dict[str, str]:
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
     return {str(name): str(text) for name, text in (found or {}).items() if text}
+
+
+class Inputs(NamedTuple):
+    """How a model reads texts, according to its folder.
+
+    lowers: whether texts are made lower case before the tokenizer's own normaliser.
+    max_tokens: longer rows are cut; None: the folder does not say. A folder with `modules.json`
+        always does: without a number, rows are as long as the model has positions.
+    """
+
+    lowers: bool
+    max_tokens: int | None
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """Reads what sentence-transformers reads: its own file, else the tokenizer's config.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    trunk = trunk_folder(folder)
+    files = (inside(trunk, name) for name in TRANSFORMER_CONFIGS)
+    config: dict[str, Any] = next((read_json(file) for file in files if file.is_file()), {})
+    tokenizer = inside(trunk, "tokenizer_config.json")
+    further = config.get("processor_kwargs") or config.get("tokenizer_args") or {}
+    limits = [further.get(_LONGEST), config.get("max_seq_length")]
+    limits += [read_json(tokenizer).get(_LONGEST)] if tokenizer.is_file() else []
+    # transformers writes 1e30 where there is none.
+    known = (int(n) for n in limits if isinstance(n, int | float) and 0 < n < _NO_LIMIT)
+    otherwise = _NO_LIMIT if read_modules(folder) else None
+    return Inputs(bool(config.get("do_lower_case")), next(known, otherwise))
 
 
 def _pooling(where: Path) -> str:
@@ -176,7 +214,7 @@ def write_modules(
     limits: dict[str, Any] = {"max_seq_length": max_tokens, "do_lower_case": False}
     if pooler:
         limits["model_args"] = {"add_pooling_layer": False}
-    write_json(out / TRANSFORMER_CONFIG, limits)
+    write_json(out / TRANSFORMER_CONFIGS[0], limits)
     write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
 
 
