@@ -15,9 +15,7 @@ import jax.numpy as jnp
 EPSILON = 1e-4  # added to a standard deviation, as TRL has it
 
 
-def group_advantages(
-    rewards: jax.Array, valid: jax.Array, *, scaled: bool = True, leave_one_out: bool = False
-) -> jax.Array:
+def group_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = True) -> jax.Array:
     """Rewards less the mean of their group, over its standard deviation.
 
     A group of fewer than two valid members, or of equal rewards, has advantages of 0.
@@ -27,7 +25,6 @@ def group_advantages(
         valid: `[groups, members]` bool; others leave mean and deviation as well.
         scaled: divide by the deviation (n − 1 degrees of freedom); Dr. GRPO (arXiv 2503.20783) does
             not.
-        leave_one_out: compare with the mean of the OTHER members (RLOO, arXiv 2402.14740).
 
     Returns:
         `[groups, members]`.
@@ -35,12 +32,9 @@ def group_advantages(
     count = valid.sum(axis=-1, keepdims=True).astype(jnp.float32)
     rewards = jnp.where(valid, rewards, 0.0)
     mean = rewards.sum(axis=-1, keepdims=True) / jnp.maximum(count, 1.0)
-    centred = jnp.where(valid, rewards - mean, 0.0)
-    advantages = centred
-    if leave_one_out:
-        advantages = centred * count / jnp.maximum(count - 1.0, 1.0)
+    advantages = jnp.where(valid, rewards - mean, 0.0)
     if scaled:
-        squares = jnp.square(centred).sum(axis=-1, keepdims=True)
+        squares = jnp.square(advantages).sum(axis=-1, keepdims=True)
         advantages /= jnp.sqrt(squares / jnp.maximum(count - 1.0, 1.0)) + EPSILON
     return jnp.where(valid & varies(rewards, valid)[..., None], advantages, 0.0)
 

@@ -24,7 +24,7 @@ from qrag_jax.learners.token_step import Metrics, Update, counted, jitted, learn
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
 
 _MOST_ERROR = 0.2  # of an adaptive KL, as a share of what it aims at, that counts
 
@@ -65,19 +65,12 @@ def ppo_episodes(
         raise ValueError(f"episode {rows.argmax()} has {rows.max():.0f} rows; PPO's have one")
     part = batch.episode // (number // config.minibatches)
     is_row = np.asarray(learned.any(axis=1))
-
-    def made(least: int) -> list[TokenBlocks]:
-        found = []
-        for each in range(config.minibatches):
-            own = batch.log_prob_mask & (is_row & (part == each))[:, None]
-            masked = batch._replace(log_prob_mask=own)
-            found.append(token_blocks(masked, shape, policy.row_devices, least=least))
-        return found
-
-    found = made(0)
-    sizes = [len(blocks.tokens) for blocks in found]
-    if min(sizes) < max(sizes):
-        found = made(max(sizes))
+    masks = [
+        batch.log_prob_mask & (is_row & (part == each))[:, None]
+        for each in range(config.minibatches)
+    ]
+    batches = [batch._replace(log_prob_mask=mask) for mask in masks]
+    found = equal_blocks(batches, shape, policy.row_devices)
     together: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     given: Any = batch.rewards.astype(np.float32), batch.scored
     return PpoEpisodes(together, _ends(together), *given)

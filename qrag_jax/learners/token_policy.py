@@ -177,7 +177,7 @@ class BlockPasses(Generic[Given, Summed]):
 
             def one(number: jax.Array, found: jax.Array) -> jax.Array:
                 block = _at(blocks, number)
-                words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
+                words = look_up(table, block.tokens, trunk.config.hidden_size)
                 scores = self._scores((prepared, words, head), further, block)
                 return found.at[number].set(pick(scores))
 
@@ -231,19 +231,19 @@ class BlockPasses(Generic[Given, Summed]):
     ) -> tuple[Learned, Summed]:
         """The gradient with respect to all parameters."""
         trunk = self.policy.trunk
-        group, width = trunk.group, trunk.config.hidden_size
+        width = trunk.config.hidden_size
         for_use, to_stored = jax.vjp(trunk.for_use, params)
         prepared = trunk.prepare(for_use)
         table, own_head = prepared.pop(WORDS), prepared.pop(HEAD, None)
         head = table if own_head is None else own_head
 
         def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
-            words = look_up(group, table, block.tokens, width)
+            words = look_up(table, block.tokens, width)
             of_loss = partial(self._loss, block=block, given=given)
             _, back, sums = jax.vjp(of_loss, (prepared, words, head), further, has_aux=True)
             (gradient, of_words, of_head), more = back(jnp.float32(1.0))
             of_layers, of_table, of_own, of_further = total
-            of_table = add_to_rows(group, of_table, block.tokens, of_words.astype(jnp.float32))
+            of_table = add_to_rows(of_table, block.tokens, of_words.astype(jnp.float32))
             if own_head is None:
                 of_table += of_head
             else:
@@ -275,7 +275,7 @@ class BlockPasses(Generic[Given, Summed]):
         head = frozen.get((HEAD,), table)
 
         def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
-            words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
+            words = look_up(table, block.tokens, trunk.config.hidden_size)
 
             def of_loss(prepared: Params, further: Any) -> tuple[jax.Array, Summed]:
                 used = unflatten_dict(frozen | prepared), words, head

@@ -1,4 +1,4 @@
-"""Experience: where the batches that training learns from come from. There are three kinds.
+"""Experience: where the batches that training learns from come from. There are two kinds.
 
 - `Fused`: a batch of questions; the update itself plays and scores it.
 - `Deferred`: episodes that were played K updates ago. A language model gives their rewards while
@@ -6,7 +6,6 @@
   the first weights) and learned from in step s, however long its answers take: a run's numbers do
   not depend on speed. Episodes in flight are saved as actions; a resumed run asks for their rewards
   again.
-- `OnHost`: episodes that the host plays.
 """
 
 from __future__ import annotations
@@ -163,28 +162,6 @@ class Fused:
     def counts(self) -> dict[str, float]:
         """See `Experience`."""
         return {}
-
-
-class OnHost(Fused):
-    """See `Experience`: the host plays each batch.
-
-    Args:
-        play: `(state, batch, number)` → what is learned from, on the mesh; it waits for its
-            episodes.
-    """
-
-    def __init__(self, batches: Batches, play: Callable[[Any, EpisodeBatch, int], Any]) -> None:
-        super().__init__(batches)
-        self.waited["play"] = 0.0
-        self._play = play
-
-    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `Experience`."""
-        batch = super().next(state, number, stop)
-        before = time.monotonic()
-        episodes = self._play(state, batch, number)
-        self.waited["play"] += time.monotonic() - before
-        return episodes
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -155,12 +156,10 @@ def token_blocks(
     devices: int = 1,
     *,
     whole: bool = False,
-    least: int = 0,
 ) -> TokenBlocks:
     """All rows that have a sampled token, in as many blocks on every device.
 
     Args:
-        least: blocks on all devices, at least.
         whole: a group, of as many neighbouring episodes as the shape has members, is one of the
             block's groups, its rows in their order: for losses that are not of single rows.
 
@@ -169,16 +168,27 @@ def token_blocks(
             sampled tokens than a block holds; or a group is to be whole, and fits into no block or
             has rows that do not share the same tokens.
     """
-    groups = _groups(batch, shape, whole=whole)
-    blocks = _packed_whole(groups, shape) if whole else _packed(groups, shape)
+    return equal_blocks([batch], shape, devices, whole=whole)[0]
+
+
+def equal_blocks(
+    batches: Sequence[TokenBatch], shape: BlockShape, devices: int = 1, *, whole: bool = False
+) -> list[TokenBlocks]:
+    """The `token_blocks` of several batches, as many of each."""
+    pack = _packed_whole if whole else _packed
+    packed = [pack(_groups(each, shape, whole=whole), shape) for each in batches]
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
-    while number < max(len(blocks), least):
+    while number < max(map(len, packed)):
         number *= _TIMES_MORE
     # Dealt out one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
-    made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+
+    def stacked(batch: TokenBatch, blocks: list[list[_Piece]]) -> TokenBlocks:
+        made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+
+    return [stacked(*each) for each in zip(batches, packed, strict=True)]
 
 
 def _is_used(batch: TokenBatch) -> np.ndarray:
@@ -284,10 +294,6 @@ def _fitting(rows: list[_Row], shared: int, shape: BlockShape, block: list[_Piec
             taken.append(row)
             tokens, sampled = tokens - row.alone, sampled - row.sampled
     return taken
-
-
-def _tokens(rows: list[_Row]) -> int:
-    return sum(row.alone for row in rows)
 
 
 def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenBlocks:

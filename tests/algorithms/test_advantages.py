@@ -38,8 +38,6 @@ def test_two_members_by_hand() -> None:
     rewards = jnp.array([[0.0, 1.0]])
     np.testing.assert_allclose(group_advantages(rewards, ALL), [[-0.70701, 0.70701]], atol=1e-5)
     np.testing.assert_allclose(group_advantages(rewards, ALL, scaled=False), [[-0.5, 0.5]])
-    alone = group_advantages(rewards, ALL, scaled=False, leave_one_out=True)
-    np.testing.assert_allclose(alone, [[-1.0, 1.0]])
 
 
 def test_groups_are_those_of_numpy() -> None:
@@ -66,18 +64,6 @@ def test_equal_rewards_give_0_though_their_mean_is_rounded() -> None:
     """Of 100.1 a rounding is 8e-6, which over ε = 1e-4 would be an advantage of 0.07."""
     rewards = np.repeat(np.array([[0.1], [0.3], [100.1], [7.7]], np.float32), 7, axis=1)
     assert (np.asarray(group_advantages(rewards, np.ones((4, 7), bool))) == 0).all()
-
-
-def test_leave_one_out_compares_with_the_others() -> None:
-    rng = np.random.default_rng(1)
-    rewards, valid = rng.random((1, 5)).astype(np.float32), np.array([[1, 1, 0, 1, 1]], bool)
-    found = group_advantages(rewards, valid, scaled=False, leave_one_out=True)[0]
-    for member in (0, 1, 3, 4):
-        others = [i for i in (0, 1, 3, 4) if i != member]
-        assert float(found[member]) == pytest.approx(
-            rewards[0, member] - rewards[0, others].mean(), abs=1e-6
-        )
-    assert float(found[2]) == 0.0
 
 
 def test_several_rewards_count_by_their_weights_whatever_their_units() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,7 +24,6 @@ from qrag_jax.rollouts.experience import (
     Batches,
     Deferred,
     Fused,
-    OnHost,
     Played,
     ScoredEpisodes,
 )
@@ -167,26 +164,3 @@ def test_fused_gives_one_batch_after_the_other() -> None:
 def test_fused_knows_no_pending_episodes() -> None:
     with pytest.raises(ValueError, match="episodes of a run with another reward are pending"):
         Fused(on_mesh(), [{"actions": []}])
-
-
-def test_the_host_plays_each_batch_for_its_step() -> None:
-    played = []
-
-    def play(state: jax.Array, batch: EpisodeBatch, number: int) -> tuple[str, int]:
-        played.append((int(state), batch, number))
-        return "episodes of", number
-
-    experience, expected = OnHost(on_mesh(), play), small_batches()
-    for number in range(5, 8):
-        found = experience.next(jnp.int32(10 * number), number, StopSignal())
-        assert found == ("episodes of", number)
-        batch = next(expected)
-        assert_equal(played[-1][1], batch)
-        assert (played[-1][0], played[-1][2]) == (10 * number, number)
-        assert experience.samples[:, 0].tolist() == batch.sample.tolist()
-    assert experience.position() == (expected.get_state(), [])
-    assert experience.waited.keys() == {"input", "play"}
-    assert experience.waited["play"] > 0
-    with pytest.raises(Stopped):
-        experience.next(None, 8, requested())
-    assert len(played) == 3

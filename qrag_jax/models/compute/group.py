@@ -134,7 +134,7 @@ def on_one(group: Group, array: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------- tables in parts over fsdp
 
 
-def look_up(group: Group, table: jax.Array, rows: jax.Array, width: int) -> jax.Array:
+def look_up(table: jax.Array, rows: jax.Array, width: int) -> jax.Array:
     """Rows `[T]` of a table `[V, width]` → `[T, width]`.
 
     If a device holds a part `[V, width/f]`, it looks up its part of every device's rows, and the
@@ -146,7 +146,7 @@ def look_up(group: Group, table: jax.Array, rows: jax.Array, width: int) -> jax.
     return jax.lax.all_to_all(found, FSDP, split_axis=0, concat_axis=1, tiled=True)
 
 
-def add_to_rows(group: Group, table: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+def add_to_rows(table: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
     """Adds values `[T, width]` to rows `[T]` of the table of a gradient: that of `look_up`.
 
     With parts it adds every device's values to this part.

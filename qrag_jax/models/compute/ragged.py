@@ -268,7 +268,7 @@ def _pull_back(
     """The gradient, the last carry and the token count."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
-    module, group = encoder.module, rows.group
+    module = encoder.module
     for_use, to_stored = jax.vjp(module.for_use, without_key(params)[0])
     prepared = module.prepare(for_use)
     table = prepared.pop(WORDS)
@@ -277,13 +277,13 @@ def _pull_back(
         def embed(prepared: Params, words: jax.Array) -> jax.Array:
             return encoder.embed_words(prepared, words, block.layout)
 
-        words = look_up(group, table, block.tokens, encoder.width)
+        words = look_up(table, block.tokens, encoder.width)
         embedded, back = jax.vjp(embed, prepared, words)
         cotangent, carry = cotangents.of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
         # A block uses few rows of the word table. Their gradients are added in place: a block needs
         # no whole table.
-        of_table = add_to_rows(group, total[1], block.tokens, of_words)
+        of_table = add_to_rows(total[1], block.tokens, of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table))

@@ -110,7 +110,7 @@ class TextEncoder:
 
     def words(self, prepared: Params, tokens: jax.Array) -> jax.Array:
         """The word vectors `[T, D]` of tokens `[T]`, from the whole table or from parts of it."""
-        return look_up(self.module.group, prepared[WORDS], tokens, self.width)
+        return look_up(prepared[WORDS], tokens, self.width)
 
     def on(self, mesh: Mesh) -> TextEncoder:
         """The encoder as it computes in a shard_map over the mesh, with parameters in parts.
