@@ -55,9 +55,7 @@ def test_without_an_experiment_all_are_listed(commands: Commands) -> None:
     assert {"configs/quickstart.py", "configs/hotpotqa.py", "configs/rlvr.py"} <= {*listed}
 
 
-@pytest.mark.parametrize(
-    ("config", "model"), [("hotpotqa:tiny", "encoder"), ("rlvr:tiny", "model")]
-)
+@pytest.mark.parametrize(("name", "model"), [("hotpotqa", "encoder"), ("rlvr", "model")])
 def test_a_model_that_is_not_there_is_refused_before_the_data(
     name: str, model: str, commands: Commands, tmp_path: Path
 ) -> None:
