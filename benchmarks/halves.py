@@ -5,7 +5,6 @@ A checkpoint's score is too optimistic on the questions that selected it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from qrag_jax.data.files.records import read_records, split_files
 from qrag_jax.data.sources.registry import SOURCES
+from qrag_jax.runtime.digests import half
 
 
 class Halves(NamedTuple):
@@ -22,11 +22,6 @@ class Halves(NamedTuple):
     train: Path
     selects: Path
     reported: Path
-
-
-def half(record_id: str) -> int:
-    """0 or 1, from a digest of the id: the same in every run and for every order of the files."""
-    return hashlib.sha256(record_id.encode()).digest()[0] & 1
 
 
 def write_halves(source: str, folder: Path, out: Path) -> Halves:

@@ -106,6 +106,7 @@ def _scored(runs: Path, algorithm: str, state: str, seed: int) -> dict[str, Any]
         "train.steps": STEPS[algorithm],
         "train.eval_every": STEPS[algorithm],
         "train.checkpoint_every": STEPS[algorithm],
+        "eval.part": "all",  # the last checkpoint is scored, which no question chooses
     }
     words = [*(f"{name}={value}" for name, value in fields.items()), *BATCHES[algorithm]]
     workdir = train(

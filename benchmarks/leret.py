@@ -124,7 +124,9 @@ def _kept(cases: Callable[[], Iterable[Case]]) -> dict[str, Any]:
 def whole(workdir: Path, variant: str, seed: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     """A training from its beginning, and its scores."""
     began = time.monotonic()
-    train(workdir, f"configs/leret.py:{variant}", f"--config.seed={seed}", *flags)
+    # The last checkpoint is scored, which no question chooses.
+    flags = (f"--config.seed={seed}", "--config.eval.part=all", *flags)
+    train(workdir, f"configs/leret.py:{variant}", *flags)
     minutes = (time.monotonic() - began) / 60
     return scored(workdir) | {"minutes": minutes}
 
@@ -147,7 +149,7 @@ def ablation(workdir: Path, begun: Path, changed: Mapping[str, Any]) -> dict[str
     if not (begun / "eval" / "summary.json").exists():
         start(begun)
     told = {**changed, **adapted(changed, begun)}
-    fields = {"iterations": 1, **told}
+    fields = {"iterations": 1, "eval.part": "all", **told}
     config = get_config(QUICK)
     config.update_from_flattened_dict({"seed": SEEDS[0], **fields})
     if not (workdir / CONFIG_NAME).exists():

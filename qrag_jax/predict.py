@@ -32,6 +32,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
@@ -252,6 +253,8 @@ def _config(workdir: Path | None) -> ConfigDict:
         )
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
+    if system in (rlvr_config.NAME, leret_config.NAME):
+        config.eval.part = ALL
     if QUESTIONS.value and system != deepretrieval_config.NAME:
         config.questions.dev = QUESTIONS.value
     if RETRIEVER.value and system == rlvr_config.NAME:

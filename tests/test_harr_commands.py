@@ -15,6 +15,7 @@ import pytest
 
 from configs import harr_grpo
 from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
 from tests.entry_points import FLOAT32, Commands, losses, metric_lines, refusal, saved_state
@@ -191,17 +192,23 @@ def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:
     assert "pass@k of drawn passages: 1: " in out
     summary = json.loads((workdir / "eval" / "summary.json").read_text())
     trained = summary["scores"]["trained, last checkpoint of step 6"]
-    assert trained["questions"] == 16
+    asked = summary["questions"]
+    assert asked["apart"]
+    assert (asked["choosing"], asked["reported"]) == (8, 5)  # of 11 and 5
+    assert trained["questions"] == 5
     (log,) = workdir.glob("eval/last-6/agent_seed42.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(rows) == 16
-    f1 = sum(row["f1"] for row in rows) / 16
+    assert len(rows) == 5
+    assert {half(row["id"]) for row in rows} == {1}  # others chose the checkpoint
+    shown = [json.loads(line) for line in (workdir / "episodes.jsonl").read_text().splitlines()]
+    assert {half(each["row"]["id"]) for each in shown} == {0}
+    f1 = sum(row["f1"] for row in rows) / len(rows)
     assert trained["f1"]["mean"] == pytest.approx(f1)
     assert all(row["sampled"] == 4 for row in rows)
     passes = summary["pass@k"]
     assert passes["1"] <= passes["2"] <= passes["4"]
     # Killed in the middle: the rest is played, and the log is as before.
-    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:5]) + '{"id')
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:3]) + '{"id')
     commands.succeed("evaluate", *arguments)
     assert [json.loads(line) for line in log.read_text().splitlines()] == rows
     again = refusal(commands.run("evaluate", *arguments, "--config.policy.passages=1"))

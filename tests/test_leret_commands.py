@@ -28,7 +28,7 @@ TINY = (
     "--config.model.block_tokens=1024",
     "--config.questions.bridge_train=8",
     "--config.questions.bridge_corpus=8",
-    "--config.questions.bridge_dev=4",
+    "--config.questions.bridge_dev=5",  # one chooses, four are reported
     "--config.tries.questions=1",
     "--config.tries.prompts=2",
     "--config.writing.k=4",
@@ -133,6 +133,8 @@ def test_the_scores_beside_each_other(scored: tuple[Path, str]) -> None:
         "best of these prompts, by the gold pages",
     ]
     assert found["notes"] == []
+    asked = found["questions"]
+    assert (asked["choosing"], asked["reported"], asked["apart"]) == (1, 4, True)
     for told, scores in found["scores"].items():
         assert scores["questions"] == 4
         assert told in out
@@ -169,7 +171,7 @@ def test_other_questions(commands: Commands, run: Path, tmp_path: Path) -> None:
     assert "(not as in its config: config.questions.bridge_dev); give --out=FOLDER" in refused
     told = commands.succeed("evaluate", *given, f"--out={out}")
     found = json.loads((out / "summary.json").read_text())
-    assert {each["questions"] for each in found["scores"].values()} == {6}
+    assert {each["questions"] for each in found["scores"].values()} == {5}  # one chooses
     assert (out / "search" / "corpus" / "corpus.json").exists()
     assert "note: after script, step 12 is not here: its weights are not kept" in told
     assert len(found["notes"]) == 3  # and two prompts, asked by these weights

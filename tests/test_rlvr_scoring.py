@@ -34,6 +34,7 @@ TINY = (
     "--config.train.steps=1",
     "--config.train.eval_every=3",
     "--config.questions.bridge_dev=4",
+    "--config.eval.part=all",
     "--config.grpo.members=2",
 )
 QUESTIONS, DRAWS = 4, 2
@@ -134,6 +135,8 @@ def test_scores_are_those_of_the_predictions(run: Path, told: str) -> None:
             assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
             assert scores["all"]["questions"] == QUESTIONS
             assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
+    assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
+    assert not summary["questions"]["apart"]
     main = summary["scores"]["bm25"][ways[0]]["all"]
     assert summary["metrics"]["exact_match"] == main["em"]["mean"]
     assert summary["metrics"]["n_hops_avg"] == 2

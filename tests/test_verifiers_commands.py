@@ -88,7 +88,7 @@ def test_an_evaluation_writes_their_results_and_ours(trained: Path, commands: Co
         rows = [json.loads(each) for each in (folder / "predictions.jsonl").open()]
         results = [json.loads(each) for each in (folder / "results.jsonl").open()]
         assert [row["reward"] for row in rows] == [each["reward"] for each in results]
-        assert len(rows) == 4
+        assert len(rows) == 2 * summary["questions"]["reported"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
         "corpus.path": given.folder / "corpus.jsonl",
         "seed": place.seed,
         "eval.best_by": "recall",
+        "eval.part": "all",  # of the questions for choices; the test's are others
     }
     words = [f"--config=configs/harr_{algorithm}.py:{variant}", f"--workdir={workdir}"]
     words += [f"--config.{name}={value}" for name, value in fields.items()]

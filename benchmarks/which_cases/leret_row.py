@@ -27,6 +27,7 @@ def leret(place: Place) -> Result:
     words.append(f"--config.questions.train={writers.questions(given, split='train')}")
     words.append(f"--config.questions.dev={writers.questions(given)}")
     words += [f"--config.search.index={index}", f"--config.seed={place.seed}"]
+    words.append("--config.eval.part=all")  # of the questions for choices; the test's are others
     cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
     ways = {TRAINED: {given.name: _found(place, workdir, given, "best")}}
     # Of every seed, since each draws its own few-shot prompt.

@@ -48,7 +48,8 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
         f"--config.questions.train={writers.questions(given, split='train')}",
     )
     on += (f"--config.questions.dev={writers.questions(given)}", f"--config.tools.corpus={index}")
-    on += (f"--workdir={workdir}", "--config.eval.best_by=recall", seed)
+    # All questions for choices; the test's are others.
+    on += (f"--workdir={workdir}", "--config.eval.best_by=recall", "--config.eval.part=all", seed)
     learned = once(place.folder, "train", "qrag_jax.train", CONFIG, *on, *place.flags)
     run = (f"--workdir={workdir}",)
     best = (*run, "--checkpoint=best")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.retrieval.paths import BEAM_SCORES
+from qrag_jax.runtime.digests import half
 
 UNTIL_FOUND = "return_until_found"
 BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
+# Which questions are scored: a checkpoint's score is too high on those that chose it.
+CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,3 +64,77 @@ class EvalConfig:
                 f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
                 "devices."
             )
+
+
+class PartConfig(Protocol):
+    """The fields of a section `eval` that say which questions are scored."""
+
+    @property
+    def samples(self) -> int:
+        """How many, 0 for all."""
+
+    @property
+    def seed(self) -> int:
+        """Draws these."""
+
+    @property
+    def part(self) -> str:
+        """One of `HALVES`."""
+
+
+class Drawn(NamedTuple):
+    """Questions that are scored.
+
+    Attributes:
+        places: theirs, ascending.
+        choosing: how many questions may choose the best checkpoint.
+        apart: these are others than those that are reported.
+    """
+
+    places: list[int]
+    choosing: int
+    apart: bool
+
+    def summary(self, chose: int, *, others: bool) -> dict[str, Any]:
+        """What a summary says of both sets, with a line for people.
+
+        Args:
+            chose: `eval.samples` of the training.
+            others: the questions are not the run's.
+        """
+        count, choosing = len(self.places), min(chose or self.choosing, self.choosing)
+        if others:
+            return {"reported": count, "line": f"{count} questions, other ones than the run's"}
+        line = f"{choosing} questions choose the best checkpoint, {count} others are scored"
+        if not self.apart:
+            line = f"{choosing} questions choose the best checkpoint, and {count} of all are scored"
+        return {"choosing": choosing, "reported": count, "apart": self.apart, "line": line}
+
+
+def drawn(ids: Sequence[str], config: PartConfig) -> Drawn:
+    """Draws the questions that are scored.
+
+    One half of the ids, by their digests, chooses the best checkpoint, and the other is reported.
+    Where one half would be empty, all questions do both.
+    """
+    halves = [[n for n, name in enumerate(ids) if half(name) == side] for side in (0, 1)]
+    apart = config.part != ALL and all(map(bool, halves))
+    if not apart:
+        halves = [[*range(len(ids))]] * 2
+    own = halves[config.part == REPORTED]
+    order = np.random.default_rng(config.seed).permutation(len(own))
+    places = sorted(own[n] for n in order[: config.samples or len(own)].tolist())
+    return Drawn(places, len(halves[0]), apart)
+
+
+def report_on(given: Any, samples: int, *, others: bool) -> int:
+    """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
+
+    Args:
+        samples: how many are scored, 0 for all.
+        others: the questions are not the run's, so that none of them has chosen anything.
+    """
+    chose, given.eval.samples = int(given.eval.samples), samples
+    if given.eval.part != ALL:
+        given.eval.part = ALL if others else REPORTED
+    return chose

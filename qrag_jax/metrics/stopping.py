@@ -6,7 +6,6 @@ The other rules are no stopping, fixed budgets and the oracle.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import dry_command
+from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.threshold_plot import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
 
@@ -123,7 +123,7 @@ def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
         return Part("held-out log", log, rows), Part("test log", test, other)
     halves: tuple[list[Row], list[Row]] = ([], [])
     for row in rows:
-        halves[hashlib.sha256(row.id.encode()).digest()[0] % 2].append(row)
+        halves[half(row.id)].append(row)
     if not all(halves):
         raise InputError(f"{log} has too few questions to be split in two halves; give --test")
     print(

@@ -24,6 +24,11 @@ _LATER = (STEP_METADATA, "commit_success.txt")
 _THREADS = 4
 
 
+def half(name: str) -> int:
+    """0 or 1, by a name's digest: the same in every run, and in whatever order names come."""
+    return hashlib.sha256(name.encode()).digest()[0] & 1
+
+
 def write_digests(folder: Path) -> None:
     """Writes a file with the size and SHA-256 of every other file into the folder of a step.
 

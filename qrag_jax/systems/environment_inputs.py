@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.tokens import default_cache
@@ -20,6 +19,7 @@ from qrag_jax.environments.verifiers_process import (
     ProcessSpec,
 )
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.well_formed import well_formed
@@ -68,7 +68,7 @@ class EnvironmentInputs:
         renderer: between messages and ids.
         speech: of turns, without tools.
         train, dev: tasks.
-        shown: places in `dev` that are scored during training.
+        drawn: those of `dev` that are scored.
         data: content keys.
     """
 
@@ -79,8 +79,13 @@ class EnvironmentInputs:
     speech: Speech
     train: Tasks
     dev: Tasks
-    shown: Sequence[int]
+    drawn: Drawn
     data: dict[str, str]
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """The places in `dev` that are scored."""
+        return self.drawn.places
 
     @property
     def agent(self) -> Agent | None:
@@ -169,7 +174,6 @@ def _loaded(
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.loaded.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
-    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     return EnvironmentInputs(
         model=model,
         process=process,
@@ -178,7 +182,7 @@ def _loaded(
         speech=speech_of(config, model, config.tools.turn_tokens),
         train=train,
         dev=dev,
-        shown=sorted(order[: config.eval.samples or len(dev)].tolist()),
+        drawn=drawn([dev.name(place) for place in range(len(dev))], config.eval),
         data={
             "questions": about.digest,
             "model": model_digest(model.folder, default_cache(), log),

@@ -19,6 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.metrics import agent_log, answer_log, predictions
 from qrag_jax.metrics.bootstrap import mean_interval
@@ -52,20 +53,26 @@ def score_environment(workdir: Path, given: ConfigDict, options: PlayOptions) ->
         FeedbackLost: too many episodes fail.
     """
     given = given.copy_and_resolve_references()
-    given.eval.samples = options.samples
+    chose = report_on(given, options.samples, others=False)
     config = RlvrConfig.of(given)
     out = options.out or workdir / "eval"
     mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         system = EnvironmentRlvr(config, mesh, load_environment(config, workdir, mesh), workdir)
         try:
-            return _scored(system, given, options, out, stop)
+            return _scored(system, given, options, out, stop, chose=chose)
         finally:
             system.close()
 
 
 def _scored(
-    system: EnvironmentRlvr, given: ConfigDict, options: PlayOptions, out: Path, stop: StopSignal
+    system: EnvironmentRlvr,
+    given: ConfigDict,
+    options: PlayOptions,
+    out: Path,
+    stop: StopSignal,
+    *,
+    chose: int,
 ) -> dict[str, Any]:
     saved, inputs = SavedWeights(system), system.inputs
     trained = saved.checkpoint(options.checkpoint)
@@ -87,13 +94,14 @@ def _scored(
         "verifiers": inputs.about.version,
         "main": trained.told,
         "tasks": len(inputs.shown),
+        "questions": inputs.drawn.summary(chose, others=False),
         "episodes_per_task": draws,
         "scores": scores,
         "config": given.to_dict(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-    print("\n".join(_table(scores)))
+    print("\n".join([*_table(scores), summary["questions"]["line"]]))
     print(f"results, predictions and summary: {out}")
     return summary
 

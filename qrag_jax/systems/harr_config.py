@@ -14,6 +14,7 @@ from qrag_jax.environments.rag.episode import Limits
 from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
+from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
@@ -174,10 +175,14 @@ class AgentEvalConfig:
     samples: int = 500  # fixed questions scored during training, 0: all
     best_by: str = "f1"  # the score whose mean chooses the best checkpoint: f1, em or recall
     seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: str = CHOOSING
 
     def __post_init__(self) -> None:
         check_least("eval", self, samples=0)
         check_known("eval", self, "best_by", BEST_BY)
+        check_known("eval", self, "part", HALVES)
 
 
 SECTIONS: dict[str, type] = {

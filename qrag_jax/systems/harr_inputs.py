@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.rag_questions import RagQuestion, RagQuestions, load_questions
 from qrag_jax.data.sample import fingerprint
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import reward_log
 from qrag_jax.metrics.answers import rule_of
@@ -48,6 +48,7 @@ class Inputs:
     Attributes:
         searched: None: nothing will be searched.
         train: those that are trained on.
+        drawn: of all evaluation questions, those of `dev`.
         data: content keys: of all training questions, by source, of the corpus, and of the choice
             of questions if there is one.
     """
@@ -56,6 +57,7 @@ class Inputs:
     searched: ExactIndex | None
     train: Sequence[Asked]
     dev: Sequence[Asked]
+    drawn: Drawn
     data: dict[str, str]
 
     @property
@@ -118,8 +120,7 @@ def load_inputs(
     golds = _golds(config, questions, index)
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
     asked = list(map(Asked, questions.train, train))
-    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
-    shown = sorted(order[: config.eval.samples or len(dev)].tolist())
+    shown = drawn([gold.id for gold in dev], config.eval)
     by_source: dict[str, list[RagQuestion]] = {}
     for each in questions.train:
         by_source.setdefault(each.sample.source, []).append(each)
@@ -130,7 +131,8 @@ def load_inputs(
         encoder=encoder,
         searched=index,
         train=[asked[number] for number in kept.numbers] if kept else asked,
-        dev=[Asked(questions.dev[i], dev[i]) for i in shown],
+        dev=[Asked(questions.dev[i], dev[i]) for i in shown.places],
+        drawn=shown,
         data={**keys, **(kept.key if kept else {})},
     )
 

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agent_rows import agent_row
+from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
@@ -39,9 +40,11 @@ from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_inputs import Asked, load_inputs
 from qrag_jax.systems.harr_models import open_models
+from qrag_jax.systems.own_questions import of_others
 from qrag_jax.systems.scoring import check_own_data
 
 SUMMARY = "summary.json"
+_OF_QUESTIONS = ("data.path", "data.sources", "data.synthetic.seed", "eval.path")
 _AT_ONCE = 256  # questions played side by side, and written together
 _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
@@ -78,11 +81,12 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
     if not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
     given = given.copy_and_resolve_references()
-    given.eval.samples = options.samples
-    given.questions.kept = ""  # only training needs it
-    config = HarrConfig.of(given)
     if not options.out:
         check_own_data(workdir, ConfigDict(read_fields(workdir / CONFIG_NAME)), given)
+    others = bool(of_others(workdir, given, _OF_QUESTIONS))
+    chose = report_on(given, options.samples, others=others)
+    given.questions.kept = ""  # only training needs it
+    config = HarrConfig.of(given)
     if told := determinism.ask(config.runtime.deterministic):
         print(told)
     mesh = make_mesh(config.runtime.mesh)
@@ -122,6 +126,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
                 agent_log.begin(log, record | own, restart=options.restart)
                 played[name] = _rows(how, weights, log, sampled, stop)
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
+    summary["questions"] = inputs.drawn.summary(chose, others=others)
     summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
     summary["gains"] = {
         name: _gains(played[label], rows) for name, rows in played.items() if name != label
@@ -130,6 +135,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         summary["pass@k"] = _passes(played[label], options.sampled)
     write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(_table(summary))
+    print(summary["questions"]["line"])
     print(f"logs and summary: {out}")
     return summary
 

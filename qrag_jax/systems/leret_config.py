@@ -11,6 +11,7 @@ from qrag_jax.environments.query_writing.few_shot import FewShotConfig
 from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
 from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
@@ -162,10 +163,14 @@ class EvalConfig:
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     best_by: str = "all_gold"  # the score after the last hop that chooses the best checkpoint
     seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: str = CHOOSING
 
     def __post_init__(self) -> None:
         check_least("eval", self, samples=0)
         check_known("eval", self, "best_by", POOL_SCORES)
+        check_known("eval", self, "part", HALVES)
 
 
 SECTIONS: dict[str, type] = {

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
@@ -21,6 +20,7 @@ from qrag_jax.environments.query_writing.styles import (
     style_variants,
 )
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
@@ -60,6 +60,7 @@ class Inputs:
     speech: Speech
     train: Sequence[QueryState]
     dev: Sequence[QueryState]
+    drawn: Drawn
     script: Script | None
     data: dict[str, str]
 
@@ -115,15 +116,15 @@ def load_inputs(
     speech = speech_of(config, model, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
     _check_prompts(config, agent, speech, (*states, *dev_states))
-    order = np.random.default_rng(config.eval.seed).permutation(len(dev_states))
-    shown = sorted(order[: config.eval.samples or len(dev_states)].tolist())
+    shown = drawn([state.id for state in dev_states], config.eval)
     return Inputs(
         model=model,
         agent=agent,
         library=library,
         speech=speech,
         train=states,
-        dev=[dev_states[number] for number in shown],
+        dev=[dev_states[number] for number in shown.places],
+        drawn=shown,
         script=script if SCRIPT in config.stages else None,
         data={
             "questions": fingerprint(states),

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.query_writing.few_shot_file import NAME, read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
@@ -31,7 +32,7 @@ from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint
 from qrag_jax.systems.leret_predict import open_hop_predictor
-from qrag_jax.systems.own_questions import are_others
+from qrag_jax.systems.own_questions import ASKED, are_others, of_others
 from qrag_jax.systems.saved_token_run import SavedWeights
 from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
 from qrag_jax.systems.token_system import EVALUATED
@@ -52,7 +53,8 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
         Stopped: a signal came; the same command goes on with the ways that are left.
     """
     given = given.copy_and_resolve_references()
-    given.eval.samples = options.samples
+    new = bool(of_others(workdir, given, ASKED))
+    chose = report_on(given, options.samples, others=new)
     out = options.out or workdir / "eval"
     others = are_others(workdir, given, OF_QUESTIONS, out=options.out)
     pool = dry_command.aside(out / CORPUS) if others else None
@@ -60,6 +62,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
         system, stop = predictor.system, predictor.stop
         ways = _ways(system, options.checkpoint, stop)
         shown = system.inputs.dev
+        halves = system.inputs.drawn.summary(chose, others=new)
         dry_command.begins(
             f"would play {len(shown)} questions, hop by hop, in {len(ways)} ways: "
             + "; ".join(way.told for way in ways),
@@ -81,6 +84,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
     summaries = {told: hop_log.summary(each) for told, each in rows.items()}
     found = {
         "main": main,
+        "questions": halves,
         "scores": summaries,
         "gains": {
             told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main
@@ -94,6 +98,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
     print("\n".join(hop_log.table(summaries, hops)))
     for told, gain in filter(lambda each: each[1], found["gains"].items()):
         print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
+    print(halves["line"])
     for note in notes:
         print(f"note: {note}")
     print(f"logs and summary: {out}")

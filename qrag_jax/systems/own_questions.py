@@ -10,6 +10,8 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 
+ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
+
 
 def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
     """The fields of questions that are not as in the run's config, as `config.FIELD`.

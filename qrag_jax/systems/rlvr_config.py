@@ -11,6 +11,7 @@ from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
@@ -166,10 +167,14 @@ class EvalConfig:
     # (config.env) it is the reward
     best_by: str = "em"
     seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: str = CHOOSING
 
     def __post_init__(self) -> None:
         check_least("eval", self, samples=0)
         check_known("eval", self, "best_by", (*PARTS, REWARD))
+        check_known("eval", self, "part", HALVES)
 
 
 SECTIONS: dict[str, type] = {

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import parse_parts, read_part
@@ -22,6 +21,7 @@ from qrag_jax.environments.tools.documents import tasks_of
 from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
@@ -52,6 +52,7 @@ class Inputs:
         library: what its tools read.
         speech: between text and ids.
         train, dev: the questions.
+        drawn: of all evaluation questions, those of `dev`.
         demonstrated: the training questions that have demonstrations; () if none are imitated.
         data: content keys.
     """
@@ -62,6 +63,7 @@ class Inputs:
     speech: Speech
     train: Sequence[ToolTask]
     dev: Sequence[ToolTask]
+    drawn: Drawn
     demonstrated: Sequence[BridgeQuestion]
     data: dict[str, str]
 
@@ -112,15 +114,15 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     )
     speech = speech_of(config, model, config.tools.turn_tokens)
     _check_prompts(config, agent, speech, (*train, *dev))
-    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
-    shown = sorted(order[: config.eval.samples or len(dev)].tolist())
+    shown = drawn([task.id for task in dev], config.eval)
     return Inputs(
         model=model,
         agent=agent,
         library=library,
         speech=speech,
         train=train,
-        dev=[dev[number] for number in shown],
+        dev=[dev[number] for number in shown.places],
+        drawn=shown,
         demonstrated=made.questions if trains and made and SFT in config.stages else (),
         data={
             "questions": fingerprint(train),

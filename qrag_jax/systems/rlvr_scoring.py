@@ -16,12 +16,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
 from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.own_questions import check_own_questions
+from qrag_jax.systems.own_questions import ASKED, check_own_questions, of_others
 from qrag_jax.systems.rlvr_predict import Player, PredictOptions, open_player
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, Weights
 
@@ -80,9 +81,10 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
             )
         return score_environment(workdir, given, options)
     given = given.copy_and_resolve_references()
-    given.eval.samples = options.samples
     if not options.out:
         check_own_questions(workdir, given, _OF_QUESTIONS)
+    others = bool(of_others(workdir, given, ASKED))
+    chose = report_on(given, options.samples, others=others)
     out = options.out or workdir / "eval"
     retrievers = options.retrievers or (given.tools.retriever,)
     if len(set(retrievers)) < len(retrievers):
@@ -95,6 +97,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
             player.library(name)
         trained = player.weights(options.checkpoint)
         assert trained is not None
+        halves = player.system.inputs.drawn.summary(chose, others=others)
         main, asked = trained.told, len(player.system.inputs.dev) * (1 + options.sampled)
         dry_command.begins(
             f"would play {asked} episodes for each of {', '.join(retrievers)}, by {main}, by the "
@@ -113,6 +116,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
                 files[name][weights.told] = str(log.relative_to(out))
     settings = {"workdir": str(workdir), **_flags(options, retrievers), "run": given.to_dict()}
     summary = _planned(played[retrievers[0]][main], files[retrievers[0]][main], settings)
+    summary["questions"] = halves
     summary["main"] = {"retriever": retrievers[0], "weights": main}
     summary["scores"] = {
         name: {told: prediction_scores.summarised(rows) for told, rows in own.items()}
@@ -128,7 +132,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
     }
     summary |= {"files": files, "notes": notes}
     write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-    print("\n".join(_table(summary)))
+    print("\n".join([*_table(summary), halves["line"]]))
     print(f"predictions and summary: {out}")
     return summary
 

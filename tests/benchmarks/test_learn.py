@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks import learn
-from benchmarks.halves import half, write_halves
+from benchmarks.halves import write_halves
 from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.runtime.digests import half
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 

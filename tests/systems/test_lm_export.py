@@ -26,6 +26,7 @@ SMALL = (
     "--config.tools.turn_tokens=12",
     "--config.questions.bridge_train=24",
     "--config.questions.bridge_dev=4",
+    "--config.eval.part=all",
     "--config.stages=sft",
     "--config.sft.steps=3",
     "--config.train.eval_every=3",

@@ -48,6 +48,7 @@ def small(**fields: Any) -> ConfigDict:
     config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
     config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=700)
     config.questions.update(bridge_train=16, bridge_dev=4)
+    config.eval.part = "all"
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
     config.sampling.update(room=640, chunk=64)
     config.sft.update(steps=SFT_STEPS, batch_size=4)
