@@ -351,7 +351,7 @@ def test_a_model_that_is_not_here_yet(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(smollm2, "DEFAULT_CACHE", tmp_path / "cache")
     with (
         Run.open(tmp_path / "run", 0.0) as run,
-        pytest.raises(InputError, match="config.model.path"),
+        pytest.raises(InputError, match=r"config\.model\.path"),
         rlvr.open_system(small(model__path="smollm2"), run),
     ):
         pass
