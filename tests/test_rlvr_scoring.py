@@ -109,6 +109,20 @@ def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: P
     shutil.rmtree(file.parent)
 
 
+def test_a_file_by_an_edited_rubric_is_refused(
+    commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    rubric = tmp_path / "own.py"
+    rubric.write_text("def score(question, answers, answer, parts):\n    return 0.25\n")
+    given = [f"--workdir={run}", "--checkpoint=last", f"--out={tmp_path / 'rows.jsonl'}"]
+    given.append(f"--config.rubric.path={rubric}:score")
+    commands.succeed("predict", *given)
+    rubric.write_text(rubric.read_text().replace("0.25", "0.75"))
+    assert "--restart" in refusal(commands.run("predict", *given))
+    commands.succeed("predict", *given, "--restart")
+    assert {row["reward"] for row in lines_of(tmp_path / "rows.jsonl")} == {0.75}
+
+
 def test_without_a_run(commands: Commands, tmp_path: Path) -> None:
     file = tmp_path / "untrained.jsonl"
     given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,20 @@ def test_an_evaluation_writes_their_results_and_ours(trained: Path, commands: Co
         results = [json.loads(each) for each in (folder / "results.jsonl").open()]
         assert [row["reward"] for row in rows] == [each["reward"] for each in results]
         assert len(rows) == 2 * summary["questions"]["reported"]
+
+
+def test_a_log_of_an_edited_environment_is_refused(
+    trained: Path, commands: Commands, tmp_path: Path
+) -> None:
+    copy = tmp_path / "made.py"
+    shutil.copy(MADE, copy)
+    given = [f"--workdir={trained}", "--checkpoint=last", f"--out={tmp_path / 'eval'}"]
+    given += ["--config.env.verifiers=made", f"--config.env.python={copy}"]
+    commands.succeed("evaluate", *given)
+    commands.succeed("evaluate", *given)
+    copy.write_text(copy.read_text() + "# edited\n")
+    assert "--restart" in refusal(commands.run("evaluate", *given))
+    commands.succeed("evaluate", *given, "--restart")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class About:
         tools: schemas of its tools, as far as they are known before an episode.
         grouped: rewards compare the episodes of a task, so these are played together.
         digest: of the tasks.
+        code: a digest of its package's Python files.
     """
 
     protocol: str
@@ -52,6 +53,7 @@ class About:
     tools: list[dict[str, Any]]
     grouped: bool
     digest: str
+    code: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,9 +63,9 @@ def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbe
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     """The rows of a query writer's log, each with the pool after its last hop.
 
-    A passage's number is its index, and its text is what the query writer has read of it. Nobody
-    has judged the passages one by one, so there are no Q-values; `ret` is the pool's average
-    precision.
+    A passage's number is its index, and its text is what the query writer has read of it. There are
+    no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
+    was found first, so that `em` is the log's `all_gold`.
 
     Raises:
         InputError: a line is no row, or the corpus is another one than that which was searched.
@@ -91,7 +91,7 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
 
 
 def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
-    """Ids of the gold passages of each question; by title, all passages of a page are gold."""
+    """A passage of each gold page of each question: that found first, or the corpus' first."""
     if by == BY_PASSAGE:
         return {row.id: row.pages for row in rows}
     names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
@@ -104,7 +104,12 @@ def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, 
             f"the corpus in {corpus.folder} lacks {len(lacking)} gold pages of the log, for "
             f"example {lacking[0]!r}; give the one that was searched."
         )
-    return {row.id: tuple(name for page in row.pages for name in names[page]) for row in rows}
+
+    def first_of(page: str, pool: Sequence[str]) -> str:
+        own = set(names[page])
+        return next((name for name in pool if name in own), names[page][0])
+
+    return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
 
 
 def _row(
@@ -125,7 +130,7 @@ def _row(
         q_values=[],
         sf_texts=[texts[name] for name in gold],
         pred_texts=[texts[name] for name in last.pool],
-        ret=last.scores["ap"],
+        ret=None,
         text_len=sum(len(texts[name]) for name in last.pool),
         f1=fact_f1(facts, taken),
         em=fact_em(facts, taken),

@@ -111,6 +111,7 @@ def _record(
     data, every = system.inputs.data, json.loads(json.dumps(given.to_dict()))
     record = {
         "way": way.name,
+        "by": way.by,
         "queries": fingerprint(tasks),
         "corpus": data["search"],
         "search": every["search"],

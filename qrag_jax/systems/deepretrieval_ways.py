@@ -37,7 +37,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT
 from qrag_jax.systems.rewrite_search import Collections
-from qrag_jax.systems.saved_token_run import SavedWeights
+from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights
 from qrag_jax.systems.scored_ways import NOT_KEPT, Way
 from qrag_jax.systems.token_system import EVALUATED
 
@@ -71,6 +71,7 @@ class Ways:
         """
         config, saved = self.system.config, SavedWeights(self.system)
         own, end = saved.checkpoint(checkpoint), config.first_steps
+        by = digest_of_weights(own.params)
 
         def imitated() -> list[RewriteRow] | str:
             if not {SCRIPT, RL} <= {*config.stages}:
@@ -86,10 +87,10 @@ class Ways:
             return self._by(own.params, DRAWS)
 
         return [
-            Way(own.name, own.told, lambda: self._by(own.params)),
+            Way(own.name, own.told, lambda: self._by(own.params), by=by),
             Way(f"script-{end}", f"SFT alone, step {end}", imitated),
             Way("untrained", "untrained", lambda: self._by(self.system.untrained)),
-            Way(f"{own.name}-best-of-{DRAWS}", BEST, best, draws=DRAWS),
+            Way(f"{own.name}-best-of-{DRAWS}", BEST, best, draws=DRAWS, by=by),
             Way("original", "original query", lambda: self._searched(None), by_model=False),
             Way(
                 "content_words",

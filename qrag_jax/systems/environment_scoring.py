@@ -35,6 +35,7 @@ from qrag_jax.systems.environment_inputs import MODEL, load_environment
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
 from qrag_jax.systems.rlvr_episodes import TurnTexts
+from qrag_jax.systems.rlvr_predict import played_config
 from qrag_jax.systems.rlvr_scoring import SUMMARY, PlayOptions
 from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run
 
@@ -85,7 +86,7 @@ def _scored(
     scores: dict[str, Any] = {}
     for weights in (trained, saved.untrained()):
         folder = out / weights.name
-        rows = _played(system, weights, folder, options, stop)
+        rows = _played(system, given, weights, folder, options, stop=stop)
         scores[weights.told] = _means(rows, len(inputs.shown) * draws)
         print("\n".join(_theirs(system, weights, folder, draws)))
     summary = {
@@ -113,9 +114,11 @@ def results_name(protocol: str) -> str:
 
 def _played(
     system: EnvironmentRlvr,
+    given: ConfigDict,
     weights: Weights,
     folder: Path,
     options: PlayOptions,
+    *,
     stop: StopSignal,
 ) -> list[dict[str, float]]:
     """Plays what the files lack; returns the scores of all episodes that have a reward."""
@@ -125,19 +128,19 @@ def _played(
     record = {
         "kind": predictions.KIND,
         "checkpoint": weights.told,
-        "environment": [config.env.verifiers, config.env.arguments, inputs.about.version],
+        "environment": inputs.about.version,
+        "rewards": {**system.provenance},
         "tasks": inputs.about.digest,
         "shown": [*inputs.shown],
         "sampled": options.sampled,
         "greedy": greedy,
         "weights": encoder_key(weights.params, {}),
-        "limits": [config.env.max_turns, config.env.max_tokens, config.tools.turn_tokens],
-        "temperature": config.sampling.temperature,
+        "config": played_config(given),
     }
     folder.mkdir(parents=True, exist_ok=True)
     texts = TurnTexts(inputs.speech)
     with log_locks(log):
-        agent_log.begin(log, json.loads(json.dumps(record)), restart=options.restart)
+        agent_log.begin(log, record, restart=options.restart)
         if options.restart:
             results.unlink(missing_ok=True)
         done = _whole(log, results, draws)

@@ -9,6 +9,7 @@ best of these prompts for each question after the last hop, which nobody can kno
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,7 @@ from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint
 from qrag_jax.systems.leret_predict import open_hop_predictor
 from qrag_jax.systems.own_questions import ASKED, are_others, of_others
-from qrag_jax.systems.saved_token_run import SavedWeights
+from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights
 from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
 from qrag_jax.systems.token_system import EVALUATED
 
@@ -68,13 +69,13 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
             + "; ".join(way.told for way in ways),
             f"would write logs and {SUMMARY} into {out}",
         )
-        asked = {"questions": fingerprint(shown), "corpus": system.inputs.data["corpus"]}
-        settings = _settings(given)
+        of_all = {"questions": fingerprint(shown), **_settings(given)}
+        of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
         logs = WayLogs(
             out,
             hop_log.LOG,
             read=lambda path, way: hop_log.read(path),
-            record=lambda way: {"way": way.name, **asked, **settings},
+            record=lambda way: {"way": way.name, "by": way.by, **of_all},
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
         prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
@@ -127,7 +128,7 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
     def first() -> Any:
         return system.untrained
 
-    ways = [Way(own.name, own.told, by(lambda: own.params))]
+    ways = [Way(own.name, own.told, by(lambda: own.params), by=digest_of_weights(own.params))]
     for stage in plan:
         end = stage.first + stage.steps
         if end < own.step:
@@ -143,6 +144,7 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
                 f"prompt-{prompt.names[variant]}",
                 f"prompt {prompt.names[variant]}, by what made the first tries",
                 by(asked_by, variant),
+                by=hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16],
             )
             for variant in system.variants
             if variant
@@ -184,5 +186,5 @@ def _best(ways: list[list[Searched]]) -> list[Searched]:
 def _settings(given: ConfigDict) -> dict[str, Any]:
     """Fields that the play of given weights depends on."""
     every = json.loads(json.dumps(given.to_dict()))
-    of_play = ("model", "search", "writing", "sampling", "seed")
+    of_play = ("model", "search", "writing", "sampling", "reward", "seed")
     return {name: every[name] for name in of_play} | {"greedy": every["eval"]["greedy"]}

@@ -22,8 +22,9 @@ from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choic
 from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
+from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
-from qrag_jax.feedback.own_rubric import reward_of
+from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, score
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.token_update import (
@@ -77,8 +78,10 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
-        if config.rubric.path:
-            log(f"rewards by {config.rubric.path}, which runs in this process, without a sandbox")
+        if isinstance(self._rubric, OwnRubric):
+            code = self._rubric.code
+            self.provenance = {own_rubric.PATH: f"{code.spec} {code.digest}"}
+            log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         self.told = Told(
             self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
         )

@@ -72,6 +72,7 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
+        self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
         self.play_counts = PlayCounts()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.told = Told(

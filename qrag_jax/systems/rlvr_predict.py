@@ -45,6 +45,12 @@ _OF_TRAINING = (
 )
 
 
+def played_config(given: ConfigDict) -> dict[str, Any]:
+    """The sections of a config that episodes of given weights depend on, as JSON has them."""
+    every = given.to_dict().items()
+    return json.loads(json.dumps({name: each for name, each in every if name not in _OF_TRAINING}))
+
+
 @dataclasses.dataclass(frozen=True)
 class PredictOptions:
     """How a file of predictions is made.
@@ -133,9 +139,8 @@ class Player:
 
     def _record(self, weights: Weights, retriever: str, options: PredictOptions) -> dict[str, Any]:
         """All that the episodes depend on."""
-        inputs, every = self.system.inputs, self.given.to_dict()
-        config = {name: value for name, value in every.items() if name not in _OF_TRAINING}
-        config["tools"] = {**config["tools"], "retriever": retriever}
+        inputs, config = self.system.inputs, played_config(self.given)
+        config["tools"]["retriever"] = retriever
         return {
             "kind": predictions.KIND,
             "checkpoint": weights.told,
@@ -148,7 +153,8 @@ class Player:
             }
             | {name: key for name, key in inputs.data.items() if name != "questions"},
             "weights": encoder_key(weights.params, {}),
-            "config": json.loads(json.dumps(config)),
+            "rewards": {**self.system.provenance},
+            "config": config,
         }
 
     def _greedy(self, options: PredictOptions) -> bool:

@@ -44,6 +44,7 @@ class Way(Generic[Row]):
         play: plays what is asked; a text says why the way is not here.
         by_model: whether a model writes.
         draws: rows of each that is asked.
+        by: a digest of the weights or the prompt that writes, where these are known before.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Way(Generic[Row]):
     play: Callable[[], list[Row] | str]
     by_model: bool = True
     draws: int = 1
+    by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

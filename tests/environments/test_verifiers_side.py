@@ -13,7 +13,7 @@ import pytest
 
 from qrag_jax.environments.verifiers_side.clock import Clock
 from qrag_jax.environments.verifiers_side.faults import FaultyRubric
-from qrag_jax.environments.verifiers_side.packages import imported
+from qrag_jax.environments.verifiers_side.packages import code_of, imported
 from qrag_jax.environments.verifiers_side.program import protocol_of
 from qrag_jax.environments.verifiers_side.wire import EpisodeFailed, Refused, finite, told
 
@@ -120,6 +120,21 @@ def test_a_package_is_found_or_refused(
         return
     with pytest.raises(Refused, match=says):
         imported("qrag-made-package", name, protocol)
+
+
+def test_the_code_of_a_package_is_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "qrag_made_folder"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("def load_environment(): ...")
+    (package / "inner" / "rubric.py").write_text("WEIGHT = 1")
+    module = imported("qrag-made-folder", package.name, "v0")
+    before = code_of(module)
+    assert code_of(module) == before
+    (package / "inner" / "rubric.py").write_text("WEIGHT = 2")
+    assert code_of(module) != before
 
 
 @pytest.mark.parametrize(

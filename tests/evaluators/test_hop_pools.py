@@ -8,7 +8,9 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.hop_pools import corpus_of, passages_of, pool_rows
+from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.facts import fact_recall
 from qrag_jax.metrics.hop_log import Hop, Searched
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
@@ -52,14 +54,29 @@ def test_the_last_pool_is_what_was_taken(tmp_path: Path, corpus: StoredCorpus) -
     assert (row.sf_idx, row.pred_idx, row.q_values) == ([0, 2], [1, 2], [])
     assert row.pred_texts == ["# The Mill!\nIt has ``two'' wheels.", "# Ada\nAda was born in Oslo."]
     assert row.sf_texts[0] == "# The Mill\nIt is by Ada."
-    assert (row.ret, row.f1, row.em) == (0.25, 0.5, 0.0)
+    assert (row.ret, row.f1, row.em) == (None, 0.5, 0.0)
     assert row.text_len == sum(map(len, row.pred_texts))
 
 
-def test_by_title_all_passages_of_a_page_are_gold(tmp_path: Path, corpus: StoredCorpus) -> None:
-    (row,) = pool_rows(log_of(tmp_path, ("the mill", "ada"), ("p2",), clean=True), corpus)
-    assert row.sf_idx == [0, 1, 2]
-    assert row.sf_texts[1] == '# The Mill!\nIt has "two" wheels.'
+@pytest.mark.parametrize(
+    ("pool", "gold"),
+    [
+        (("p2",), [0, 2]),
+        (("p2", "p1"), [1, 2]),
+        (("p1", "p0"), [1, 2]),
+        (("p0", "p2", "p1"), [0, 2]),
+    ],
+)
+def test_a_page_counts_once_as_in_the_logs_scores(
+    tmp_path: Path, corpus: StoredCorpus, pool: tuple[str, ...], gold: list[int]
+) -> None:
+    (row,) = pool_rows(log_of(tmp_path, ("the mill", "ada"), pool, clean=True), corpus)
+    assert row.sf_idx == gold
+    pages = [{"p0": "the mill", "p1": "the mill", "p2": "ada"}[name] for name in pool]
+    scores = PoolScores(k=3, cut=3).of(pages, ("the mill", "ada"), hop=1)
+    assert (row.em, fact_recall(row.sf_idx, row.pred_idx)) == (scores["all_gold"], scores["recall"])
+    if 1 in gold:
+        assert row.sf_texts[0] == '# The Mill!\nIt has "two" wheels.'
 
 
 def test_a_question_may_have_found_nothing(tmp_path: Path, corpus: StoredCorpus) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 from pathlib import Path
@@ -11,6 +12,16 @@ from .wire import Refused, told
 
 _SIGNS = {"v0": "def load_environment", "v1": "Taskset"}
 _PYTHON = {"v0": "verifiers below 0.4", "v1": "verifiers 0.4"}
+
+
+def code_of(module: ModuleType) -> str:
+    """A digest of the Python files of a module or of its package."""
+    digest, own = hashlib.sha256(), Path(module.__file__ or "")
+    files = sorted(own.parent.rglob("*.py")) if own.name == "__init__.py" else [own]
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(own.parent)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def imported(name: str, module: str, protocol: str) -> ModuleType:

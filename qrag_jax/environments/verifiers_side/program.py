@@ -18,7 +18,7 @@ class Player(Protocol):
     """An environment that is open."""
 
     def about(self) -> dict[str, Any]:
-        """The fields of `opened`: sizes, prompts, digest."""
+        """The fields of `opened`: sizes, prompts, digest, code."""
         ...
 
     async def play(self, asked: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from .clock import Clock
 from .faults import FaultyRubric
-from .packages import imported
+from .packages import code_of, imported
 from .wire import EpisodeFailed, Link, Refused, one_line, told
 
 try:  # 0.3 has moved it
@@ -122,14 +122,14 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> LegacyPlayer:
             f"the package {module_name} has no load_environment; name a package that has one"
         )
     environment = vf.load_environment(name, **asked["arguments"])
-    return LegacyPlayer(link, asked, environment)
+    return LegacyPlayer(link, asked, environment, code_of(module))
 
 
 class LegacyPlayer:
     """See `program.Player`."""
 
-    def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any) -> None:
-        self._link, self._environment = link, environment
+    def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any, code: str) -> None:
+        self._link, self._environment, self._code = link, environment, code
         self._limits, self._model = asked["limits"], asked["model"]
         self._rubric = FaultyRubric(environment.rubric)
         self._rows: dict[str, list[dict[str, Any]]] = {
@@ -146,6 +146,7 @@ class LegacyPlayer:
             "prompts": [_prompt(row) for row in rows[:_PROMPTS]],
             "tools": [_tool(tool) for tool in getattr(self._environment, "tool_defs", None) or ()],
             "grouped": bool(self._environment.rubric.has_group_rewards),
+            "code": self._code,
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .clock import Clock
-from .packages import imported
+from .packages import code_of, imported
 from .wire import EpisodeFailed, Link, Refused, one_line
 
 TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
@@ -48,7 +48,7 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     builtin = f"verifiers.v1.tasksets.{module_name}"
-    imported(name, builtin if importlib.util.find_spec(builtin) else module_name, "v1")
+    module = imported(name, builtin if importlib.util.find_spec(builtin) else module_name, "v1")
     try:
         _LOADERS.taskset_class(name)
     except (AttributeError, TypeError, ValueError):
@@ -58,7 +58,8 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
         ) from None
     if asked["harness"] == "direct":
         sys.modules.setdefault(_DIRECT, importlib.import_module(f"{__package__}.direct"))
-    return TasksetPlayer(link, asked, _LOADERS.load_environment(_config(asked)))
+    environment = _LOADERS.load_environment(_config(asked))
+    return TasksetPlayer(link, asked, environment, code_of(module))
 
 
 def _config(asked: Mapping[str, Any]) -> Any:
@@ -95,8 +96,9 @@ def _config(asked: Mapping[str, Any]) -> Any:
 class TasksetPlayer:
     """See `program.Player`."""
 
-    def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any) -> None:
+    def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any, code: str) -> None:
         self._link, self._environment, self._asked = link, environment, asked
+        self._code = code
         taskset = environment.taskset
         most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
         self._tasks = [*itertools.islice(taskset, most)]
@@ -110,6 +112,7 @@ class TasksetPlayer:
             "prompts": [_prompt(task.data) for task in self._tasks[:_PROMPTS]],
             "tools": [],
             "grouped": False,
+            "code": self._code,
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 

@@ -8,7 +8,7 @@ The trainer says (`op`):
             failure (cause, message): the answer to `sample`
     close   end
 The program says:
-    opened  protocol, version, sizes, prompts, digest
+    opened  protocol, version, sizes, prompts, digest, code
     refused message: one sentence; the program ends
     sample  call, episode, model, messages, tools, sampling: a turn of the model is needed
     played  episode, reward, parts, stop, truncated, failure, calls or nodes, record, seconds
