@@ -34,7 +34,7 @@ COLUMNS = (
     "trained, one look-up",
     "trained, multi-step",
 )
-SCORES = ("fact_em", "fact_f1")
+SCORES = ("fact_em", "fact_f1", "fact_precision")
 REPORTED = "reported"  # the folder of a run's scores on half 1
 OTHER_WORLD = 1  # seed of the invented world that the quick start is reported on; it trains on 0
 
@@ -280,8 +280,8 @@ def seed_cases(name: str, results: Sequence[Mapping[str, Any]]) -> list[Case]:
 
 
 def seed_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of docs/results.md: fact EM / fact F1 by source, means over the seeds."""
-    header = ["fact EM / fact F1", "reported on (what selects the checkpoint)", *COLUMNS]
+    """The table of docs/results.md: scores by source, means over the seeds."""
+    header = ["fact EM / F1 / precision", "reported on (what selects the checkpoint)", *COLUMNS]
     header += ["environment steps", "minutes"]
     lines = []
     for source in SOURCES:
@@ -305,10 +305,10 @@ def _scores(results: Sequence[Mapping[str, Any]]) -> list[str]:
     summaries = [result["summary"] for result in results]
     cells = []
     for retriever in RETRIEVERS:
-        em, f1 = (statistics.mean(s[retriever][score] for s in summaries) for score in SCORES)
+        means = [statistics.mean(s[retriever][score] for s in summaries) for score in SCORES]
         ends = [s[retriever]["intervals"]["fact_em"] for s in summaries]
         low, high = min(end["low"] for end in ends), max(end["high"] for end in ends)
-        cells.append(f"{em:.3f} / {f1:.3f} [{low:.3f}, {high:.3f}]")
+        cells.append(f"{' / '.join(f'{each:.3f}' for each in means)} [{low:.3f}, {high:.3f}]")
     steps = statistics.mean(result["env_steps"] for result in results)
     minutes = statistics.mean(s["seconds"] / 60 for s in summaries)
     return [*cells, f"{steps:,.0f}", f"{minutes:.1f}"]
