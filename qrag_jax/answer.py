@@ -36,8 +36,10 @@ SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to answer, 0 for all.", 
 FILTER = flags.DEFINE_string("filter", "none", f"Chunk filter: one of {', '.join(FILTERS)}.")
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
 STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
-PROMPT = flags.DEFINE_string("prompt", AUTO, "Name of a prompt, or a .txt file; auto: by the id.")
-METRIC = flags.DEFINE_enum("metric", AUTO, (AUTO, *answers.RULES), "How answers are scored.")
+PROMPT = flags.DEFINE_string("prompt", AUTO, "Name of a prompt, or a .txt file; auto: by the data.")
+METRIC = flags.DEFINE_enum(
+    "metric", AUTO, (AUTO, *answers.RULES), "How answers are scored; auto: as the data set's are."
+)
 CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_tokens.")
 BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
 WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")

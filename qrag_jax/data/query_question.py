@@ -40,6 +40,7 @@ class QueryQuestion:
         answers: the answer followed by its aliases; may be empty.
         gold: the pages to be found, one at least.
         passages: the question's own, which may be pooled with those of others; () if it has none.
+        source: see `Sample`; "" for what has none.
     """
 
     id: str
@@ -47,3 +48,4 @@ class QueryQuestion:
     answers: tuple[str, ...]
     gold: tuple[Page, ...]
     passages: tuple[Page, ...] = ()
+    source: str = ""

@@ -6,6 +6,7 @@ the layout of the first two that lack a context, do not.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def of_titled(given: TitledSample) -> QueryQuestion:
     sample, titles = given
     passages = tuple(Page(title, given.body(place)) for place, title in enumerate(titles))
     gold = tuple(passages[place] for place in sample.support)
-    return QueryQuestion(sample.id, sample.question, sample.answers, gold, passages)
+    return QueryQuestion(sample.id, sample.question, sample.answers, gold, passages, sample.source)
 
 
 def of_bridge(given: BridgeQuestion) -> QueryQuestion:
@@ -103,5 +104,5 @@ def _parsed(record: dict[str, Any], config: str) -> QueryQuestion:
     if record.get("paragraphs") is not None or record.get("context") is not None:
         return of_titled(titled_sample(record, config))
     if "question" in record:
-        return titled_context.parse_open(record)
+        return dataclasses.replace(titled_context.parse_open(record), source=config)
     raise BadRecord("neither 'question' nor 'claim'")

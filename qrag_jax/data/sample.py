@@ -18,7 +18,7 @@ class Sample:
         chunks: the candidate passages in document order.
         support: indices into `chunks` of the supporting facts, sorted, distinct. It is empty only
             in data of one's own (source "own") that do not know them; then there are answers.
-        answers: the answer followed by its aliases; may be empty.
+        answers: the answer followed by its aliases, or see `needs_all`; may be empty.
         source: name of the source the sample came from, e.g. "hotpotqa".
     """
 
@@ -28,6 +28,14 @@ class Sample:
     support: tuple[int, ...]
     answers: tuple[str, ...]
     source: str
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether `answers` are values that are all asked for, and not forms of one answer."""
+        return self.source in OF_VALUES
+
+
+OF_VALUES = frozenset({"niah"})  # sources
 
 
 class BadRecord(ValueError):

@@ -31,6 +31,7 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Cut, Prompt
 from qrag_jax.metrics import answer_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
+from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.chunk_filters import Filter
 from qrag_jax.metrics.retrieval_log import Row
 
@@ -70,7 +71,7 @@ def questions(
         keep: the filter of chunks.
         prompt: name of a prompt, or a file; "auto": the task's prompt for BABILong documents, else
             "open_qa".
-        metric: a rule of `metrics.answers`; "auto": the rule of the data set, known from the id.
+        metric: a rule of `metrics.answers`; "auto": that of the data set, which the rows name.
         golds: answers and types by id; other questions have the log's answers.
 
     Raises:
@@ -92,6 +93,7 @@ def questions(
             gold.answers,
             hops=len(set(row.sf_idx)),
             type_=gold.type,
+            source=row.source,
         )
     return list(asked.values())
 
@@ -166,7 +168,13 @@ def judge(
     misses: list[Miss] = []
 
     def request(row: AnswerRow) -> tuple[ChatRequest | Failure, Cut]:
-        asked = judge_request(prompt, row.question, row.answers, row.prediction, generation)
+        asked = judge_request(
+            prompt,
+            row.question,
+            whole_answers(row.rule, row.answers),
+            row.prediction,
+            generation,
+        )
         return asked, Cut()
 
     todo = [row for row in rows if row.id not in verdicts]

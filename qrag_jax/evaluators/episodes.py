@@ -244,4 +244,5 @@ def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None
         f1=fact_f1(sample.support, taken) if sample.support else None,
         em=fact_em(sample.support, taken) if sample.support else None,
         aliases=list(sample.answers[1:]),
+        source=sample.source,
     )

@@ -135,4 +135,5 @@ def _row(
         f1=fact_f1(facts, taken),
         em=fact_em(facts, taken),
         aliases=aliases,
+        source=row.source,
     )

@@ -143,6 +143,7 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
             state.answers,
             state.pages,
             tuple(_logged(rows[place]) for rows in hops),
+            state.source,
         )
         for place, state in enumerate(shown)
     ]

@@ -25,7 +25,7 @@ from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES, NoAnswer
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.metrics.answers import Scores
+from qrag_jax.metrics.answers import Scores, whole_answers
 
 BABILONG = "babilong"  # the rule of `metrics.answers`
 
@@ -170,7 +170,7 @@ class LanguageModelFeedback:
             judge_request(
                 self._judge,
                 questions[place].question,
-                questions[place].gold,
+                whole_answers(questions[place].rule, questions[place].gold),
                 answer,
                 self.generation,
             )

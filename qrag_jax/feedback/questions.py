@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources.registry import answer_rule
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
@@ -55,8 +56,7 @@ class Asking:
     Attributes:
         prompt: name of a prompt or a file; "auto": the prompt of the task for BABILong documents,
             "open_qa" for others.
-        metric: a rule of `metrics.answers`; "auto": the rule of the data set, known by the sample's
-            id.
+        metric: a rule of `metrics.answers`; "auto": that of the data set, which the source names.
         prompts: the prompts used so far, by name.
     """
 
@@ -77,6 +77,7 @@ class Asking:
             [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
             sample.answers,
             hops=len(sample.support),
+            source=sample.source,
         )
 
     def question(
@@ -89,6 +90,7 @@ class Asking:
         *,
         hops: int,
         type_: str = "",
+        source: str = "",
     ) -> Question:
         """Makes the question of one sample.
 
@@ -98,8 +100,9 @@ class Asking:
             text: the question's text.
             chunks: (index in the document, text) pairs, in the order taken.
             golds: the right answers.
-            hops: number of facts, unless the id tells it.
-            type_: of the question; "": the id may tell it.
+            hops: number of facts; of MuSiQue the id has it.
+            type_: of the question; "": the ids of MuSiQue and BABILong have it.
+            source: of the sample; "": unknown, as of data of one's own.
 
         Raises:
             InputError: it has no right answer, or the prompt or the rule cannot be used.
@@ -110,12 +113,14 @@ class Asking:
                 f"{place}: sample {sample_id} has no right answer to score against (field 'answer' "
                 "is empty); give data with answers"
             )
-        rule = answers.rule_of(sample_id) if self.metric == AUTO else self.metric
+        rule = answer_rule(source) if self.metric == AUTO else self.metric
         try:
             answers.score(rule, sample_id, text, "", right)  # check that it can be scored
         except InputError as error:
             raise InputError(f"{place}: sample {sample_id}: {error}") from None
-        task = answers.babilong_task(sample_id)
+        kinds = {rule, answer_rule(source)}
+        task = answers.babilong_task(sample_id) if "babilong" in kinds else ""
+        of_musique = sample_id if "musique" in kinds else ""
         name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
         if name not in self.prompts:
             prompt = prompts.load(name)
@@ -131,8 +136,8 @@ class Asking:
             gold=right,
             rule=rule,
             prompt=self.prompts[name],
-            hops=answers.musique_hops(sample_id) or hops,
-            type=type_ or answers.musique_type(sample_id) or task,
+            hops=answers.musique_hops(of_musique) or hops,
+            type=type_ or answers.musique_type(of_musique) or task,
         )
 
 

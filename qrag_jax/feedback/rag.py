@@ -39,7 +39,7 @@ class Gold:
     Attributes:
         id: the question's id in its data set.
         question: its text.
-        answers: the right answer and its other forms.
+        answers: the right answer and its other forms; with the rule "ruler", all values asked for.
         relevant: names of the gold passages; may be empty if no reward needs them.
         rule: a name in `answers.RULES`.
     """
@@ -58,8 +58,12 @@ def _em_f1(answer: str, gold: Gold) -> answers.Scores:
 OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
     "f1": lambda answer, gold: _em_f1(answer, gold).f1,
     "em": lambda answer, gold: _em_f1(answer, gold).em,
-    "sub_em": lambda answer, gold: answers.sub_em(answer, gold.answers),
-    "rouge_l": lambda answer, gold: rouge.rouge_l(answer, gold.answers),
+    "sub_em": lambda answer, gold: (
+        _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
+    ),
+    "rouge_l": lambda answer, gold: rouge.rouge_l(
+        answer, answers.whole_answers(gold.rule, gold.answers)
+    ),
 }
 OF_EPISODE: dict[str, Callable[[Gold, hops.Found], float]] = {
     "recall": lambda gold, found: hops.recall(gold.relevant, found),

@@ -13,7 +13,7 @@ from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
-from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.answers import normalise, whole_answers
 
 
 def correctness_request(
@@ -29,7 +29,8 @@ def correctness_request(
     """
     if not normalise(answer):
         return None
-    return judge_request(prompt, gold.question, gold.answers, answer, generation)
+    right = whole_answers(gold.rule, gold.answers)
+    return judge_request(prompt, gold.question, right, answer, generation)
 
 
 def correctness(outcome: Outcome, generation: Generation) -> float | Unscored:

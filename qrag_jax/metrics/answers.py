@@ -1,8 +1,10 @@
 """Answer metrics: exact match and F1 of a predicted answer against the gold ones.
 
-There are four rules, each from a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016),
-HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022) and
-BABILong (Kuratov et al., 2024). With several gold answers, EM and F1 are each the best over them.
+There are five rules, each from a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016),
+HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022),
+BABILong (Kuratov et al., 2024) and RULER (Hsieh et al., 2024). With several gold answers, EM and F1
+are each the best over them, but of RULER all are needed. Which rule a data set has is in
+`data.sources.registry`.
 """
 
 from __future__ import annotations
@@ -86,6 +88,21 @@ def musique(prediction: str, golds: Sequence[str]) -> Scores:
         return _token_f1(said.split(), gold.split())
 
     return _best(prediction, golds, f1)
+
+
+def ruler(prediction: str, golds: Sequence[str]) -> Scores:
+    """RULER's `string_match_all`: the share of the gold values whose letters are in the prediction.
+
+    F1 is this share, without regard to case, and EM is 1 if it is 1.
+
+    Raises:
+        ValueError: there is no gold answer.
+    """
+    if not golds:
+        raise ValueError("an answer is scored against at least one gold answer")
+    said = prediction.lower()
+    share = sum(gold.lower() in said for gold in golds) / len(golds)
+    return Scores(float(share == 1), share)
 
 
 def _best(prediction: str, golds: Sequence[str], f1: Callable[[str, str], float]) -> Scores:
@@ -181,17 +198,12 @@ def _named(prediction: str, labels: Collection[str]) -> set[str]:
 
 _BABILONG_ID = re.compile(r"(qa[1-5])-")
 _MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
-_HOTPOTQA_ID = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}|noid-.*")  # also 2WikiMultiHopQA's
-RULES = ("squad", "hotpotqa", "musique", "babilong")
+RULES = ("squad", "hotpotqa", "musique", "babilong", "ruler")
 
 
-def rule_of(sample_id: str) -> str:
-    """The rule of the data set that an id seems to be from: a name in `RULES`."""
-    if _BABILONG_ID.match(sample_id):
-        return "babilong"
-    if _MUSIQUE_ID.match(sample_id):
-        return "musique"
-    return "hotpotqa" if _HOTPOTQA_ID.fullmatch(sample_id) else "squad"
+def whole_answers(rule: str, golds: Sequence[str]) -> tuple[str, ...]:
+    """Texts that are each a right answer as a whole: with "ruler", one that has all values."""
+    return (", ".join(golds),) if rule == "ruler" else tuple(golds)
 
 
 def babilong_task(sample_id: str) -> str:
@@ -227,7 +239,7 @@ def score(
     """
     if rule == "babilong":
         return babilong(prediction, golds, babilong_task(sample_id), question)
-    functions = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique}
+    functions = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
     if rule not in functions:
         raise InputError(f"the answer metric {rule!r} is unknown; use one of {', '.join(RULES)}")
     return functions[rule](prediction, golds)

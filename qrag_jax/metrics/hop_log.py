@@ -48,6 +48,7 @@ class Searched:
         id, question, answers: of the data set.
         pages: keys of its gold pages.
         hops: one after the other.
+        source: of the question; see `data.query_question`.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Searched:
     answers: tuple[str, ...]
     pages: tuple[str, ...]
     hops: tuple[Hop, ...]
+    source: str = ""
 
     @property
     def failed(self) -> bool:

@@ -31,7 +31,9 @@ class Row:
             is none, because it would be that of the supporting facts.
         text_len: length of the document, in characters.
         f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
-        aliases: other right answers; written only if there are any.
+        aliases: other right answers, or the other values that are asked for; written only if there
+            are any.
+        source: see `Sample`; "", and then not written, if nobody knows it.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Row:
     f1: float | None
     em: float | None
     aliases: list[str] = dataclasses.field(default_factory=list)
+    source: str = ""
 
 
 _NUMBER = (int, float)
@@ -58,15 +61,17 @@ _SCALARS: dict[str, Any] = {
     "text_len": int,
     "f1": _NUMBER,
     "em": _NUMBER,
+    "source": str,
 }
 _LISTS: dict[str, Any] = {
+    "aliases": str,
     "sf_idx": int,
     "pred_idx": int,
     "q_values": _NUMBER,
     "sf_texts": str,
     "pred_texts": str,
 }
-_OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
+_OPTIONAL = {"aliases", "source"}
 _OF_FACTS = {"return", "f1", "em"}  # may be missing where nobody knows the supporting facts
 
 _LARGEST = sys.float_info.max  # JSON can hold whole numbers beyond it
@@ -325,16 +330,15 @@ def _decode(line: bytes, place: str, fix: str) -> Row:
         raise InputError(f"{place}: is not valid JSON; {fix}") from error
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")
-    expected = {*_SCALARS, *_LISTS}
+    expected = {*_SCALARS, *_LISTS} - _OPTIONAL
     if record.get("sf_idx") == []:
         expected -= _OF_FACTS - record.keys()
-    for key in sorted(expected ^ (set(record) - set(_OPTIONAL))):
+    for key in sorted(expected ^ (set(record) - _OPTIONAL)):
         state = "missing" if key in expected else "unknown"
         raise InputError(f"{place}: field {key!r} is {state}; {fix}")
-    lists = _LISTS | _OPTIONAL
     for key, value in record.items():
-        if key in lists:
-            fits = isinstance(value, list) and all(isinstance(v, lists[key]) for v in value)
+        if key in _LISTS:
+            fits = isinstance(value, list) and all(isinstance(v, _LISTS[key]) for v in value)
         else:
             fits = isinstance(value, _SCALARS[key])
         if not fits:

@@ -93,6 +93,7 @@ def states_on(
                 hops=len(distinct),
                 gold_ids=gold,
                 pages=distinct,
+                source=each.source,
             )
         )
     if not states or len(lacking) > max_missing_share * len(questions):

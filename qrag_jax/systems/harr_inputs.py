@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.rag_questions import RagQuestion, RagQuestions, load_questions
 from qrag_jax.data.sample import fingerprint
+from qrag_jax.data.sources.registry import answer_rule
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import reward_log
-from qrag_jax.metrics.answers import rule_of
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.exact import ExactIndex
@@ -218,7 +218,8 @@ def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex | None
         relevant = frozenset(found) if len(found) == len(each.gold) else frozenset()
         without += bool(each.gold) and not relevant
         sample = each.sample
-        gold = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule_of(sample.id))
+        rule = answer_rule(sample.source)
+        gold = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule)
         mixture.check(gold)
         golds.append(gold)
     if without:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.episodes import training_batches
 from qrag_jax.data.generators import book_record
+from qrag_jax.data.sample import OF_VALUES
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
 from qrag_jax.feedback.answer_labels import NEEDED
@@ -246,7 +247,8 @@ class QRag:
     @property
     def _feedback(self) -> Any:
         reward, stops = self.config.reward, self.config.env.stop_action
-        needed = NEEDED if reward.name == ANSWER_IN_CHUNK else None
+        weak = reward.name == ANSWER_IN_CHUNK and not OF_VALUES & {*self.config.data.sources}
+        needed = NEEDED if weak else None
         return fact_feedback(reward, stop_action=stops, needed=needed)
 
     @cached_property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import OF_VALUES, Sample
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import UNTIL_FOUND
 from qrag_jax.feedback.answer_labels import labelled
@@ -52,6 +52,11 @@ def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) ->
                     f"config.reward.name is {ANSWER_IN_CHUNK}, but {name} makes its documents as "
                     f"they are played, and knows their supporting facts; use {GROUND_TRUTH}."
                 )
+        if len({name in OF_VALUES for name, _ in own}) > 1:
+            raise InputError(
+                f"config.reward.name is {ANSWER_IN_CHUNK}, which needs one chunk of most data and "
+                f"all values of {', '.join(OF_VALUES)}, and config.data.sources has both; name one."
+            )
         return _by_answers(train, dev)
     if config.reward.name == GROUND_TRUTH:
         for name, samples in own:

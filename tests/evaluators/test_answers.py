@@ -195,18 +195,26 @@ def test_prompts_are_cut_to_the_budget_and_too_long_questions_missed(tmp_path: P
 
 def test_questions_of_each_data_set() -> None:
     rows = [
-        row(0, "kitchen", id="qa2-valid-3", question="Where is the milk?"),
-        row(1, id="3hop1__1_2_3"),
-        row(2, id="5addda1b5542992200553b55"),
-        row(3, sf_idx=[1], sf_texts=["one"]),
+        row(0, "kitchen", id="qa2-valid-3", question="Where is the milk?", source="babilong"),
+        row(1, id="3hop1__1_2_3", source="musique"),
+        row(2, id="5addda1b5542992200553b55", source="hotpotqa"),
+        row(3, sf_idx=[1], sf_texts=["one"], source="two_wiki"),
+        row(4, "17", aliases=["23"], source="niah"),
+        # Ids of one's own data say nothing.
+        row(5, id="6addda1b5542992200553b55", source="own"),
+        row(6, id="3hop1__4_5_6", source="own"),
+        row(7, id="qa1-dev-2"),
     ]
     found = asked_of(rows, golds={"5addda1b5542992200553b55": Gold(("Bergen", "Oslo"), "bridge")})
     assert [(q.rule, q.prompt.name, q.hops, q.type) for q in found] == [
         ("babilong", "babilong_qa2", 2, "qa2"),
         ("musique", "open_qa", 3, "3hop1"),
         ("hotpotqa", "open_qa", 2, "bridge"),
-        ("squad", "open_qa", 1, ""),
+        ("hotpotqa", "open_qa", 1, ""),
+        ("ruler", "open_qa", 2, ""),
+        *[("squad", "open_qa", 2, "")] * 3,
     ]
+    assert found[4].gold == ("17", "23")
     # A story is told in the order of the document, passages stay in the order taken.
     assert [index for index, _ in found[0].chunks] == [1, 2, 4]
     assert [index for index, _ in found[1].chunks] == [4, 2, 1]
@@ -223,7 +231,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log\.jsonl holds sample q0 twice"):
         asked_of([row(0), row(0)])
     with pytest.raises(InputError, match="'Oslo' is no label of the BABILong task qa1"):
-        asked_of([row(0, id="qa1-dev-0")])
+        asked_of([row(0, id="qa1-dev-0", source="babilong")])
     with pytest.raises(InputError, match=r"prompt .*better\.txt cannot be read"):
         asked_of([row(0)], prompt="better")
     with pytest.raises(InputError, match=r"judge\.txt has 0 slots for chunks"):

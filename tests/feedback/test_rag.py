@@ -80,6 +80,17 @@ def test_the_data_sets_own_metric_counts() -> None:
     assert Mixture.of("f1").score(squad, said, PASSAGES) == Scored({"f1": 0.5}, {}, 2)
 
 
+def test_all_values_of_ruler_are_needed() -> None:
+    gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")
+    mixture = Mixture.of("f1,em,sub_em,rouge_l")
+    half = mixture.score(gold, Finished("17", HOPS), PASSAGES)
+    assert isinstance(half, Scored)
+    assert half.episode == pytest.approx({"f1": 0.5, "em": 0, "sub_em": 0, "rouge_l": 2 / 3})
+    both = mixture.score(gold, Finished("17, 23", HOPS), PASSAGES)
+    assert isinstance(both, Scored)
+    assert set(both.episode.values()) == {1}
+
+
 def test_a_model_that_failed_leaves_the_episode_without_a_reward() -> None:
     failed = Unscored("timeout", "no reply.")
     assert Mixture.of("f1,llm").score(GOLD, ENDED, PASSAGES, llm=failed) == failed

@@ -59,7 +59,7 @@ def test_a_line_has_the_keys_other_tools_read(tmp_path: Path) -> None:
 
 def test_aliases_are_written_where_there_are_any(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    row = dataclasses.replace(ROW, id="musique-1", aliases=["Rhein", "Rhine"])
+    row = dataclasses.replace(ROW, id="3hop", aliases=["Rhein", "Rhine"], source="musique")
     append(log, [ROW, row])
     assert ["aliases" in json.loads(line) for line in log.read_text().splitlines()] == [False, True]
     assert read_partial(log) == [ROW, row]

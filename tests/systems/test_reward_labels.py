@@ -99,6 +99,20 @@ def test_the_answer_key_cannot_choose_where_nobody_has_it() -> None:
     labels("answer_in_chunk", [KNOWN], [KNOWN], "return_until_found")
 
 
+def test_each_of_several_values_is_needed_once() -> None:
+    chunks = ("One: 17.", "Two: 23.", "17, as was said.", "117 and 230.")
+    values = Sample("v", "Which numbers?", chunks, (0, 1), ("17", "23"), "niah")
+    lost = dataclasses.replace(values, id="w", answers=("17", "99"))
+    config = own.get_config("tiny")
+    config.reward.name = "answer_in_chunk"
+    train, dev = LoadedSamples({"niah": [values, lost]}, []), LoadedSamples({"niah": [values]}, [])
+    found = with_labels(QRagConfig.of(config), train, dev)
+    assert [(each.id, each.support) for each in found.train.all] == [("v", (0, 1))]
+    mixed = LoadedSamples({"niah": [values], "own": [KNOWN]}, [])
+    with pytest.raises(InputError, match=r"config\.data\.sources"):
+        with_labels(QRagConfig.of(config), mixed, dev)
+
+
 def test_documents_that_are_made_know_their_facts() -> None:
     config: ConfigDict = own.get_config("tiny")
     config.reward.name = "answer_in_chunk"

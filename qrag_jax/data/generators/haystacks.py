@@ -257,7 +257,7 @@ def _facts(
         question=_question(knobs, asked),
         chunks=tuple(_needles(knobs, keys, values)),
         support=support,
-        answers=(", ".join(values[i] for i in support),),
+        answers=tuple(values[i] for i in support),
         source=NAME,
     )
     return facts, rng

@@ -22,7 +22,7 @@ _INSTRUCTION = "I will quiz you about"
 
 
 def parse(record: dict[str, Any]) -> Sample:
-    """Turns one record into a sample. Its chunks are sentences; its answer joins all outputs.
+    """Turns one record into a sample. Its chunks are sentences; its answers are all outputs.
 
     Two layouts are read:
     - RULER's own: `input` is the instruction, the text, the question and perhaps the beginning of
@@ -53,7 +53,7 @@ def parse(record: dict[str, Any]) -> Sample:
             raise BadRecord("support index out of range")
     else:
         support = _holding(chunks, outputs)
-    answers = (", ".join(outputs),) if outputs else ()
+    answers = tuple(dict.fromkeys(each.strip() for each in outputs if each.strip()))
     return fields.make_sample(
         NAME, _id(record), question, chunks, support=support, answer_texts=answers
     )

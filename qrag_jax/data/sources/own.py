@@ -201,7 +201,8 @@ def neutral_record(sample: Sample) -> dict[str, Any]:
     if sample.support:
         record["support"] = list(sample.support)
     if sample.answers:
-        record["answers"] = list(sample.answers)
+        joined = [", ".join(sample.answers)]
+        record["answers"] = joined if sample.needs_all else list(sample.answers)
     return record
 
 

@@ -74,8 +74,21 @@ SOURCES: dict[str, Source] = {
     niah.NAME: niah,
     own.NAME: own.Own(),
 }
+# How answers are scored: a name in `metrics.answers.RULES`; of other sources, "squad".
+ANSWER_RULES = {
+    hotpotqa.NAME: "hotpotqa",
+    two_wiki.NAME: "hotpotqa",
+    musique.NAME: "musique",
+    niah.NAME: "ruler",
+    "babilong": "babilong",
+}
 HUB_SPLITS = {"train": "train", "dev": "validation"}  # of a data set that a path names
 OPEN_SOURCES: dict[str, OpenSource] = {hover.NAME: hover}
+
+
+def answer_rule(source: str) -> str:
+    """The rule by which answers of a source are scored; SQuAD's for data of one's own."""
+    return ANSWER_RULES.get(source, "squad")
 
 
 @dataclasses.dataclass

@@ -35,12 +35,14 @@ class QueryState(ToolTask):
 
     Attributes:
         pages: keys of the gold pages, each once.
+        source: of the question; see `data.query_question`.
         hop: number of the next hop, from 1.
         pool: passages found so far.
         variant: number of the prompt that asks for the query; 0 is the bare one.
     """
 
     pages: tuple[str, ...] = ()
+    source: str = ""
     hop: int = 1
     pool: Pool = ()
     variant: int = 0

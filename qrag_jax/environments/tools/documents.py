@@ -122,7 +122,8 @@ def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> 
         for place, title in enumerate(titled.titles)
         if place in sample.support or _stays(sample.id, place, config)
     )
-    answers = with_number_forms(sample.answers) if config.number_forms else sample.answers
+    answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers
+    answers = with_number_forms(answers) if config.number_forms else answers
     return ToolTask(sample.id, sample.question, answers, documents, len(sample.support))
 
 
