@@ -7,6 +7,7 @@ A trainer without --config.llm.url starts its own server instead.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
@@ -41,7 +42,8 @@ def serve(server: Server) -> int:
     try:
         with server:
             # The one line on standard output, for scripts.
-            print(f"--config.llm.url={server.url} --config.llm.model={server.name}", flush=True)
+            model = shlex.quote(f"--config.llm.model={server.name}")
+            print(f"--config.llm.url={server.url} {model}", flush=True)
             while not asked:
                 if server.failure:
                     return 1

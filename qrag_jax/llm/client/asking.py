@@ -80,7 +80,7 @@ class Asker:
     """Asks a server; all methods must run on one event loop.
 
     Attributes:
-        served: the model that requests ask for from now on.
+        served: the model that requests ask for.
         counters: what has happened so far.
     """
 
@@ -212,9 +212,11 @@ class Asker:
         finally:
             del self._in_flight[key]
             own.set_result(outcome)
-        # If `served` changed meanwhile, the key is that of the earlier weights.
-        can_keep = self._cache is not None and self.served is served
-        if can_keep and isinstance(outcome, Answer) and how_read(request, outcome) != UNREAD:
+        if (
+            self._cache is not None
+            and isinstance(outcome, Answer)
+            and how_read(request, outcome) != UNREAD
+        ):
             self._keep(key, outcome)
         return outcome
 
@@ -342,12 +344,10 @@ class Asker:
             return _Attempt(Failure("malformed", str(error)))
         except UnicodeEncodeError:
             return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
-        # Unsure: new weights may have come under the same name while this was being answered. Of a
-        # model that is not the client's, no version is known.
-        unsure = self.served is not served and self.served.model == served.model
-        unsure |= isinstance(request, Sampling) and request.model not in ("", served.model)
+        # Of a model that is not the client's, no version is known.
+        other = isinstance(request, Sampling) and request.model not in ("", served.model)
         text = without_key(text, self._key)
-        return _Attempt(read_outcome(request, text, "" if unsure else served.version))
+        return _Attempt(read_outcome(request, text, "" if other else served.version))
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, BLOTTED) if self._key else text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from qrag_jax.llm.client.asking import Asker, Served
+from qrag_jax.llm.client.asking import Asker
 from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.client.counters import Counters
@@ -86,24 +86,6 @@ class Client:
         except BaseException:  # Ctrl-C
             future.cancel()
             raise
-
-    async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Asks from the caller's event loop; returns one outcome per request, in order."""
-        return await asyncio.wrap_future(self.submit(requests))
-
-    def use(self, model: str, version: str) -> None:
-        """Makes requests ask for `model`, whose weights are `version`, from now on.
-
-        Answers to requests in flight are not cached. If `model` is a new name, they keep the
-        version they were asked with. If the weights changed under the same name, their version is
-        "", because it is unknown which weights answered.
-        """
-        self._check_usable()
-
-        async def change() -> None:
-            self._asker.served = Served(model, version)
-
-        asyncio.run_coroutine_threadsafe(change(), self._loop).result()
 
     def counters(self) -> Counters:
         """A copy of the counts so far."""

@@ -9,9 +9,7 @@ It needs a server started with `config.llm.server.publish`. How vLLM reports ver
 - All weights: vLLM keeps one version for the whole engine (/update_weight_version, /weight_info).
   Answers of /v1/chat/completions and /v1/completions do not carry it. Only answers of
   /inference/v1/generate do (`weight_versions`, span by span); this endpoint takes and returns token
-  ids, and needs --enable-scale-out. So weights are exchanged while no answer is being sampled, and
-  `version_since` tells whether the version stayed the same from before a request was sent until
-  after its answer.
+  ids, and needs --enable-scale-out. So weights are exchanged while no answer is being sampled.
 """
 
 from __future__ import annotations
@@ -195,10 +193,6 @@ class Publisher:
                 if self._unload(oldest):  # otherwise the server has it still, and needs its files
                     self._unloaded.append(oldest.folder)
             return self.current
-
-    def version_since(self, before: Published) -> str:
-        """The version of an answer that was asked for under `before`; "" if it changed since."""
-        return before.version if self.current == before else ""
 
     def forget(self) -> None:
         """Makes the version unknown until `republish`. Use it as `on_down` of `Server`."""

@@ -21,16 +21,11 @@ class Existing:
         name: the model that clients ask for.
     """
 
-    restarts = 0
     failure = ""
 
     def __init__(self, url: str, name: str, api_key: str = "") -> None:
         self.url, self.name = url.rstrip("/"), name
         self._endpoint = Endpoint(self.url, api_key)
-
-    def alive(self) -> bool:
-        """Asks the server whether it answers and serves the model."""
-        return self.name in self._endpoint.model_names()
 
     def start(self) -> Existing:
         """Checks that the server answers and serves the model.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -18,7 +17,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure
 from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.model_server import ModelServer, Reply
 
@@ -71,17 +70,6 @@ def test_the_caller_goes_on_meanwhile(server: ModelServer, make_client: MakeClie
     assert not future.done()
     release.set()
     assert texts(future.result(30)) == ["echo: a"]
-
-
-def test_asks_from_an_event_loop(server: ModelServer, make_client: MakeClient) -> None:
-    client = make_client()
-
-    async def two() -> list[list[Outcome]]:
-        one, other = client.ask([chat("a")]), client.ask([chat("b"), chat("c")])
-        return list(await asyncio.gather(one, other))
-
-    assert [texts(part) for part in asyncio.run(two())] == [["echo: a"], ["echo: b", "echo: c"]]
-    assert client.ask_blocking([]) == []
 
 
 def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -> None:
@@ -161,33 +149,10 @@ def test_cancelling_one_batch_leaves_the_others_whole(
     }
 
 
-def test_new_weights_change_the_version_of_answers(
-    server: ModelServer, make_client: MakeClient, tmp_path: Path
-) -> None:
-    client = make_client(version="1", cache=str(tmp_path / "answers.sqlite"))
-    assert client.ask_blocking([chat("a")]) == [
-        Answer("echo: a", "1", usage=client.ask_blocking([chat("a")])[0].usage)  # type: ignore[union-attr]
-    ]
-    server.script = lambda call: Reply(delay=0.5)
-    under_way = client.submit([chat("b")])
-    assert eventually(lambda: len(server.calls) == 2)
-    client.use("tiny", "2")  # the weights changed under the same name
-    (mixed,) = under_way.result(30)
-    assert isinstance(mixed, Answer)
-    assert mixed.version == ""
-    server.script = lambda call: Reply()
-    again = client.ask_blocking([chat("a"), chat("b")])
-    assert [(a.version, a.cached) for a in again if isinstance(a, Answer)] == [("2", False)] * 2
-    client.use("adapter-3", "3")
-    assert client.ask_blocking([chat("a")])[0].version == "3"  # type: ignore[union-attr]
-    assert server.calls[-1].body["model"] == "adapter-3"
-
-
 def test_a_request_names_its_model(
     server: ModelServer, make_client: MakeClient, tmp_path: Path
 ) -> None:
-    client = make_client(version="3", cache=str(tmp_path / "answers.sqlite"))
-    client.use("tiny@3", "3")
+    client = make_client(model="tiny@3", version="3", cache=str(tmp_path / "answers.sqlite"))
     requests = [chat("a"), chat("a", model="tiny@2"), chat("a", model="tiny@3")]
     answers = client.ask_blocking(requests)
     assert sorted(call.body["model"] for call in server.calls) == ["tiny@2", "tiny@3"]
