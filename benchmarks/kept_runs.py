@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,6 @@ TRAINER = ("qrag_jax/**/*.py", "qrag_jax/**/*.txt", "configs/*.py")
 SUITES = ("benchmarks/**/*.py",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 RUNS = Path("runs/benchmarks")
-PROGRAMS = "compilation_cache"  # folder in a run, named as in train.py
 
 Part = Callable[[], dict[str, Any]]
 
@@ -144,18 +144,14 @@ class Kept:
 
 
 def begin_anew(workdir: Path) -> Path:
-    """Empties a run's folder, except for its compiled programs; returns the folder."""
-    for entry in workdir.glob("*"):
-        if entry.is_dir() and entry.name != PROGRAMS:
-            shutil.rmtree(entry)
-        elif not entry.is_dir():
-            entry.unlink()
+    """Empties a run's folder; returns the folder."""
+    shutil.rmtree(workdir, ignore_errors=True)
     return workdir
 
 
 def command(module: str, *arguments: str) -> None:
     """Runs a module of the package as a user does and shows its output."""
-    print(f"$ python -m {module} {' '.join(arguments)}", flush=True)
+    print(f"$ python -m {module} {shlex.join(arguments)}", flush=True)
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)  # noqa: S603
 
 

@@ -27,7 +27,6 @@ import jax
 from absl import flags
 
 from qrag_jax.data.files.corpora import ALL, Columns
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.encoder_config import EncoderConfig
@@ -129,7 +128,7 @@ def _tower(engine: str, out: Path) -> _Tower | None:
         return _of_run()
     if not given.encoder:
         return None
-    compilation.enable_persistent_cache(default_cache() / "programs")
+    compilation.enable_persistent_cache()
     try:
         sizes = tuple(map(int, given.mesh))
     except ValueError:

@@ -27,9 +27,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 ONE_DTYPE = {"algorithms", "compute", "environments", "feedback", "policies", "rollouts"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test reads or writes of a user's cache is not that of the user who runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QRAG_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def programs_are_not_kept() -> Iterator[None]:
-    """A training in this process keeps its programs in its run's folder: the next test must not."""
+    """A training in this process turns JAX to a folder of programs: the next test must not."""
     yield
     jax = sys.modules.get("jax")
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")

@@ -224,7 +224,7 @@ def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: P
     text = path.read_text()
     path.write_text(text.replace('"kept": true', '"kept": false', 1))
     told = refusal(commands.run(*again))
-    assert "the training data (config.questions.kept) are not those that" in told
+    assert "config.questions.kept" in told
     path.unlink()
     # Its checkpoint plays all questions again, and needs no file for that.
     own = (f"--workdir={workdir}", "--checkpoint=last")

@@ -203,7 +203,6 @@ def test_a_run_that_may_only_be_read(
     commands: Commands,
     config: ml_collections.ConfigDict,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with disks.read_only(run_copy):
         text = refused(config, run_copy)
@@ -216,7 +215,5 @@ def test_a_run_that_may_only_be_read(
         assert text.endswith("give another --out.")
         arguments = (workdir, "--samples=2", f"--out={tmp_path / 'scores'}")
         assert "2 questions, best checkpoint" in commands.succeed("evaluate", *arguments)
-        # As for most users: programs would be kept in the run.
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
         run = SavedRun.open(run_copy, load_config(run_copy / "config.json"))
         assert run.trained("last")[1] == STEPS

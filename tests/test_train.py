@@ -170,11 +170,12 @@ def test_other_settings_are_refused_and_nothing_is_lost(run_copy: Path, commands
 
 
 def test_first_step_is_timed_and_a_second_start_compiles_little(
-    run_copy: Path, commands: Commands
+    run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:
     assert [line["step"] for line in metric_lines(run_copy) if FIRST_STEP in line] == [1]
     environment = commands.environment
-    del environment["JAX_COMPILATION_CACHE_DIR"]  # as for a user: programs are kept in the workdir
+    del environment["JAX_COMPILATION_CACHE_DIR"]  # as for a user
+    environment["QRAG_CACHE"] = str(tmp_path)
     told = []
     for _ in range(2):
         shutil.rmtree(run_copy / "checkpoints" / "last" / str(STEPS))
@@ -310,7 +311,11 @@ def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> 
     scored = {json.loads(line)["id"] for line in log}
     assert len(scored) == len(log) == len(ids) - kept
     assert scored < ids
-    # Other records under the same path: the run cannot go on as if nothing had happened.
+    # The same records under another path, and then others: only with these it cannot go on.
+    data = data.rename(tmp_path / "moved.jsonl")
+    arguments = (*arguments, f"--config.data.path={data}")
+    commands.succeed("train", *arguments)
+    assert json.loads((workdir / "config.json").read_text())["data"]["path"] == str(data)
     records = [json.loads(line) for line in data.read_text().splitlines()]
     record = next(record for record in records if record["_id"] not in scored)
     record["question"] += " Really?"

@@ -53,7 +53,7 @@ def indexing_cases(quick: bool, corpus: Path | None = None) -> Iterator[Case]:
     minilm = None if quick else find_minilm(download=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        enable_persistent_cache(folder / "programs")
+        enable_persistent_cache()
         texts = (read.document.text for read in itertools.islice(read_corpus(corpus), 2000))
         make_scratch_folder(folder / "small", texts, ScratchConfig(), 0)
         small = PassageEncoder.of_folder(str(folder / "small"))

@@ -15,9 +15,10 @@ from qrag_jax.data.sources import babilong, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
-from qrag_jax.data.tokens import TextTokenizer, Tokens, default_cache
+from qrag_jax.data.tokens import TextTokenizer, Tokens
 from qrag_jax.errors import check_known, check_least
 from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.whole_files import default_cache
 
 SYNTHETIC = "synthetic"
 # Settings of the sources that make their own documents.

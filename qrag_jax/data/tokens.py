@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -234,11 +233,6 @@ class TokenStore:
     def chunk_lengths(self) -> np.ndarray:
         """Tokens of every chunk of every sample, `[chunks]`."""
         return np.delete(np.diff(self.text_starts), self.sample_starts[:-1])
-
-
-def default_cache() -> Path:
-    """`$QRAG_CACHE`, else `~/.cache/qrag_jax`."""
-    return Path(os.environ.get("QRAG_CACHE") or Path.home() / ".cache" / "qrag_jax")
 
 
 def tokenise(

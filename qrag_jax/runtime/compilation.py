@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import dry_command
+from qrag_jax.runtime.whole_files import default_cache
 
 # JAX reports this for every program it makes ready, also for one from the persistent cache.
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -83,30 +85,36 @@ class CompilationCounter:
         return _TOTALS.cache_hits - self._cache_hits
 
 
-def enable_persistent_cache(folder: Path) -> Path:
-    """Keeps compiled programs in `folder`, so that a resumed run starts sooner.
+def enable_persistent_cache() -> Path:
+    """Keeps compiled programs in a folder of this user, for later runs and starts of a run.
 
+    It is `programs-UID` in `default_cache()`, closed to others, since it holds code that will run.
     Programs of any size are kept if they took at least 0.5 s to compile. Variables that the user
     has set in the environment (JAX_COMPILATION_CACHE_DIR,
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
-    precedence. The folder holds code that will run: only trusted users may write to it.
+    precedence.
 
     Returns:
         The folder that is used; a dry run of a command uses none.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be made, or is another user's.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
     if dry_command.asked():
         return folder
     if not own:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is another user's")
+            folder.chmod(0o700)
         except OSError as error:
             reason = error.strerror or "unknown error"
             raise InputError(
-                f"compilation cache {folder} cannot be made ({reason}): name another folder"
+                f"compiled programs cannot be kept in {folder} ({reason}); set QRAG_CACHE or "
+                "JAX_COMPILATION_CACHE_DIR to a folder of your own."
             ) from error
     settings = {
         "jax_compilation_cache_dir": str(folder),
@@ -118,4 +126,4 @@ def enable_persistent_cache(folder: Path) -> Path:
             jax.config.update(name, value)
     # JAX opens its folder at the first compilation. Without a reset it keeps an earlier folder.
     compilation_cache.reset_cache()
-    return Path(own) if own else folder
+    return folder

@@ -9,11 +9,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
@@ -21,8 +22,18 @@ from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.curve import plot_curve
-from qrag_jax.runtime.saved_config import CONFIG_NAME, has_begun, refuse_lost_config
+from qrag_jax.runtime.saved_config import (
+    CONFIG_NAME,
+    check_same_config,
+    flat,
+    has_begun,
+    read_fields,
+    refuse_lost_config,
+    save_config,
+)
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+
+DEV = "evaluation"  # the key of the digest of the data that choose the best checkpoint
 
 
 @dataclasses.dataclass
@@ -54,12 +65,13 @@ class Run:
 
     def __init__(self, workdir: Path, began: float) -> None:
         self.workdir, self.has_begun = workdir, has_begun(workdir)
-        enable_persistent_cache(workdir / "compilation_cache")
+        enable_persistent_cache()
         self.counter = CompilationCounter()
         self.progress = Progress()
         self.step = self._saved = 0
         self.has_learned = False
         self._began = began
+        self._moved: dict[str, Any] = {}  # paths of data that differ from the run's
 
     @classmethod
     @contextlib.contextmanager
@@ -124,6 +136,36 @@ class Run:
         """Seconds of training and evaluating, over all starts."""
         return time.monotonic() - self._began
 
+    def check_config(
+        self, saved: ConfigDict, given: ConfigDict, free: Sequence[str], paths: Sequence[str]
+    ) -> None:
+        """Refuses to go on under another config.
+
+        Args:
+            free: beginnings of names of fields that do not change what a run computes.
+            paths: names of fields of data whose digests a checkpoint keeps: `restore` compares
+                these.
+
+        Raises:
+            InputError: a field that the numbers depend on differs.
+        """
+        check_same_config(saved, given, (*free, *paths))
+        old, new = flat(saved.to_dict()), flat(given.to_dict())
+        self._moved = {name: new[name] for name in paths if new.get(name) != old.get(name)}
+
+    def _keep_paths(self) -> None:
+        """Writes where the data are now, which are equal, into the run's config."""
+
+        def write() -> None:
+            saved = read_fields(self.config_path)
+            for name, value in self._moved.items():
+                *sections, field = name.split(".")
+                functools.reduce(dict.__getitem__, sections, saved)[field] = value
+            save_config(ConfigDict(saved), self.config_path)
+
+        if self._moved:
+            hosts.first_does(write)
+
     def restore(
         self, first_state: Callable[[], Any], data: Mapping[str, str], provenance: Mapping[str, Any]
     ) -> Any:
@@ -131,7 +173,7 @@ class Run:
 
         Args:
             first_state: builds a new state, placed on the devices.
-            data: content key of the training data, by source.
+            data: content keys of the training data by source, and of `DEV`.
             provenance: what the rewards depend on.
 
         Raises:
@@ -142,17 +184,23 @@ class Run:
         self.step = self.checkpoints.last_step() or 0
         if self.step:
             state, extra, self.step = self.checkpoints.restore_last(state)
-            if extra["data"] != progress.data:
-                old, new = extra["data"], progress.data
-                other = ", ".join(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
+            old, new = extra["data"], progress.data
+            if other := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]:
                 raise InputError(
-                    f"the training data ({other}) are not those that {self.workdir} began with; "
+                    f"the data ({', '.join(other)}) are not those that {self.workdir} began with; "
                     "bring their files back, or give another --workdir."
                 )
+            self._keep_paths()
             progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
             if self.checkpoints.best_step() == 0:
                 log("the best checkpoint so far is that of step 0, the untrained weights")
+        elif self._moved:
+            raise InputError(
+                f"config.{', config.'.join(self._moved)}: {self.workdir} began with other paths, "
+                "and has no checkpoint that says what data they held; give the run's own, or "
+                "another --workdir."
+            )
         self.progress, self._saved = progress, self.step
         self._began -= progress.seconds
         if provenance:

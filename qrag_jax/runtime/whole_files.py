@@ -38,6 +38,17 @@ _FULL_TEXTS = (
 _NUMPY_TEXT = (" requested and ", " written")
 
 
+def default_cache() -> Path:
+    """Of this user: `$QRAG_CACHE`, else `qrag_jax` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        RuntimeError: none of them is set and there is no home.
+    """
+    if own := os.environ.get("QRAG_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qrag_jax"
+
+
 def write_whole(path: Path, text: str | bytes) -> None:
     """Replaces a small file atomically; if this fails, the old file stays as it was.
 
@@ -61,7 +72,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     if path.is_dir():  # told before the block runs, and with this name, not the partial file's
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             yield file

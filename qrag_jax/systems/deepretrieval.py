@@ -37,6 +37,7 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems import token_system
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
+    PATHS,
     PPO,
     RL,
     SCRIPT,
@@ -270,6 +271,7 @@ OPENING = Opening(
     config=RewriteConfig.of,
     saved=load_config,
     free=FREE_FIELDS,
+    paths=PATHS,
     load=_load,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system

@@ -219,6 +219,8 @@ FREE_FIELDS = (
     "engine.",
     "guards.",
 )
+# Of data whose digests are kept.
+PATHS = ("queries.train", "queries.dev", "search.corpus")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import beir
 from qrag_jax.data.judged_query import JudgedQuery
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -30,8 +29,9 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
+from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.deepretrieval_judged import check_depths, on_corpora
 from qrag_jax.systems.made_queries import MadeQueries
@@ -135,6 +135,7 @@ def load_inputs(
         script=script if SCRIPT in config.stages else None,
         data={
             "queries": fingerprint(train),
+            DEV: fingerprint(dev),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.prompt.fingerprint,
             "search": told,

@@ -13,7 +13,6 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from qrag_jax.data.files.query_lists import ListedQuery
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
@@ -22,6 +21,7 @@ from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.runtime.run import log as tell
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import (
     SEARCH,

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.tools.episode import Agent
 from qrag_jax.environments.verifiers_process import (
     About,
@@ -27,6 +26,7 @@ from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_lan
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.token_speech import speech_of

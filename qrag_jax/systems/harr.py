@@ -51,9 +51,9 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, HarrConfig, load_config
+from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import Inputs, load_inputs
 from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.harr_player import HarrPlayer, Home
@@ -91,7 +91,7 @@ def open_system(
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
     if run.has_begun:
-        check_same_config(load_config(run.config_path), given, FREE_FIELDS)
+        run.check_config(load_config(run.config_path), given, FREE_FIELDS, PATHS)
     config = HarrConfig.of(given)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)

@@ -225,6 +225,8 @@ FREE_FIELDS = (
     "log.",
     "profile",
 )
+# Of data whose digests are kept.
+PATHS = ("data.path", "eval.path", "corpus.path", "questions.kept")
 
 
 @dataclasses.dataclass(frozen=True)

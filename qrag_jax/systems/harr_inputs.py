@@ -24,7 +24,7 @@ from qrag_jax.retrieval.gold_names import names_of
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
+from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
 from qrag_jax.systems.indexing import index_corpus
@@ -125,6 +125,7 @@ def load_inputs(
     for each in questions.train:
         by_source.setdefault(each.sample.source, []).append(each)
     keys = {n: fingerprint([e.sample for e in own]) for n, own in by_source.items()}
+    keys[DEV] = fingerprint([each.sample for each in questions.dev])
     if index is not None:
         keys["corpus"] = index.corpus.digest
     return Inputs(

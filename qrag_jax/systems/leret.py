@@ -31,6 +31,7 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     FREE_FIELDS,
+    PATHS,
     PREFERENCE,
     SCRIPT,
     SFT,
@@ -268,6 +269,7 @@ OPENING = Opening(
     config=LeretConfig.of,
     saved=load_config,
     free=FREE_FIELDS,
+    paths=PATHS,
     load=load_inputs,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system

@@ -208,6 +208,8 @@ LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*token_config.FREE_FIELDS, "tries.max_failed_share")
+# Of data whose digests are kept.
+PATHS = ("questions.train", "questions.dev")
 
 
 @dataclasses.dataclass(frozen=True)

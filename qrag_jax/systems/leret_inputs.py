@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
 from qrag_jax.data.query_question import Page, QueryQuestion
 from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import QueryState
@@ -28,8 +27,9 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
+from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_script import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
@@ -128,6 +128,7 @@ def load_inputs(
         script=script if SCRIPT in config.stages else None,
         data={
             "questions": fingerprint(states),
+            DEV: fingerprint(dev_states),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,

@@ -43,7 +43,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.program_memory import FirstCalls
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_time import Rounds
 from qrag_jax.systems import q_rag_config
@@ -120,7 +120,8 @@ class QRag:
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
-        self.data = {name: store.content_key for name, store in self.inputs.stores.items()}
+        stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
+        self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
         self.line, self.told = (
             self.inputs.line(self.config, self.mesh),

@@ -36,7 +36,7 @@ from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import check_same_config, read_fields
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
@@ -347,7 +347,7 @@ def resume_config(given: ConfigDict, run: Run) -> None:
     if run.has_begun:
         saved = load_config(run.config_path)
         fill_from_saved(given, saved)
-        check_same_config(saved, given, FREE_FIELDS)
+        run.check_config(saved, given, FREE_FIELDS, ("data.path", "eval.path"))
 
 
 def settled(config: ConfigDict, encoder: TextEncoder) -> ConfigDict:

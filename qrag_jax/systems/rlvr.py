@@ -54,7 +54,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
-from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
+from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_stages import stages_of
@@ -287,6 +287,7 @@ OPENING = Opening(
     config=RlvrConfig.of,
     saved=load_config,
     free=FREE_FIELDS,
+    paths=PATHS,
     load=load_inputs,
 )
 before_devices = OPENING.before_devices

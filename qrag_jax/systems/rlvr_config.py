@@ -209,6 +209,8 @@ FREE_FIELDS = (
     "env.seconds",
     "env.side_by_side",
 )
+# Of data whose digests are kept.
+PATHS = ("questions.train", "questions.dev", "tools.corpus")
 
 
 @dataclasses.dataclass(frozen=True)

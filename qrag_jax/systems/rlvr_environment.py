@@ -350,6 +350,7 @@ OPENING = Opening(
     config=RlvrConfig.of,
     saved=load_config,
     free=FREE_FIELDS,
+    paths=(),
     load=load_environment,
 )
 

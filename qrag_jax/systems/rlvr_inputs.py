@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import parse_parts, read_part
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
 from qrag_jax.data.generators.synthetic import Split
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.documents import tasks_of
@@ -33,7 +32,8 @@ from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
+from qrag_jax.runtime.run import DEV, log
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig
 from qrag_jax.systems.rlvr_tools import open_library
 from qrag_jax.systems.token_config import BRIDGE
@@ -126,6 +126,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         demonstrated=made.questions if trains and made and SFT in config.stages else (),
         data={
             "questions": fingerprint(train),
+            DEV: fingerprint(dev),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
         }

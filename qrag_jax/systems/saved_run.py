@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,7 @@ class SavedRun:
         Raises:
             InputError: `workdir` holds no trained run, or its encoder cannot be used.
         """
-        if os.access(workdir, os.W_OK):  # a read-only run is scored without the cache
-            enable_persistent_cache(workdir / "compilation_cache")
+        enable_persistent_cache()
         taken = QRagConfig.of(config, scoring=True)
         if told := determinism.ask(taken.runtime.deterministic):
             print(told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,7 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
     if told := determinism.ask(config.runtime.deterministic):
         log(told)
-    if workdir and os.access(workdir, os.W_OK):  # a read-only run is played without the cache
-        enable_persistent_cache(workdir / "compilation_cache")
+    enable_persistent_cache()
     return make_mesh(config.runtime.mesh)
 
 

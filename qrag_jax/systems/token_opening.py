@@ -20,7 +20,7 @@ from qrag_jax.models.first_language_model import named_folder
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import host_mesh, make_mesh
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems.served_policy import ServedSettings, open_served
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
@@ -37,6 +37,7 @@ class Opening(Generic[System]):
         config: reads settings, and refuses those that are wrong for any data.
         saved: reads the config of a run.
         free: beginnings of names of fields that may change when a run goes on.
+        paths: names of fields of data whose digests a checkpoint keeps.
         load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
             cannot be used.
     """
@@ -45,6 +46,7 @@ class Opening(Generic[System]):
     config: Callable[[ConfigDict], Any]
     saved: Callable[[Path], ConfigDict]
     free: tuple[str, ...]
+    paths: tuple[str, ...]
     load: Callable[[Any, Path, Mesh], Any]
 
     def check(self, given: ConfigDict) -> None:
@@ -80,7 +82,7 @@ class Opening(Generic[System]):
                 or the data or the model cannot be used.
         """
         if run.has_begun:
-            check_same_config(self.saved(run.config_path), given, self.free)
+            run.check_config(self.saved(run.config_path), given, self.free, self.paths)
         config = self.config(given)
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)

@@ -15,7 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.token_stores import tokenise_samples, truncation_report
-from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
+from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "cls", "sep", "mask", "unk"]
@@ -375,10 +375,3 @@ def test_a_broken_tokenizer_file_is_refused(tmp_path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
     with pytest.raises(InputError, match="tokenizer cannot be read"):
         TextTokenizer.load(folder)
-
-
-def test_default_cache(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("QRAG_CACHE", str(tmp_path))
-    assert default_cache() == tmp_path
-    monkeypatch.delenv("QRAG_CACHE")
-    assert default_cache() == Path.home() / ".cache" / "qrag_jax"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,13 +39,14 @@ def test_counters_start_at_zero_and_share_one_listener() -> None:
 
 # The first program goes to another folder, to which JAX would keep if it were not told to forget.
 CACHED = """
-import json, sys
-from pathlib import Path
+import json, os, sys
 import jax, numpy as np
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
-enable_persistent_cache(Path(sys.argv[1] + "-earlier"))
+os.environ["QRAG_CACHE"] = sys.argv[1] + "-earlier"
+enable_persistent_cache()
 jax.jit(lambda x: x + 1.0)(np.ones(2, np.float32)).block_until_ready()
-folder = enable_persistent_cache(Path(sys.argv[1]))
+os.environ["QRAG_CACHE"] = sys.argv[1]
+folder = enable_persistent_cache()
 counter = CompilationCounter()
 jax.jit(lambda x: (x @ x).sum())(np.ones((8, 8), np.float32)).block_until_ready()
 print(json.dumps({
@@ -68,9 +70,11 @@ def run(folder: Path, **environment: str) -> dict:
 
 
 def test_a_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "cache"
     quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # the user's own wish is kept
-    first, second = run(folder, **quick), run(folder, **quick)
+    first, second = run(tmp_path / "deep", **quick), run(tmp_path / "deep", **quick)
+    folder = Path(first["folder"])
+    assert folder.parent == tmp_path / "deep"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert first == {"folder": str(folder), "count": 1, "hits": 0, "least": 0.0, "size": -1}
     assert second == first | {"hits": 1}
     assert len(list(folder.glob("*-cache"))) == 1
@@ -89,14 +93,23 @@ def test_the_users_own_folder_stays_in_force(tmp_path: Path) -> None:
 
 
 def test_quick_compilations_are_not_kept(tmp_path: Path) -> None:
-    assert run(tmp_path)["least"] == 0.5
-    assert list(tmp_path.glob("*-cache")) == []
+    found = run(tmp_path)
+    assert found["least"] == 0.5
+    assert list(Path(found["folder"]).glob("*-cache")) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(
+def test_a_folder_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file.* cannot be made"):
-        enable_persistent_cache(tmp_path / "file")
+    monkeypatch.setenv("QRAG_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=str(tmp_path / "file")):
+        enable_persistent_cache()
+    if os.getuid() == 0:  # what another user may write, runs as root
+        theirs = tmp_path / "programs-0"
+        theirs.mkdir()
+        os.chown(theirs, 54321, -1)
+        monkeypatch.setenv("QRAG_CACHE", str(tmp_path))
+        with pytest.raises(InputError, match=str(theirs)):
+            enable_persistent_cache()

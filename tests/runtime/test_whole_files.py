@@ -28,6 +28,25 @@ def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["config.json"]
 
 
+def test_two_writers_do_not_touch_each_others_part(tmp_path: Path) -> None:
+    """Of one process id, as in two containers on one disk."""
+    path = tmp_path / "config.json"
+    with whole_files.replacing(path) as first:
+        first.write(b"first")
+        whole_files.write_whole(path, "second")
+    assert path.read_bytes() == b"first"
+
+
+def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QRAG_CACHE", str(tmp_path))
+    assert whole_files.default_cache() == tmp_path
+    monkeypatch.delenv("QRAG_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert whole_files.default_cache() == tmp_path / "qrag_jax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert whole_files.default_cache() == Path.home() / ".cache" / "qrag_jax"
+
+
 def test_a_folder_is_named_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError) as error, whole_files.replacing(tmp_path):
         pytest.fail("the block ran")

@@ -133,5 +133,5 @@ def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:
         with Run.open(tmp_path / "other", 0.0) as run:
             run.checkpoints.save_last(1, {"x": jnp.zeros(1)}, {"data": data})
             run.checkpoints.wait()
-            with pytest.raises(InputError, match=r"the training data \(model\) are not those that"):
+            with pytest.raises(InputError, match=r"\(model\)"):
                 run.restore(lambda: {"x": jnp.zeros(1)}, system.data, {})
