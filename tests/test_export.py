@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from benchmarks.encoder_cases.round_trip import our_vectors
-from configs import hotpotqa
+from configs import hotpotqa, niah
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.pretrained import load_encoder
@@ -228,6 +228,7 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     config.env.update(positions="relative", stop_action=True, sort_by_index=True)
     config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
     config.encoder.path = "/home/me/models/e5"
+    config.optimizer.matrices = "muon"
     facts = model_card.Facts(
         name="run",
         config=QRagConfig.of(config),
@@ -259,9 +260,14 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     assert "parts = (first(chunks[i], 9) for i in sorted(taken))" in card
     assert "mean pooling, normalised." in card
     assert "adapters merged in (rank 4, alpha 8)" in card
+    assert "| optimizer | Muon" in card
     assert "| trained | low-rank adapters (LoRA), rank 4, on all-linear |" in card
     assert "in document order, with" in card
     assert "from `hotpotqa=hotpot,musique=x`" in card
     assert "/home" not in card
     assert "~/" not in card
+    config = niah.get_config("tiny")
+    config.data.path = ""
+    card = model_card.card(dataclasses.replace(facts, config=QRagConfig.of(config)))
+    assert "| data | niah (weight 1), invented |" in card
     assert "| started from | `intfloat/multilingual-e5-large` |" in card

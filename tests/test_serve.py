@@ -315,6 +315,18 @@ def test_a_signal_stops_it_when_what_waits_is_answered(
         httpx.get(server.url + "/health", timeout=LIMIT)
 
 
+def test_half_a_body_does_not_hold_the_end(commands: Commands, index: Path) -> None:
+    server = started(commands, index)
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+        head = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: 100\r\n\r\n".encode() + b'{"questions": [')
+        time.sleep(1)  # so that it waits for the rest
+        begun = time.monotonic()
+        server.process.terminate()
+        assert server.ended()[0] == 0
+    assert time.monotonic() - begun < 20
+
+
 def test_killed_and_started_again_it_answers(commands: Commands, index: Path) -> None:
     server = started(commands, index)
     port = int(server.url.rpartition(":")[2])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,35 @@ def test_a_signal_ends_it_while_its_client_says_nothing(commands: Commands, inde
     process.stdin.close()
     with process.stdout, process.stderr:  # type: ignore[union-attr]
         assert "stopped by SIGTERM" in process.stderr.read()  # type: ignore[union-attr]
+
+
+def test_a_signal_ends_it_while_its_client_reads_nothing(commands: Commands, index: Path) -> None:
+    """What waits in both pipes is more than they hold."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
+        cwd=ROOT,
+        env=commands.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    line = json.dumps(call).encode() + b"\n"
+    os.write(process.stdin.fileno(), line)
+    assert process.stdout.readline()  # it has started
+    os.set_blocking(process.stdin.fileno(), False)
+    full = 0
+    while full < 20:  # two seconds in which it takes nothing
+        try:
+            os.write(process.stdin.fileno(), line)
+            full = 0
+        except BlockingIOError:
+            full += 1
+            time.sleep(0.1)
+    process.terminate()
+    assert process.wait(LIMIT) == 0
+    with process.stdin, process.stdout:
+        pass

@@ -105,6 +105,8 @@ def parse_flags(
             for number in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
                     raise InputError(f"--{name} is {value}; give a finite number.")
+                if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                    raise InputError(f"--{name} is {value}; give a number of at most 63 bits.")
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
@@ -145,26 +147,49 @@ def _dry(main: Callable[[], int]) -> Callable[[], int]:
 
 def _keep_no_programs() -> None:
     """JAX writes no compiled program, also where the environment names a folder for them."""
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    _switch_off("jax_enable_compilation_cache")
+
+
+def _switch_off(setting: str) -> None:
+    os.environ[setting.upper()] = "false"
     if "jax" in sys.modules:  # it has read the environment already
-        sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
+        sys.modules["jax"].config.update(setting, False)
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:
     if not flags.FLAGS["verbosity"].present:
         # Orbax logs every rename at INFO, and the traceback of every error it raises at ERROR.
         logging.set_verbosity(logging.FATAL)
+    _switch_off("jax_enable_x64")  # all here is written for 32 bits, whatever else may need
     try:
         return main()
     except InputError as error:
         _leave(str(error))
     except Exception as error:
+        if wrong := _wrong_environment(error):
+            _leave(wrong)
         from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
 
         if (told := device_memory.shortage(error, _system())) is None:
             raise
         print(f"error: {told}", file=sys.stderr)
         return 1
+
+
+def _wrong_environment(error: Exception) -> str:
+    """What this process's environment lacks, in one sentence; "": the error has other reasons."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib
+        return "this user has no home folder; set HOME, or QRAG_CACHE and paths without ~."
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms and "jax" in sys.modules and isinstance(error, AssertionError | RuntimeError):
+        try:
+            sys.modules["jax"].devices()
+        except Exception:
+            return (
+                f"JAX_PLATFORMS is {platforms}, which jax cannot use here; install it with pip "
+                "install 'qrag_jax[cuda13]' (or cuda12, tpu), or unset the variable."
+            )
+    return ""
 
 
 def _system() -> str | None:

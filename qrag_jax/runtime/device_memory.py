@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -40,11 +41,36 @@ def room(device: jax.Device, sharing: int = 1) -> int | None:
         meminfo = Path("/proc/meminfo")
         text = meminfo.read_text() if meminfo.exists() else ""
         found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-        return int(found[1]) * 2**10 // sharing if found else None
+        known = [int(found[1]) * 2**10] if found else []
+        return min(known + cgroup_room()) // sharing if found else None
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+
+
+def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """The bytes that this process's control groups leave it, as a container limits them."""
+    found = []
+    own = Path("/proc/self/cgroup")
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            top, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                with contextlib.suppress(OSError, ValueError):  # "max"; or there is no limit
+                    most, used = (int((folder / name).read_text()) for name in names)
+                    # Files that were read are dropped from memory when it is needed.
+                    stat = (folder / "memory.stat").read_text()
+                    files = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+                    found.append(most - used + (int(files[1]) if files else 0))
+    return found
 
 
 def shown(count: int) -> str:

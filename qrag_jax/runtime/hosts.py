@@ -87,7 +87,8 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
             lifelines.close()
             raise
         _ENDING.acquire()  # another thread that holds it ends the process
-        _end_without_waiting(2 if isinstance(error, InputError) else 1, lifelines)
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _end_without_waiting(2 if isinstance(error, InputError) else status, lifelines)
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
             print(_another_has_ended(peer[1] if peer else ""), file=sys.stderr)

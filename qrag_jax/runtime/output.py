@@ -31,7 +31,12 @@ class LastingOutput:
         _WRITTEN.add(self)
 
     def write(self, text: str) -> int:
-        """Writes the text, or drops it if the reader is gone."""
+        """Writes the text, or drops it if the reader is gone.
+
+        A character that the terminal's encoding has not is written as Python's escape.
+        """
+        encoding = self._stream.encoding or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
         with self._lock:
             try:
                 return self._stream.write(text)

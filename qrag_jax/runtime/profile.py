@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +79,12 @@ class StepProfile:
         trace: TracebackType | None,
     ) -> None:
         if self._first is not None:
-            self._close()
+            try:
+                self._close()
+            except Exception as failure:
+                if error is None:
+                    raise
+                self._log(f"the profile cannot be written: {failure}")
         elif self._wanted:
             self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
 
@@ -87,8 +93,8 @@ class StepProfile:
         self._wanted = False
         jax.profiler.stop_trace()
         files = self.folder.glob(f"plugins/profile/*/{PERFETTO_NAME}")
-        newest = max(files, key=lambda path: path.stat().st_mtime)
-        self._log(
-            f"profile of steps {first} to {self._last}: open {newest} at "
-            f"https://ui.perfetto.dev, or run tensorboard --logdir={self.folder}"
-        )
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        board = f"run tensorboard --logdir={shlex.quote(str(self.folder))}"
+        if newest is not None:  # the disk may be full
+            board = f"open {newest} at https://ui.perfetto.dev, or {board}"
+        self._log(f"profile of steps {first} to {self._last}: {board}")

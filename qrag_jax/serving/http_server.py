@@ -102,6 +102,10 @@ def serve_http(
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)
         worker.stop()
+        for connection in [*server.server_state.connections]:
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and cycle.more_body:  # half a body, whose rest may never come
+                connection.transport.close()
         server.should_exit = True
 
     async def served() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.output import end_process
 from qrag_jax.serving.searcher import Ask, as_json
 from qrag_jax.serving.worker import Busy, SearchFailed, Worker
 
@@ -22,6 +24,7 @@ ABOUT = (
     "id, title, text, metadata, the step that found it and its score, the best or the first found "
     "first."
 )
+STOP_SECONDS = 10  # for answers, when the server is told to stop
 _LOOK_EVERY = 0.05  # seconds
 _PIECE = 2**16  # bytes
 
@@ -74,6 +77,7 @@ class _Input:
         os.dup2(end, 0)
         os.close(end)
         self._lock, self._open = threading.Lock(), True
+        os.set_blocking(self._pipe, False)
         threading.Thread(target=self._fill, name="input", daemon=True).start()
 
     def end(self) -> None:
@@ -84,12 +88,15 @@ class _Input:
                 os.close(self._pipe)
 
     def _fill(self) -> None:
-        while data := os.read(self._source, _PIECE):
-            with self._lock:
+        data = b""
+        while data := data or os.read(self._source, _PIECE):
+            with self._lock:  # never while it waits for the reader, so that `end` can have it
                 if not self._open:
                     return
-                while data:
+                with contextlib.suppress(BlockingIOError):  # the pipe is full
                     data = data[os.write(self._pipe, data) :]
+            if data:
+                time.sleep(_LOOK_EVERY)
         self.end()
 
 
@@ -106,6 +113,9 @@ def serve_stdio(worker: Worker, stop: StopSignal) -> None:
         while not (running.done() or stop.requested or worker.error):
             await asyncio.wait([running], timeout=_LOOK_EVERY)
         given.end()
+        done, _ = await asyncio.wait([running], timeout=STOP_SECONDS)
+        if not done:
+            end_process("stopped, while the client reads no answers", 0)
         await running
 
     asyncio.run(served())

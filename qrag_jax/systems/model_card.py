@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.sources.registry import BY_SIZE
+from qrag_jax.data.sources.registry import BY_SIZE, SOURCES
 from qrag_jax.environments import positions
+from qrag_jax.learners.optimizers import MUON
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
@@ -220,16 +221,20 @@ def _training(facts: Facts) -> str:
     if config.data.mixture == BY_SIZE and len(weights) > 1:
         sources += ", each times its size"
     path = without_folders(config.data.path)
+    on_hub = all(getattr(SOURCES.get(name), "HUB", None) for name in weights)
+    place = f"from `{path}`" if path else "from the hub" if on_hub else "invented"
+    muon = config.optimizer.matrices == MUON
+    method = "Muon on the layers' linear maps, else AdamW" if muon else "AdamW"
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {
         "started from": encoder,
-        "data": sources + (f", from `{path}`" if path else ", from the hub"),
+        "data": f"{sources}, {place}",
         "checkpoint": f"{facts.checkpoint}, optimizer step {facts.step} of {config.train.steps}"
         + minutes,
         "batch": f"{config.train.batch_size} questions × {config.env.max_steps} steps",
         "γ, λ, τ, α": f"{config.pqn.gamma}, {config.pqn.lambda_}, {config.pqn.tau}, "
         f"{config.policy.alpha}",
-        "optimizer": f"AdamW, learning rate {config.optimizer.learning_rate}, weight decay "
+        "optimizer": f"{method}, learning rate {config.optimizer.learning_rate}, weight decay "
         f"{config.optimizer.weight_decay}, {config.optimizer.schedule}",
         "seed": str(config.seed),
     }

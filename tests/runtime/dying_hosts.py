@@ -1,7 +1,7 @@
 """`dying_hosts HOSTS NUMBER WAITS`: one of several processes; NUMBER dies, the others wait for it.
 
-The first one fails; another one is killed. WAITS is how they wait: at a "barrier", or for "arrays",
-while a thread saves a checkpoint.
+The first one fails, or is interrupted if WAITS is "interrupt"; another one is killed. WAITS is how
+they wait: at a "barrier", or for "arrays", while a thread saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def main() -> None:
         hosts.together("all are here")
         if jax.process_index() == int(sys.argv[2]):
             if not jax.process_index():
+                if sys.argv[3] == "interrupt":
+                    raise KeyboardInterrupt
                 raise ValueError("a failure of its own")
             os.kill(os.getpid(), signal.SIGKILL)
         barrier = multihost.get_barrier_sync_fn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,20 @@ def main():
         import jax.numpy as jnp
 
         jnp.zeros(10**14).block_until_ready()
+    if CONFIG.value.fail == "devices":
+        import jax
+
+        jax.devices()
+    if CONFIG.value.fail == "home":
+        import os
+        from qrag_jax.runtime.whole_files import default_cache
+
+        os.setuid(54321)
+        default_cache()
+    if CONFIG.value.fail == "x64":
+        import jax.numpy as jnp
+
+        print(jnp.arange(2.0).sum().dtype, "é\\ud800")
     print(CONFIG.value.train.steps, CONFIG.value.sizes)
     return CONFIG.value.status
 
@@ -40,6 +55,7 @@ def get_config(arg=""):
     if arg:
         raise ValueError(f"the variant {arg!r} is unknown; use none.")
     config = ConfigDict({"fail": "", "status": 0, "sizes": (1, 2), "train": {"steps": 3}})
+    config.rate = 0.5
     return config.lock()
 """
 
@@ -52,10 +68,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, **own: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(folder / "program.py"), *arguments],
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": str(ROOT), "PATH": ""} | own,
         cwd=folder,
         text=True,
         capture_output=True,
@@ -88,6 +104,8 @@ def test_status_of_main_is_the_exit_status(folder: Path) -> None:
         ),
         (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
         (["--config=small.py", "--workdri=x"], "workdri"),
+        (["--config=small.py", f"--config.train.steps={2**63}"], "--config.train.steps"),
+        (["--config=small.py", "--config.rate=nan"], "--config.rate"),
         (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
         (["--config=small.py", "--config.fail=input"], "data.jsonl: field 'id' is missing; add"),
     ],
@@ -99,6 +117,21 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
+
+
+def test_what_the_environment_says_is_told_or_is_no_matter(folder: Path) -> None:
+    given = "--config=small.py"
+    told = run(folder, given, "--config.fail=devices", JAX_PLATFORMS="cuda")
+    assert told.returncode == 2
+    assert "JAX_PLATFORMS" in told.stderr
+    assert "Traceback" not in told.stderr
+    told = run(folder, given, "--config.fail=x64", JAX_ENABLE_X64="1", PYTHONIOENCODING="ascii")
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split()[0] == "float32"
+    if os.getuid() == 0:  # else no process can become a user without a home
+        told = run(folder, given, "--config.fail=home")
+        assert told.returncode == 2, told.stderr
+        assert "HOME" in told.stderr
 
 
 def test_too_little_memory_is_one_sentence(folder: Path) -> None:

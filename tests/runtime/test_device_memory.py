@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from qrag_jax.runtime.device_memory import shortage
+from qrag_jax.runtime.device_memory import cgroup_room, shortage
 from qrag_jax.runtime.memory_fields import SAVING, WITHOUT_CONFIG, saving
 from qrag_jax.runtime.not_learning import KINDS
 from qrag_jax.runtime.program_memory import FirstCalls, line
@@ -82,6 +83,19 @@ def test_messages_of_compiling_and_of_running(message: str) -> None:
     assert "--config.sampling.rows" in told
     assert shortage(RuntimeError(message), "rlvr") is None
     assert shortage(jax.errors.JaxRuntimeError("INTERNAL: no"), "rlvr") is None
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()  # where version 1 of control groups has its files
+    for folder, most, used in (
+        (tmp_path, "memory.max", "memory.current"),
+        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        (folder / most).write_text("4096\n")
+        (folder / used).write_text("1024\n")
+        (folder / "memory.stat").write_text("anon 512\ninactive_file 256\n")
+    assert {*cgroup_room(tmp_path)} == {4096 - 1024 + 256}
+    assert cgroup_room(tmp_path / "none") == []
 
 
 COMMAND = """

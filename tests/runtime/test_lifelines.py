@@ -144,7 +144,12 @@ def test_those_that_came_are_taken() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "status", "waits"),
-    [(2, -signal.SIGKILL, "barrier"), (2, -signal.SIGKILL, "arrays"), (0, 1, "barrier")],
+    [
+        (2, -signal.SIGKILL, "barrier"),
+        (2, -signal.SIGKILL, "arrays"),
+        (0, 1, "barrier"),
+        (0, 130, "interrupt"),
+    ],
 )
 def test_a_host_that_is_killed_or_fails_ends_those_that_wait(
     number: int, status: int, waits: str

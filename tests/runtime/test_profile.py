@@ -70,6 +70,12 @@ def test_an_error_in_a_traced_step_closes_the_trace(tmp_path: Path) -> None:
     assert marked_steps(tmp_path / "again") == [3]
 
 
+def test_a_trace_that_cannot_be_written_does_not_hide_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="broken"):
+        play(tmp_path / "file", traced=5, done=0, until=9, fail_at=4)
+
+
 def test_no_step_to_trace(tmp_path: Path) -> None:
     assert play(tmp_path / "off", traced=0, done=0, until=5) == []
     (line,) = play(tmp_path / "short", traced=3, done=7, until=9)

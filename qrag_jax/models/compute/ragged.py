@@ -394,8 +394,10 @@ def _over_blocks(
         block = next_block(blocks, rows.planned, left)
         place, present = rows_of_block(block, left, max(shape.rows for shape in shapes))
         carry = jax.lax.switch(block.shape, branches, carry, place, present)
-        cost = jnp.array([float(shape.tokens) for shape in shapes])[block.shape]
-        return carry, Filling(left.low + block.bottom, left.high - block.top), computed + cost
+        cost = jnp.array([shape.tokens for shape in shapes], jnp.float32)[block.shape]
+        low, high = left.low + block.bottom, left.high - block.top
+        # Under jax_enable_x64 sums of whole numbers have 64 bits.
+        return carry, Filling(low.astype(jnp.int32), high.astype(jnp.int32)), computed + cost
 
     count = jnp.int32(rows.lengths.shape[0])
     absent = (rows.planned == 0).sum(dtype=jnp.int32)

@@ -96,7 +96,14 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
             f"{CONFIG_NAME}; copy both files from one folder."
         )
     present = {p: t for p, t in places.items() if any(name in found for *_, name, _ in t)}
-    _check_fit(path, found, expected, [name for t in present.values() for *_, name, _ in t])
+    needed = [name for tensors_of in present.values() for *_, name, _ in tensors_of]
+    excluded = read_json(config_path).get("exclude_modules")
+    if excluded not in EMPTY and not found.keys() >= set(needed):
+        raise InputError(
+            f"{config_path}: exclude_modules is {excluded!r:.60}, which leaves a module out in "
+            "some layers alone; that is not supported: give adapters of whole modules."
+        )
+    _check_fit(path, found, expected, needed)
     leaves: dict[LeafPath, np.ndarray] = {}
     for place, tensors_of in present.items():
         for leaf in ENDINGS:

@@ -80,7 +80,8 @@ def check_usable(log: LogConfig) -> None:
         InputError: a library is not installed, or W&B has no key.
     """
     for name in log.trackers:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
             raise InputError(
                 f"config.log.to has {name}, which is not installed: run pip install "
                 f"'qrag_jax[{name}]', or leave it out."

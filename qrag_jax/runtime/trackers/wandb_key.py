@@ -19,7 +19,7 @@ def is_given() -> bool:
         return True
     if any(os.environ.get(name) for name in _KEYS):
         return True
-    file = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    file = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or _HOST).hostname or ""
     try:
         return netrc.netrc(file).authenticators(host) is not None

@@ -59,6 +59,12 @@ def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> No
     assert np.isfinite(rows).all()
 
 
+def test_a_program_with_64_bits_gets_the_same(params, tokens, one_by_one) -> None:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        rows = jitted(ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, LENGTHS))[0]
+    np.testing.assert_allclose(rows[LENGTHS > 0], one_by_one[LENGTHS > 0], atol=2e-6)
+
+
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS)
 def test_absent_rows_give_zeros(blocks, params, tokens) -> None:
     rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])

@@ -212,6 +212,16 @@ def test_other_kinds_of_adapters_are_refused(field, value, family_bases, tmp_pat
     )
 
 
+def test_modules_that_are_left_out_in_some_layers_are_refused(family_bases, tmp_path) -> None:
+    theirs("bert", "all-linear", tmp_path)
+    path, weights = tmp_path / "adapter_config.json", tmp_path / "adapter_model.safetensors"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"exclude_modules": r".*\.0\..*"}))
+    save_file({n: x for n, x in load_file(weights).items() if ".layer.0." not in n}, weights)
+    told = refused(family_bases["bert"], tmp_path)
+    assert str(path) in told
+    assert "exclude_modules" in told
+
+
 def test_missing_files_are_told(family_bases, tmp_path) -> None:
     assert "no such folder" in refused(family_bases["bert"], tmp_path / "none")
     assert "adapter_config.json: missing" in refused(family_bases["bert"], tmp_path)

@@ -9,11 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import trackers
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.trackers import sender, wandb_key
 from qrag_jax.runtime.trackers.secrets_out import clean, without_secrets
 from qrag_jax.runtime.trackers.sender import Sender, close_all
@@ -219,8 +222,6 @@ def test_a_failing_tracker_does_not_end_a_training(
     tracker: FileTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the writer's side: all lines are written, and the trackers get what they take."""
-    from qrag_jax.runtime import trackers
-    from qrag_jax.runtime.log_config import LogConfig
     from qrag_jax.runtime.writers import Logged, MetricWriter
 
     tracker.fails_at, tracker.closes = (2,), False
@@ -256,3 +257,15 @@ def test_a_failing_tracker_does_not_end_a_training(
     }
     assert starts[0][1].config == {"train": {"steps": 3}, "llm": {"url": "http://host"}}
     assert not (workdir / "tensorboard").exists()
+
+
+def test_a_folder_of_a_trackers_name_is_not_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = [name for name in ("wandb", "mlflow", "trackio") if find_spec(name) is None]
+    for name in missing:  # none of them where all are installed
+        (tmp_path / name).mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        with pytest.raises(InputError, match=name):
+            trackers.check_usable(LogConfig(to=(name,), project="p"))
