@@ -5,8 +5,8 @@
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates four
 scripted styles of queries of an invented world, and then learns from its own tries which of them
 finds what is missing: SFT, then IPO, twice. `:tiny` is the same in a minute. `:smol` trains
-adapters on SmolLM2-135M-Instruct (`make llm`), `:qwen3` on Qwen3-1.7B. `:llama3` and `:gemma2` have
-the published constants, whole weights; these three are for GPUs. All but the first two want data:
+adapters on SmolLM2-135M-Instruct (`make llm`), `:qwen3` on Qwen3-1.7B. `:llama3` has the
+published constants, whole weights; these two are for GPUs. All but the first two want data:
 --config.questions.train='FOLDER,2wiki,train' and --config.questions.dev likewise.
 """
 
@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.systems.leret_config import default_config
 
-VARIANTS = ("quick", "tiny", "smol", "qwen3", "llama3", "gemma2")
+VARIANTS = ("quick", "tiny", "smol", "qwen3", "llama3")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
@@ -39,9 +39,7 @@ def get_config(arg: str = "quick") -> ConfigDict:
         _adapters(config, "Qwen/Qwen3-1.7B")
         config.model.thinking = "off"
     if arg == "llama3":
-        _published(config, "meta-llama/Meta-Llama-3-8B-Instruct")
-    if arg == "gemma2":
-        _published(config, "google/gemma-2-9b-it")
+        _published(config)
     return config.lock()
 
 
@@ -110,12 +108,12 @@ def _smol(config: ConfigDict) -> None:
     config.eval.samples = 64
 
 
-def _published(config: ConfigDict, path: str) -> None:
+def _published(config: ConfigDict) -> None:
     """Stage lengths are those of HotpotQA's 90,447 training questions, about a pair a state.
 
     SFT is one epoch of 8, IPO two of 4. LeReT has RMSprop, whose steps are Adam's without β₁.
     """
-    config.model.path = path
+    config.model.path = "meta-llama/Meta-Llama-3-8B-Instruct"
     config.model.remat = "layers"
     config.iterations = 1
     config.sft.update(steps=11_000, batch_size=8, learning_rate=1e-7)
