@@ -28,6 +28,8 @@ from qrag_jax.rollouts.hop_batch import HopBatch
 from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES
 
+_ORDER = 2**32 - 2  # of minibatches; not the number of any step
+
 Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[PolicyState, Metrics]]  # (state, HopBatch), then a base if any
 
@@ -70,7 +72,7 @@ def make_update(learner: QueryEncoder) -> Update:
             state, found = step(state, (rows, searches))
             found = jax.tree.map(lambda leaf: leaf[None], found)
         else:
-            order = _order(state, config, len(batch.scored))
+            order = minibatch_order(state, config, len(batch.scored))
             split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
             def of_minibatch(state: PolicyState, places: jax.Array):
@@ -117,9 +119,11 @@ def make_update(learner: QueryEncoder) -> Update:
     )
 
 
-def _order(state: PolicyState, config: GRPOConfig | PPOConfig, episodes: int) -> jax.Array:
+def minibatch_order(state: PolicyState, config: GRPOConfig | PPOConfig, episodes: int) -> jax.Array:
     """The episodes of each minibatch of each epoch, `[epochs · minibatches, episodes of one]`."""
-    key = jax.random.fold_in(state.key, state.step)
+    # Not the keys of the episodes, which are drawn by the step's number alone.
+    stream = jax.random.fold_in(state.key, _ORDER)
+    key = jax.random.fold_in(stream, state.step)
     keys = jax.random.split(key, config.epochs)
     orders = jax.vmap(lambda each: jax.random.permutation(each, episodes))(keys)
     return orders.reshape(config.epochs * config.minibatches, -1)

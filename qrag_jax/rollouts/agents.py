@@ -15,8 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.environments.rag.episode import (
@@ -32,6 +30,7 @@ from qrag_jax.environments.rag.episode import (
 )
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
+from qrag_jax.rollouts.draw_keys import key_within
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
@@ -184,11 +183,15 @@ class _Playing:
 
     def ask(self, step: Retrieve) -> Ask:
         """What is searched for; another attempt has other draws."""
-        key = self.start.key
-        if self.attempt > 1:
-            folded = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), self.attempt)
-            key = np.asarray(jax.random.key_data(folded))
+        key = key_within(self.start.key, self.attempt - 1)
         return Ask(self.start.task.question, step, key)
+
+    def request(self, step: Complete) -> Request:
+        """What the model is asked; another attempt has another seed, and so another reply."""
+        if self.attempt == 1:
+            return step.request
+        seed = (step.request.seed or 0) + self.attempt - 1
+        return dataclasses.replace(step.request, seed=seed)
 
 
 @dataclasses.dataclass
@@ -267,7 +270,8 @@ class _Course:
         """Asks the model, unless an episode of the group has asked the same."""
         if self._model is None:
             raise InputError("this agent asks a language model, and the run has none.")
-        name: Hashable = (each.start.group, step.request) if step.shared else object()
+        request = each.request(step)
+        name: Hashable = (each.start.group, request) if step.shared else object()
         if name in self._known:
             self._counts.shared += 1
             self._ready.append((each, self._known[name]))
@@ -276,7 +280,7 @@ class _Course:
             self._calls[name].waiting.append(each)
         else:
             self._counts.calls += 1
-            future = self._model.submit([step.request])
+            future = self._model.submit([request])
             self._calls[name] = _Call([each], future)
             future.add_done_callback(lambda _: self._arrived.put(name))
 

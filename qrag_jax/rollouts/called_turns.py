@@ -295,14 +295,6 @@ class EpisodeCalls:
         return best
 
 
-def key_of_attempt(key: np.ndarray, attempt: int) -> np.ndarray:
-    """The key of an episode's draws, uint32 `[2]`; another attempt has other draws."""
-    if attempt == 1:
-        return key
-    digest = hashlib.sha256(key.astype("<u4").tobytes() + attempt.to_bytes(4, "little"))
-    return np.frombuffer(digest.digest()[:8], "<u4").astype(np.uint32)
-
-
 def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
     """Why a request's sampling would have another distribution, as a sentence; "" if it has not.
 

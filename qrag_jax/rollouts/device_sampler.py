@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
@@ -99,6 +100,7 @@ class DeviceSampler:
 
         Raises:
             ValueError: a context is empty, or has no room for a token behind it.
+            InputError: the model's logits are not numbers.
         """
         asked = rooms(requests, self.config.room)
         # Equal prompts lie side by side, and those that share a prefix.
@@ -137,6 +139,12 @@ class DeviceSampler:
         for number in range(len(requests)):
             row = row_of[number]
             end = int(drawn.counts[row])
+            if not np.isfinite(drawn.log_probs[row, :end]).all():
+                raise InputError(
+                    "the language model gives logits that are not numbers: its weights "
+                    "(config.model.path) hold NaN, or its activations overflow; use weights that "
+                    "are finite, or set config.model.dtype to float32."
+                )
             finish = STOP if drawn.stopped[row] else LENGTH
             found.append(Sampled(drawn.ids[row, :end], drawn.log_probs[row, :end], finish))
         return found

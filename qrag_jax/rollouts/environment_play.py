@@ -18,7 +18,8 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessL
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, Unfit, key_of_attempt
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, Unfit
+from qrag_jax.rollouts.draw_keys import key_within
 from qrag_jax.rollouts.generate_server import Wanted
 from qrag_jax.rollouts.played_units import (
     Lost,
@@ -214,7 +215,7 @@ class _Course:
         playing = _Playing(place, unit, numbers)
         for number, key in zip(numbers, unit.keys):
             self._by_number[number] = playing
-            own = key_of_attempt(key, self._attempt)
+            own = key_within(key, self._attempt - 1)
             self._play.calls[number] = EpisodeCalls(self._renderer, self._settings.limits, own)
         return playing
 

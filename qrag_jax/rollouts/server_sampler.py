@@ -139,7 +139,7 @@ class ServerSampler:
 
 
 def seed_of(request: SampleRequest) -> int:
-    """The seed of a turn's draws, 0 to 2^63 - 1: by the episode's key and the first new position.
+    """The seed of a turn's draws, 0 to 2^63 - 1: by the segment's key and the first new position.
 
     vLLM draws a request's tokens from a generator of its own, so a turn's draws do not depend on
     the other requests.

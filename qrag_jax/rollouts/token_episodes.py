@@ -16,8 +16,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.environments.tools.episode import (
@@ -39,6 +37,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import Scaffold
 from qrag_jax.rollouts.agents import Checks
+from qrag_jax.rollouts.draw_keys import key_within
 from qrag_jax.rollouts.token_sampler import LENGTH, Sampled, SampleRequest
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment, Turn
 
@@ -227,7 +226,9 @@ class _Playing:
         ids = np.concatenate([*self._before, self._observed]).astype(np.int32)
         left = speech.room - len(ids)
         if left >= 1:
-            return SampleRequest(ids, self._key, min(speech.turn, left))
+            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
+            key = key_within(self.start.key, self.attempt - 1, len(self.segments) - 1)
+            return SampleRequest(ids, key, min(speech.turn, left))
         if len(self._talk) == len(step.messages):
             raise InputError(
                 f"the prompt of question {self.start.task.id!r} has {len(ids)} tokens, and "
@@ -244,14 +245,6 @@ class _Playing:
         text = speech.text(sampled.ids)
         self._talk.append(("assistant", text))
         return Said(text, "length" if sampled.finish == LENGTH else "stop")
-
-    @property
-    def _key(self) -> np.ndarray:
-        """Another attempt has other draws."""
-        if self.attempt == 1:
-            return self.start.key
-        key = jax.random.wrap_key_data(jnp.asarray(self.start.key))
-        return np.asarray(jax.random.key_data(jax.random.fold_in(key, self.attempt)))
 
     @property
     def episode(self) -> TokenEpisode:

@@ -19,8 +19,8 @@ class SampleRequest(NamedTuple):
 
     Attributes:
         ids: int32, the whole context so far; never empty.
-        key: uint32 `[2]`, of the episode's draws (run, batch, episode, attempt). A token's draw
-            depends on it and on the token's position alone.
+        key: uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A
+            token's draw depends on it and on the token's position alone.
         most: sampled tokens, at most.
     """
 

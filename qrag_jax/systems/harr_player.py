@@ -17,6 +17,7 @@ from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agents import AgentRollout, Checks, Counts, Episode, Start
+from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import ADVICE, Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
@@ -81,12 +82,10 @@ class HarrPlayer:
                 one to the next.
         """
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
-        last = first + apart * max(len(asked) - 1, 0)
-        keys = jax.random.split(key, (last + 1) * members)
-        every = np.asarray(jax.random.key_data(keys)).reshape(last + 1, members, -1)
-        data = every[first::apart][: len(asked)].reshape(len(asked) * members, -1)
+        places = first + apart * np.arange(len(asked), dtype=np.uint32)
+        keys = np.asarray(draw_keys(key, places, members))
         return [
-            Start(Task(each.gold.id, each.gold.question), place, data[place * members + member])
+            Start(Task(each.gold.id, each.gold.question), place, keys[place, member])
             for place, each in enumerate(asked)
             for member in range(members)
         ]

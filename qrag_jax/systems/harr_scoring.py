@@ -45,7 +45,7 @@ from qrag_jax.systems.scoring import check_own_data
 
 SUMMARY = "summary.json"
 _OF_QUESTIONS = ("data.path", "data.sources", "data.synthetic.seed", "eval.path")
-_AT_ONCE = 256  # questions played side by side, and written together
+AT_ONCE = 256  # questions played side by side, and written together
 _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
 
@@ -124,7 +124,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
             with log_locks(log):
                 own = {"way": name, "weights": encoder_key(weights, {})}
                 agent_log.begin(log, record | own, restart=options.restart)
-                played[name] = _rows(how, weights, log, sampled, stop)
+                played[name] = played_rows(how, weights, log, sampled, stop)
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = inputs.drawn.summary(chose, others=others)
     summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
@@ -171,7 +171,9 @@ def _record(
     }
 
 
-def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) -> list[AgentRow]:
+def played_rows(
+    system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal
+) -> list[AgentRow]:
     """The rows of all questions; those that the log lacks are played."""
     rows = agent_log.read_partial(log)
     asked, player = system.inputs.dev, system.player
@@ -179,12 +181,13 @@ def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) 
         raise InputError(f"{log} has other questions; give --restart to throw it away.")
     with tqdm(total=len(asked), initial=len(rows), unit="question", desc=log.parent.name) as bar:
         while len(rows) < len(asked):
-            part = asked[len(rows) : len(rows) + _AT_ONCE]
-            starts = player.starts(part, 1, _SAMPLED)
+            part = asked[len(rows) : len(rows) + AT_ONCE]
+            starts = player.starts(part, 1, _SAMPLED, len(rows))
             episodes = player.play(params, starts, stop, is_greedy=True)
             new = [agent_row(each.gold, episode) for each, episode in zip(part, episodes)]
             if sampled:
-                drawn = player.play(params, player.starts(part, sampled, _SAMPLED), stop)
+                starts = player.starts(part, sampled, _SAMPLED, len(rows))
+                drawn = player.play(params, starts, stop)
                 new = [
                     _with_samples(row, each, drawn[i * sampled : (i + 1) * sampled])
                     for i, (row, each) in enumerate(zip(new, part, strict=True))

@@ -12,6 +12,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.learners.policy_state import Critic
+from qrag_jax.learners.query_update import minibatch_order
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.bert_weights import PARTITION_RULES
@@ -243,6 +244,15 @@ def test_a_group_of_equal_rewards_counts_in_the_divisor(fields: dict[str, Any]) 
     )
     for one, other in zip(*map(jax.tree.leaves, (both, expected)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_minibatches_are_not_drawn_by_the_keys_of_episodes() -> None:
+    state = Learning(mesh_of(), TOWER, PPOConfig(minibatches=2)).state
+    order = minibatch_order(state, PPOConfig(minibatches=2), 16).reshape(-1)
+    of_episodes = jax.random.split(jax.random.fold_in(state.key, state.step), 16)
+    others = jax.vmap(lambda key: jax.random.permutation(key, 16))(of_episodes)
+    assert sorted(order.tolist()) == [*range(16)]
+    assert order.tolist() not in others.tolist()
 
 
 def test_a_batch_without_any_reward_changes_nothing() -> None:

@@ -156,6 +156,21 @@ def test_an_episode_that_breaks_is_played_again_with_other_draws() -> None:
     assert len(episode.searches) == 1  # those of the attempt that counts
 
 
+def test_a_group_whose_first_replies_broke_gets_others() -> None:
+    """A server gives the same reply to the same request with the same seed."""
+    seeds: list[int | None] = []
+
+    def reply(request: ChatRequest) -> Outcome:
+        seeds.append(request.seed)
+        # An answer without a search, even when it is corrected.
+        return Answer("Answer: Norway") if request.seed == seeds[0] else answers(request)
+
+    playing = rollout(react(), Thinking(reply))
+    played = playing.play(starts(3)[:3])
+    assert [(type(each.ended), each.attempts) for each in played] == [(Finished, 2)] * 3
+    assert playing.counts.calls == 2 + 1 + 3 + 3  # both attempts share what comes before a search
+
+
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.5))
     played = playing.play(starts(2))

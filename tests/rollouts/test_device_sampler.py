@@ -94,6 +94,15 @@ def test_greedy_is_that_of_hugging_face(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours.log_probs, again, atol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_draw_nothing(temperature: float) -> None:
+    model, params = tiny()
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
+    sampler = DeviceSampler(model, dataclasses.replace(GREEDY, temperature=temperature))
+    with pytest.raises(InputError, match=r"config\.model\.path"):
+        sampler.sample(broken, requests((3, 5), 4, TINY.vocab_size))
+
+
 @pytest.mark.parametrize("places", [5, 16, 128])
 @pytest.mark.parametrize("scanned", [False, True])
 def test_log_probs_are_those_of_the_drawn_distribution(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,16 @@ import pytest
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import EXPERT, Demonstration, draw_choices
-from qrag_jax.environments.tools.episode import Closed, Document, Failed, Look, Open, ToolTask
+from qrag_jax.environments.tools.episode import (
+    Closed,
+    Document,
+    Failed,
+    Look,
+    Open,
+    Play,
+    Speak,
+    ToolTask,
+)
 from qrag_jax.environments.tools.play import COMPLETE, GET, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -253,6 +263,27 @@ def test_an_episode_ends_where_its_room_does(loaded: LoadedLanguageModel) -> Non
     speech = speech_of(loaded, room=len(first.observed))
     with pytest.raises(InputError, match=r"the prompt of question 'bridge-.*raise it"):
         rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
+
+
+def test_a_rewritten_segment_has_other_draws(loaded: LoadedLanguageModel) -> None:
+    """Its positions were drawn at before; the turns of one segment lie at others."""
+
+    class Asks:
+        def play(self, task: ToolTask) -> Play:
+            yield Speak((("user", task.question),))
+            yield Speak((("tool", "nothing"),))
+            yield Speak((("user", "Again."),))
+            return Closed("")
+
+    speech = speech_of(loaded)
+    speech = dataclasses.replace(
+        speech, scaffold=dataclasses.replace(speech.scaffold, append_only=False)
+    )
+    sampler = Told(speech, lambda _: "x", in_rounds=True)
+    (episode,) = rollout(speech, sampler, Asks()).play(starts(TASKS[:1]))  # type: ignore[arg-type]
+    assert [len(segment) for segment in episode.segments] == [2, 1]
+    first, second, third = (request.key.tolist() for (request,) in sampler.asked)
+    assert first == second != third
 
 
 def test_a_signal_ends_the_play(loaded: LoadedLanguageModel) -> None:

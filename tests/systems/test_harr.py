@@ -16,9 +16,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import harr
+from qrag_jax.systems import harr, harr_scoring
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig, default_config, with_scratch
+from qrag_jax.systems.harr_player import HarrPlayer
 
 pytestmark = pytest.mark.long
 
@@ -204,6 +205,23 @@ def test_the_published_constants() -> None:
     assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip_norm) == (1e-5, 0, 1)
     assert (optimizer.schedule, optimizer.warmup_steps) == ("constant", 0)
     assert (found.encoder.lora.rank, found.encoder.lora.alpha) == (32, 64.0)
+
+
+def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
+    system: Harr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, play = list[bytes](), HarrPlayer.play
+
+    def seen(player: HarrPlayer, params: Any, starts: Any, stop: Any, *, is_greedy: bool = False):
+        drawn.extend(start.key.tobytes() for start in starts if not is_greedy)
+        return play(player, params, starts, stop, is_greedy=is_greedy)
+
+    monkeypatch.setattr(HarrPlayer, "play", seen)
+    monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
+    params = system.player.here(system.first_state().params)
+    rows = harr_scoring.played_rows(system, params, tmp_path / "log.jsonl", 4, StopSignal())
+    assert len(rows) == 6
+    assert len(drawn) == len(set(drawn)) == 6 * 4
 
 
 def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
