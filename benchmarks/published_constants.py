@@ -1,18 +1,20 @@
-"""The constants of Q-RAG's published runs, each with the file of the public code that sets it.
+"""The constants of published runs, each with the file of the public code that sets it.
 
-The values come from GitHub griver/Q-RAG, from the newest version of each file that could be read.
-If no file sets a constant, its value comes from the README or the paper (arXiv 2511.07328). If
-another version of a file has another value, `source` says so. If our value differs on purpose,
-`ours` and `why` say so. All other values must be equal.
+Q-RAG's come from GitHub griver/Q-RAG, from the newest version of each file that could be read. If
+no file sets a constant, its value comes from the README or the paper (arXiv 2511.07328). If another
+version of a file has another value, `source` says so. If our value differs on purpose, `ours` and
+`why` say so. All other values must be equal.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
+
+from configs.common_harr import READER, SEARCH_R1_READER
 
 
 class _Same:
@@ -54,6 +56,9 @@ DERIVED: dict[str, Callable[[ConfigDict], Any]] = {
     ),
     "sources": lambda config: "+".join(sorted(config.data.sources)),
     "trained": lambda config: "adapters" if config.encoder.lora.rank else "all weights",
+    "episodes an update": lambda config: (
+        config.train.batch_size * config[config.get("algorithm", "grpo")].members
+    ),
 }
 
 WHOLE_EPISODES = (
@@ -258,7 +263,7 @@ def _gte(sources: str, where: str) -> tuple[Constant, ...]:
     )
 
 
-RUNS: dict[str, tuple[Constant, ...]] = {
+_Q_RAG: dict[str, tuple[Constant, ...]] = {
     "contriever-babilong": (*CONTRIEVER, *BABILONG, *BABILONG_LENGTHS, *NEVER_TERMINATE),
     "contriever-babilong-em": (
         *CONTRIEVER,
@@ -327,4 +332,251 @@ RUNS: dict[str, tuple[Constant, ...]] = {
     ),
     "gte-hotpotqa-musique": _gte("hotpotqa+musique", COMBINED),
     "gte-hotpotqa-musique-wiki": _gte("hotpotqa+musique+two_wiki", PAPER),
+}
+
+
+# HARR: GitHub zyc140345/HARR (February 2026), its scripts first, then the defaults of its code and
+# of the libraries that it pins. The paper (arXiv 2602.03645) reports the runs with GRPO on HotpotQA
+# and NQ; the script with PPO has no published result. NQ has single hops; no source here reads it.
+SCRIPTS, CODE, TRL = "scripts", "its dataclasses", "trl 0.18.1"
+HUGGING_FACE, LLAMA_INDEX = "transformers 4.55.4", "llama-index-core 0.12.52"
+FIRST_RATIO = "without dropout the first importance ratio is exactly 1"
+
+
+def _harr(size: str) -> Iterator[Constant]:
+    yield Constant("seed", 42, TRL)
+    yield Constant("encoder.path", f"Qwen/Qwen3-Embedding-{size.upper()}", SCRIPTS)
+    yield Constant("encoder.pooling", "last", CODE)
+    yield Constant("encoder.normalise", True, CODE)
+    yield Constant("encoder.lora.targets", "all-linear", SCRIPTS)
+    yield Constant("encoder.lora.dropout", 0.05, SCRIPTS, 0.0, FIRST_RATIO)
+    yield Constant(
+        "encoder.dtype", "float16", SCRIPTS, "auto", "bfloat16 on GPUs, which needs no loss scaling"
+    )
+    yield Constant("state.stateful", True, SCRIPTS)
+    yield Constant("state.instruction", True, CODE)
+    yield Constant("state.max_tokens", 1024, CODE)
+    yield Constant("policy.pool", 30, CODE)
+    yield Constant("policy.passages", 3, CODE)
+    yield Constant("optimizer.beta1", 0.9, HUGGING_FACE)
+    yield Constant("optimizer.beta2", 0.999, HUGGING_FACE)
+    yield Constant("optimizer.eps", 1e-8, HUGGING_FACE)
+    yield Constant("optimizer.weight_decay", 0.0, HUGGING_FACE)
+    yield Constant("optimizer.clip_norm", 1.0, HUGGING_FACE)
+    yield Constant("optimizer.warmup_steps", 0, HUGGING_FACE)
+    yield Constant(
+        "eval.samples", 16, CODE, 500, "16 questions are too few to choose a checkpoint by"
+    )
+
+
+def _harr_grpo() -> Iterator[Constant]:
+    yield Constant("encoder.lora.rank", 32, SCRIPTS)
+    yield Constant("encoder.lora.alpha", 64.0, SCRIPTS)
+    yield Constant("policy.tau", 0.05, SCRIPTS)
+    yield Constant("grpo.members", 8, SCRIPTS)
+    yield Constant("grpo.clip_low", 0.2, TRL)
+    yield Constant("grpo.clip_high", 0.2, TRL)
+    yield Constant("grpo.beta", 0.0, SCRIPTS)
+    yield Constant("grpo.aggregation", "bnpo", TRL)
+    yield Constant("grpo.scaled", True, TRL)
+    yield Constant("grpo.epochs", 1, SCRIPTS)
+    yield Constant("grpo.minibatches", 1, SCRIPTS)
+    yield Constant("train.batch_size", 16, SCRIPTS)
+    yield Constant("train.steps", 100, SCRIPTS)
+    yield Constant("reward.mixture", "f1=1", SCRIPTS)
+    yield Constant("optimizer.learning_rate", 1e-5, SCRIPTS)
+    yield Constant("optimizer.schedule", "constant", SCRIPTS)
+    yield Constant(
+        "questions.kept", "filtered", SCRIPTS, "", "give the file of qrag filter_data in this field"
+    )
+
+
+def _harr_ppo() -> Iterator[Constant]:
+    yield Constant("encoder.lora.rank", 16, SCRIPTS)
+    yield Constant("encoder.lora.alpha", 32.0, SCRIPTS)
+    yield Constant("policy.tau", 0.02, SCRIPTS)
+    yield Constant("ppo.members", 1, CODE)
+    yield Constant("ppo.gamma", 1.0, TRL)
+    yield Constant("ppo.lambda_", 0.95, TRL)
+    yield Constant("ppo.clip_low", 0.2, TRL)
+    yield Constant("ppo.clip_high", 0.2, TRL)
+    yield Constant("ppo.value_clip", 0.2, TRL)
+    yield Constant("ppo.kl", 0.005, SCRIPTS)
+    yield Constant("ppo.entropy", 0.0, CODE)
+    yield Constant("ppo.whiten", True, CODE)
+    yield Constant("ppo.epochs", 1, SCRIPTS)
+    yield Constant("ppo.minibatches", 1, SCRIPTS)
+    yield Constant("ppo.critic_learning_rate", 1e-4, SCRIPTS)
+    yield Constant("train.batch_size", 32, SCRIPTS)
+    yield Constant("train.steps", 313, SCRIPTS)
+    yield Constant("reward.mixture", "rouge_l=1", CODE)
+    yield Constant("optimizer.learning_rate", 1e-4, SCRIPTS)
+    yield Constant("optimizer.schedule", "linear", HUGGING_FACE)
+    yield Constant("optimizer.final_ratio", 0.0, HUGGING_FACE)
+    yield Constant("questions.kept", "", SCRIPTS)
+
+
+def _react() -> Iterator[Constant]:
+    yield Constant("agent.name", "react", SCRIPTS)
+    # max_iterations is 5, which counts replies, and the fifth fails.
+    yield Constant("agent.max_hops", 3, LLAMA_INDEX)
+    yield Constant("llm.server.model", READER, SCRIPTS)
+    yield Constant("llm.server.max_model_len", 4096, SCRIPTS)
+    yield Constant("llm.temperature", 0.1, LLAMA_INDEX)
+    yield Constant("llm.seed", 42, CODE)
+    yield Constant("llm.enable_thinking", False, CODE)
+
+
+def _search_r1() -> Iterator[Constant]:
+    yield Constant("agent.name", "search_r1", SCRIPTS)
+    yield Constant("agent.max_turns", 5, CODE)
+    yield Constant("llm.server.model", SEARCH_R1_READER, SCRIPTS)
+    yield Constant("llm.server.max_model_len", 4096, SCRIPTS)
+    yield Constant("llm.temperature", 0.7, CODE)
+    yield Constant("llm.max_tokens", 512, CODE)
+    yield Constant("llm.seed", 42, CODE)
+
+
+# LeReT: GitHub sher222/LeReT (October 2024) and dspy-ai 2.4.12, which it pins; arXiv 2410.23214.
+LERET, DSPY = "train.py and its configs", "create_preference_dataset.py, dspy-ai"
+LERET_LLAMA3 = (
+    Constant("model.path", "meta-llama/Meta-Llama-3-8B-Instruct", LERET),
+    Constant("seed", 0, LERET),
+    Constant("sampling.temperature", 0.0, "the client of Together's API"),
+    Constant("sampling.room", 2048, "README.md"),
+    Constant(
+        "writing.query_tokens", 1024, DSPY, 48, "theirs reasons before the query, ours writes it"
+    ),
+    Constant("writing.hops", 2, DSPY),
+    Constant("writing.k", 3, DSPY),
+    Constant("writing.order", "score", DSPY),
+    Constant("tries.prompts", 3, DSPY),
+    Constant("tries.with_bare", True, DSPY),
+    Constant("tries.samples", 1, DSPY),
+    Constant("few_shot.candidates", 12, DSPY),
+    Constant("few_shot.demonstrations", 3, DSPY),
+    Constant("few_shot.bootstrap_questions", 50, DSPY),
+    Constant("few_shot.rank_questions", 50, DSPY),
+    Constant("search.engine", "colbert", DSPY, "bm25", "no engine here scores by late interaction"),
+    Constant("search.gold_by", "title", "metrics"),
+    Constant("reward.measure", "ap", "metrics"),
+    Constant("pairs.pairing", "adjacent", DSPY),
+    Constant("sft.learning_rate", 1e-7, "README.md"),
+    Constant("sft.batch_size", 8, "README.md"),
+    Constant("preference.loss", "ipo", "README.md"),
+    Constant("preference.beta", 0.05, "README.md"),
+    Constant("preference.averaged", False, LERET),
+    Constant("preference.learning_rate", 1e-7, "README.md"),
+    Constant("preference.batch_size", 4, "README.md"),
+    Constant("optimizer.beta1", 0.0, "RMSprop, torch 2.3.0"),
+    Constant("optimizer.beta2", 0.99, "RMSprop, torch 2.3.0"),
+    Constant("optimizer.eps", 1e-8, "RMSprop, torch 2.3.0"),
+    Constant("optimizer.schedule", "constant", LERET),
+    Constant("optimizer.warmup_steps", 150, LERET),
+    Constant("optimizer.clip_norm", 10.0, LERET),
+    Constant("iterations", 1, LERET),
+    Constant("eval.greedy", True, "run_evals.py"),
+)
+
+# DeepRetrieval: GitHub pat-jj/DeepRetrieval (May 2025), the scripts of SciFact by BM25 and of
+# PubMed; arXiv 2503.00223.
+SCIFACT, PUBMED, VERL = "the script of SciFact", "the script of PubMed", "scripts"
+
+
+def _deepretrieval(
+    source: str, temperature: float, tokens: int, tiers: str, k: int
+) -> Iterator[Constant]:
+    yield Constant("model.path", "Qwen/Qwen2.5-3B-Instruct", source)
+    yield Constant("sampling.temperature", temperature, source)
+    yield Constant("writing.query_tokens", tokens, source)
+    yield Constant("reward.tiers", tiers, source)
+    yield Constant("reward.k", k, source)
+    yield Constant("reward.gain", False, source)
+    yield Constant("algorithm", "ppo", VERL)
+    yield Constant("episodes an update", 64, VERL)
+    yield Constant("ppo.minibatches", 4, "scripts (SciFact's 128 of a batch of 64 is a mistake)")
+    yield Constant("ppo.epochs", 1, VERL)
+    yield Constant("ppo.critic", "own", VERL)
+    yield Constant("ppo.kl", 0.001, VERL)
+    yield Constant("ppo.kl_in", "reward", VERL)
+    yield Constant("ppo.clip_low", 0.2, VERL)
+    yield Constant("ppo.clip_high", 0.2, VERL)
+    yield Constant("ppo.value_clip", 0.5, VERL)
+    yield Constant("ppo.entropy", 0.001, VERL)
+    yield Constant("ppo.gamma", 1.0, VERL)
+    yield Constant("ppo.lambda_", 1.0, VERL)
+    yield Constant("ppo.whiten", True, VERL)
+    yield Constant("ppo.critic_learning_rate", 1e-5, VERL)
+    yield Constant("optimizer.learning_rate", 1e-6, VERL)
+    yield Constant("optimizer.schedule", "constant", VERL)
+    yield Constant("optimizer.warmup_steps", 0, VERL)
+    yield Constant("optimizer.clip_norm", 1.0, VERL)
+
+
+DEEPRETRIEVAL_BEIR = (
+    *_deepretrieval(SCIFACT, 0.6, 512, "ir", 50),
+    Constant("search.k1", 1.2, SCIFACT),
+    Constant("search.b", 0.75, SCIFACT),
+    Constant("search.stemmer", "porter", "Lucene's EnglishAnalyzer"),
+    Constant(
+        "search.stop_words", "Lucene's 33", "Lucene's EnglishAnalyzer", "english", "a longer list"
+    ),
+    Constant("train.steps", 1200, "100 epochs of 809 queries"),
+    Constant("eval.best_by", "ndcg@10", SCIFACT),
+)
+
+# RLVR: GitHub bdsaglam/rlvr (February 2026), train_musique.py; verifiers 0.1.4, which it uses.
+RLVR, VERIFIERS = "train_musique.py", "verifiers 0.1.4"
+RLVR_QWEN25 = (
+    Constant("model.path", "Qwen/Qwen2.5-7B-Instruct", RLVR),
+    Constant("model.lora.rank", 16, RLVR),
+    Constant("model.lora.alpha", 32.0, RLVR),
+    Constant("episodes an update", 64, RLVR),
+    Constant("grpo.members", 8, RLVR),
+    Constant("grpo.aggregation", "dr_grpo", RLVR),
+    Constant("grpo.longest", 9344, RLVR),
+    Constant("grpo.beta", 0.0, RLVR),
+    Constant("grpo.epochs", 1, RLVR),
+    Constant("grpo.scaled", False, RLVR),
+    Constant("grpo.clip_low", 0.2, VERIFIERS),
+    Constant("grpo.clip_high", 0.2, VERIFIERS),
+    Constant("train.steps", 2492, "an epoch of 19,938 questions"),
+    Constant("train.eval_every", 100, RLVR),
+    Constant("tasks.easy_first", True, "vf_musique"),
+    Constant("tasks.noise_rate", 1.0, "vf_musique"),
+    Constant("tools.max_turns", 10, "vf_musique"),
+    Constant("tools.top_n", 2, "vf_musique"),
+    Constant("tools.turn_tokens", 1024, RLVR),
+    Constant("tools.retriever", "interleaved", "vf_musique"),
+    Constant(
+        "tools.encoder", "BAAI/bge-reranker-v2-m3", "services", "minilm", "it needs no server"
+    ),
+    Constant("tools.truncated", "masked", VERIFIERS),
+    Constant("tools.staleness", 1, VERIFIERS, 0, "the device that learns samples, by its weights"),
+    Constant("rubric.preset", "head", "vf_musique"),
+    Constant("sampling.temperature", 0.5, RLVR),
+    Constant("sampling.room", 9344, RLVR),
+    Constant("optimizer.learning_rate", 1e-5, RLVR),
+    Constant("optimizer.schedule", "constant", RLVR),
+    Constant("optimizer.warmup_steps", 10, RLVR),
+    Constant("optimizer.beta1", 0.9, RLVR),
+    Constant("optimizer.beta2", 0.99, RLVR),
+    Constant("optimizer.clip_norm", 0.1, RLVR),
+    Constant("seed", 42, RLVR),
+)
+
+# "CONFIG:VARIANT" → its constants.
+RUNS: dict[str, tuple[Constant, ...]] = {
+    **{f"published:{name}": constants for name, constants in _Q_RAG.items()},
+    **{
+        f"harr_grpo:{data}-{agent}-{size}": (*_harr(size), *_harr_grpo(), *of_agent())
+        for data in ("hotpotqa", "two_wiki")
+        for agent, of_agent in (("react", _react), ("search_r1", _search_r1))
+        for size in ("0.6b", "4b")
+    },
+    "harr_ppo:hotpotqa-react-0.6b": (*_harr("0.6b"), *_harr_ppo(), *_react()),
+    "leret:llama3": LERET_LLAMA3,
+    "deepretrieval:beir": DEEPRETRIEVAL_BEIR,
+    "deepretrieval:pubmed": tuple(_deepretrieval(PUBMED, 1.0, 500, "engines", 3000)),
+    "rlvr:qwen25": RLVR_QWEN25,
 }

@@ -79,8 +79,11 @@ def minilm(config: ConfigDict) -> None:
 def published(config: ConfigDict, algorithm: str, size: str) -> None:
     """The constants of the published runs (arXiv 2602.03645 and its code).
 
-    Two are other: LoRA has no dropout, so that the first importance ratio is 1, and the old
-    log-probabilities are those of the weights that acted, from float32 vectors.
+    These differ (docs/published.md): LoRA has no dropout, and the old log-probabilities are those
+    of the weights that acted, from float32 vectors, so the first importance ratio is 1; bfloat16
+    in place of float16; 500 questions choose a checkpoint in place of 16; and the questions are
+    unfiltered until config.questions.kept names a file of `qrag filter_data`. Theirs scores F1 as
+    SQuAD does, `f1` by the data set's own rule, which differs for HotpotQA's yes and no.
     """
     config.encoder.path = f"Qwen/Qwen3-Embedding-{size.upper()}"
     config.encoder.remat = "layers"  # changes no number; all values of a block take too much

@@ -109,10 +109,15 @@ def _smol(config: ConfigDict) -> None:
 
 
 def _published(config: ConfigDict) -> None:
-    """Stage lengths are those of HotpotQA's 90,447 training questions, about a pair a state.
+    """LeReT's constants, greedy tries and evaluation among them (docs/published.md).
 
-    SFT is one epoch of 8, IPO two of 4. LeReT has RMSprop, whose steps are Adam's without β₁.
+    Stage lengths are those of HotpotQA's 90,447 training questions, about a pair a state: SFT is
+    one epoch of 8, IPO two of 4. LeReT has RMSprop, whose steps are Adam's without β₁. Two things
+    differ: it reasons before each query, within 1,024 tokens, and searches by ColBERTv2.
     """
+    config.seed = 0
+    config.sampling.temperature = 0.0
+    config.eval.greedy = True
     config.model.path = "meta-llama/Meta-Llama-3-8B-Instruct"
     config.model.remat = "layers"
     config.iterations = 1

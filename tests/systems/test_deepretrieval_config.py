@@ -309,17 +309,6 @@ def test_variants_differ_and_an_unknown_one_is_named() -> None:
         get_config("huge")
 
 
-def test_the_published_constants() -> None:
-    config = get_config("beir").unlock()
-    config.queries.update(train="some/folder,train", test="some/folder,test")
-    read = RewriteConfig.of(config)
-    assert (read.stages, read.algorithm, read.first_steps) == (("rl",), "ppo", 0)
-    assert (read.ppo.critic, read.ppo.lambda_, read.ppo.kl) == ("own", 1.0, 0.001)
-    assert (read.optimizer.learning_rate, read.ppo.critic_learning_rate) == (1e-6, 1e-5)
-    assert (read.sampling.temperature, read.writing.query_tokens) == (0.6, 512)
-    assert (read.reward.tiers, read.reward.k, read.train.batch_size) == ("ir", 1000, 64)
-
-
 @pytest.mark.parametrize("variant", ["quick", "tiny"])
 def test_a_saved_config_is_read_as_it_was(variant: str, tmp_path: Path) -> None:
     config = get_config(variant)

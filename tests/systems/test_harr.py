@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr, harr_scoring
 from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_config import HarrConfig, default_config, with_scratch
+from qrag_jax.systems.harr_config import default_config, with_scratch
 from qrag_jax.systems.harr_player import HarrPlayer
 
 pytestmark = pytest.mark.long
@@ -193,18 +192,6 @@ def test_unknown_fields() -> None:
         config.ppo = ConfigDict()
     with pytest.raises(InputError, match=r"config\.ppo is unknown"):
         harr.check(config)
-
-
-def test_the_published_constants() -> None:
-    """HARR's runs, arXiv 2602.03645 and its scripts (GRPO)."""
-    found = HarrConfig.of(default_config("grpo", "hotpotqa"))
-    assert dataclasses.asdict(found.policy) == {"tau": 0.05, "pool": 30, "passages": 3}
-    assert (found.algorithm.members, found.train.batch_size, found.train.steps) == (8, 16, 100)
-    assert (found.algorithm.clip_low, found.algorithm.clip_high) == (0.2, 0.2)
-    optimizer = found.optimizer
-    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip_norm) == (1e-5, 0, 1)
-    assert (optimizer.schedule, optimizer.warmup_steps) == ("constant", 0)
-    assert (found.encoder.lora.rank, found.encoder.lora.alpha) == (32, 64.0)
 
 
 def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
