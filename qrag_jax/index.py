@@ -70,6 +70,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
+    flags.DEFINE_string("language", "english", "With --engine=bm25: of stems and stop words; none.")
     flags.DEFINE_bool("skip_empty", False, "Leave out passages without any text; else an error.")
     flags.DEFINE_string("hosts", "", hosts.HELP)
     flags.DEFINE_integer("part", 0, "Passages written at a time, 0: as the devices need it.")
@@ -91,6 +92,8 @@ def _settings() -> IndexSettings:
     named = [name for name in OF_QDRANT if given[name].present]
     if named and engine != QDRANT:
         raise InputError(f"--{named[0]} is for --engine=qdrant; leave it out, or give that engine.")
+    if given["language"].present and engine != BM25:
+        raise InputError(f"--language is for --engine={BM25}; leave it out, or give that engine.")
     server = {"url": given.qdrant, "collection": given.collection}
     target = QdrantTarget.parse(given.qdrant_settings, **{k: v for k, v in server.items() if v})
     return IndexSettings(
@@ -98,6 +101,7 @@ def _settings() -> IndexSettings:
         qdrant=dataclasses.replace(target, replace=given.replace),
         dtype=given.dtype,
         columns=Columns.parse(given.columns, given.metadata),
+        language=given.language,
         skip_empty=given.skip_empty,
         part=given.part,
         workers=given.workers,

@@ -18,10 +18,12 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import itertools
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ STOP_WORDS = {
     "swedish": "STOPWORDS_SWEDISH",
     "turkish": "STOPWORDS_TURKISH",
 }
+UNICODE = "unicode"  # the rule of `unicode_words`
+NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
 _METRIC = "BM25"
 _SECTION = "bm25"
@@ -80,7 +84,7 @@ class BM25Config:
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
         stop_words: words left out, one of `STOP_WORDS`; "": none.
         lower: whether case does not matter.
-        word: regular expression of a word, without groups.
+        word: `UNICODE`: see `unicode_words`; else a regular expression of a word, without groups.
 
     Raises:
         InputError: a field cannot be used.
@@ -92,11 +96,32 @@ class BM25Config:
     stemmer: str = "english"
     stop_words: str = "english"
     lower: bool = True
-    word: str = r"\w\w+"
+    word: str = UNICODE
+
+    @classmethod
+    def of_language(cls, language: str) -> BM25Config:
+        """With the stemmer and the stop words of a language, as far as there are any.
+
+        Args:
+            language: such as "english"; "none": words stay whole, and none is left out.
+
+        Raises:
+            InputError: there is neither, or a package is missing.
+        """
+        stemmers, listed = _snowball().algorithms(), STOP_WORDS.keys()
+        if language not in {NO_LANGUAGE, *stemmers, *listed}:
+            known = ", ".join(sorted({*stemmers, *listed}))
+            raise InputError(f"--language is {language!r}; give {NO_LANGUAGE} or one of {known}.")
+        return cls(
+            stemmer=language if language in stemmers else "",
+            stop_words=language if language in listed else "",
+        )
 
     def __post_init__(self) -> None:
         check_words(_SECTION, self)
         check_known(_SECTION, self, "variant", VARIANTS)
+        if self.word == UNICODE:
+            return
         try:
             groups = re.compile(self.word).groups
         except re.error as error:
@@ -129,11 +154,61 @@ def check_words(section: str, settings: Any) -> None:
         check_known(section, settings, "stemmer", _snowball().algorithms())
 
 
+# Latin, Greek and Cyrillic letters and usual punctuation have no marks, joiners or runs. Most texts
+# hold nothing else, and are read fast.
+_RARE = re.compile("[^\0-\xac\xae-\u012f\u0131-\u02ff\u0370-\u0482\u048a-\u0590\u2010-\u2027]")
+_JOINERS = str.maketrans(dict.fromkeys("\xad\u200b\u200c\u200d"))  # invisible within words
+# Thai, Lao, Burmese, Khmer, Hangul, kana, bopomofo, Chinese characters and their like. Korean has
+# spaces, but its particles are joined to the words.
+_SPACELESS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u3005-\u3007\u3031-\u3035"
+    "\u3041-\u30ff\u3105-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f"
+    "\ua9e0-\ua9ff\uaa60-\uaa7f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_ASCII_WORD, _PLAIN_WORD = re.compile(r"\w\w+", re.ASCII), re.compile(r"\w\w+")
+
+
+def unicode_words(text: str) -> list[str]:
+    """The words of a text that `normalised` has read, in order.
+
+    A word has two characters or more, letters, digits and `_`, and the marks that combine with
+    them. Of a run of characters of a script without spaces, each two neighbours are a word, with
+    their marks; one that is alone is a word, too. ASCII has the words of bm25s, `\\w\\w+`.
+    """
+    if text.isascii():
+        return _ASCII_WORD.findall(text)
+    if not _RARE.search(text):
+        return _PLAIN_WORD.findall(text)
+    piece, unit = _patterns()
+    found: list[str] = []
+    for part in text.split():  # most parts of a rare text are usual, too
+        if not _RARE.search(part):
+            found += _PLAIN_WORD.findall(part)
+            continue
+        for run, word in piece.findall(part):
+            units = unit.findall(run)
+            found += [word] if word else map("".join, itertools.pairwise(units))
+            found += units if len(units) == 1 else []
+    return found
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A run of a script without spaces, or a word; and a character of a run with its marks."""
+    codes = range(0x300, 0x1F000)
+    marks = "".join(chr(code) for code in codes if unicodedata.category(chr(code))[0] == "M")
+    unit, letter = rf"(?=\w)[{_SPACELESS}][{marks}]*", rf"[^\W{_SPACELESS}]"
+    return re.compile(rf"((?:{unit})+)|({letter}(?:{letter}+|[{marks}]+)+)"), re.compile(unit)
+
+
 class Words:
     """Reads texts as words. PyStemmer's stemmers are not safe to share: one for each thread."""
 
     def __init__(self, config: BM25Config) -> None:
-        self._find, self._lower = re.compile(config.word).findall, config.lower
+        self._lower, self._unicode = config.lower, config.word == UNICODE
+        self._find: Callable[[str], list[str]] = (
+            unicode_words if self._unicode else re.compile(config.word).findall
+        )
         self._stop = _stop_words(config.stop_words)
         self._stemmer = _snowball().Stemmer(config.stemmer) if config.stemmer else None
 
@@ -144,7 +219,18 @@ class Words:
 
     def forms(self, text: str) -> list[str]:
         """All words of a text in order, as they stand there: not stemmed, and stop words, too."""
-        return self._find(text.lower() if self._lower else text)
+        return self._find(self.normalised(text))
+
+    def normalised(self, text: str) -> str:
+        """The text in which forms are looked for: lower case, and each character in one spelling.
+
+        That is NFKC: composed, of usual width, without ligatures. The Turkish İ is i in lower case.
+        """
+        if self._unicode and not text.isascii():
+            text = unicodedata.normalize("NFKC", text)
+            if _RARE.search(text):
+                text = text.translate(_JOINERS).replace("\u0130", "i" if self._lower else "\u0130")
+        return text.lower() if self._lower else text
 
     def word(self, form: str) -> str | None:
         """The word that one of `forms` counts as; None: it is a stop word."""
@@ -185,8 +271,8 @@ class BM25Index:
         ]
         if not known:
             raise InputError(
-                "no passage of the corpus has a word for BM25, which is what matches "
-                f"{config.word} and is no stop word; give passages with words."
+                "no passage of the corpus has a word for BM25, which is two letters or more and no "
+                "stop word; give passages with words."
             )
         scores = library.BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
         scores.index((passages, known), create_empty_token=False, show_progress=False)
@@ -279,6 +365,19 @@ class BM25Index:
         hit = scores > 0 if allowed is None else (scores > 0) & allowed
         numbers = np.flatnonzero(hit)
         return best(numbers, scores[numbers], k)
+
+
+def letters_lost(corpus: Corpus, config: BM25Config) -> float:
+    """The share of letters that stand in no word of their passage, in a thousand passages."""
+    words, letters, lost = Words(config), 0, 0
+    some = np.linspace(0, len(corpus) - 1, min(len(corpus), _READ_AT_ONCE)).astype(np.int64)
+    for passage in corpus.passages(some):
+        text = words.normalised(passage.whole)
+        inside = {*"".join(words.forms(text))}
+        own = [letter for letter in text if letter.isalpha()]
+        letters += len(own)
+        lost += sum(letter not in inside for letter in own)
+    return lost / max(letters, 1)
 
 
 def texts_of(corpus: Corpus) -> Iterator[str]:

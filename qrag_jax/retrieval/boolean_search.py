@@ -1,11 +1,12 @@
 """Boolean search: the passages that a query's tree matches, ranked by BM25.
 
 Words are read as BM25 reads them, so that case and, with a stemmer, endings do not matter. What
-holds several words, such as `well-known`, is a phrase. A word that BM25 leaves out, which is a stop
-word or too short for its expression, is left out of the query, too: `the AND cat` and `the OR cat`
-are `cat`. Within a phrase a stop word stands for any word: "bank of Norway" finds "bank in Norway",
-and not "bank Norway". `cardio*` is all words of the corpus that begin so, stop words left out,
-joined by OR; they count as what they are stemmed to. A field has no effect.
+holds several words, such as `well-known`, is a phrase, and so is a run of Chinese characters. A
+word that BM25 leaves out, which is a stop word or too short for its expression, is left out of the
+query, too: `the AND cat` and `the OR cat` are `cat`. Within a phrase a stop word stands for any
+word: "bank of Norway" finds "bank in Norway", and not "bank Norway". `cardio*` is all words of the
+corpus that begin so, stop words left out, joined by OR; they count as what they are stemmed to. A
+field has no effect.
 
 Passages that match are ranked by BM25 of the words that are looked for, which are those under no
 NOT. Those that match with a score of 0, such as those that `cat OR NOT dog` finds for want of dogs,
@@ -183,7 +184,9 @@ class BooleanIndex:
         for piece, is_begun in [*((piece, True) for piece in begun), (last, False)]:
             forms = words.forms(piece)
             for place, form in enumerate(forms, before):
-                if is_begun and place == before + len(forms) - 1 and self._ends(piece, form):
+                # Else the asterisk is behind no word.
+                ends = place == before + len(forms) - 1 and words.normalised(piece).endswith(form)
+                if is_begun and ends:
                     found.append(Slot(place, self._places.beginning(form)))
                 elif (word := words.word(form)) is not None:
                     number = self._ranking.vocabulary.get(word)
@@ -191,10 +194,6 @@ class BooleanIndex:
                     found.append(Slot(place, np.array(known, np.int64)))
             before += len(forms)
         return [slot._replace(place=slot.place - found[0].place) for slot in found]
-
-    def _ends(self, text: str, form: str) -> bool:
-        """Whether the last form of a text is its end; else the asterisk is behind no word."""
-        return (text.lower() if self.config.lower else text).endswith(form)
 
 
 def _settings(ranking: BM25Index) -> dict[str, Any]:

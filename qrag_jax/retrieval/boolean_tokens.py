@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -76,7 +77,8 @@ def _check_asterisks(text: str, start: int) -> None:
 
 
 def _is_letter(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    combines = character and unicodedata.category(character)[0] == "M"
+    return bool(combines) or character.isalnum() or character == "_"
 
 
 def _stray(mark: str, place: int) -> BooleanError:

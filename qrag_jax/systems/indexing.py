@@ -57,6 +57,7 @@ DTYPES = {
 # Passages of a part, which are lost if the process is killed: seconds of work.
 CPU_PART, ACCELERATOR_PART = 1024, 16_384
 _PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
+_MOST_LOST = 0.1  # share of letters in no word that is no warning
 _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 
@@ -69,6 +70,7 @@ class IndexSettings:
         qdrant: where the engine qdrant is, and how.
         dtype: a name of `DTYPES`.
         columns: the fields of the corpus' records.
+        language: of the words, for the engine bm25 (see `BM25Config.of_language`).
         skip_empty: passages without title and text are left out; else they are errors.
         part: passages embedded and written at a time; 0: as many as suit the devices.
         workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it. A
@@ -82,6 +84,7 @@ class IndexSettings:
     qdrant: QdrantTarget = dataclasses.field(default_factory=QdrantTarget)
     dtype: str = "float32"
     columns: Columns = dataclasses.field(default_factory=Columns)
+    language: str = "english"
     skip_empty: bool = False
     part: int = 0
     workers: int = 0
@@ -90,6 +93,8 @@ class IndexSettings:
         check_known("index", self, "engine", ENGINES)
         check_known("index", self, "dtype", DTYPES)
         check_least("index", self, part=0, workers=-1)
+        if self.engine == BM25:
+            bm25.BM25Config.of_language(self.language)
 
 
 class Indexed(NamedTuple):
@@ -157,7 +162,7 @@ def index_corpus(
         hosts.first_does(lambda: store_corpus(given, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
-            return _index_words(stored, out / BM25)
+            return _index_words(stored, out / BM25, settings.language)
         indexed = Indexed(stored, out / EXACT)
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
@@ -173,13 +178,23 @@ def vectors_are_finished(out: Path) -> bool:
     return (out / EXACT / manifest.NAME).exists()
 
 
-def _index_words(stored: StoredCorpus, folder: Path) -> Indexed:
+def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
+    config = bm25.BM25Config.of_language(language)
+
     def build() -> None:
-        if not (folder / manifest.NAME).exists():
-            bm25.BM25Index.build(stored).save(folder)
+        if (folder / manifest.NAME).exists():
+            return
+        if (lost := bm25.letters_lost(stored, config)) > _MOST_LOST:
+            print(f"{lost:.0%} of the letters are in no word, so that no search finds them")
+        bm25.BM25Index.build(stored, config).save(folder)
 
     hosts.first_does(build)
-    bm25.BM25Index.open(folder, stored)  # it fits, or is refused
+    found = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
+    if found.config != config:
+        raise InputError(
+            f"{folder} holds words of another language than --language={language}, or read by "
+            "another rule; give another --index, or delete that folder to index the words again."
+        )
     return Indexed(stored, folder)
 
 

@@ -4,6 +4,8 @@ import concurrent.futures
 import json
 import math
 import random
+import re
+import string
 import subprocess
 import sys
 from collections import Counter
@@ -171,6 +173,59 @@ def test_words_are_read_as_the_settings_say() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("हिन्दी भाषा में लिखा", "भाषा हिन्दी"),
+        ("İstanbul'da bir köprü", "istanbul"),
+        ("ISPARTA İZMİR", "izmir"),
+        ("un cafe\u0301 noir", "caf\u00e9"),
+        ("كِتَابٌ جَدِيدٌ", "كِتَابٌ"),
+        ("ספר בְּרֵאשִׁית", "בְּרֵאשִׁית"),
+        ("نمی\u200cخواهم بروم", "نمی\u200cخواهم"),
+        ("我的北京大学在哪里", "北京"),
+        ("今日は東京タワーへ行く", "タワー"),
+        ("대한민국의 수도는 서울이다", "수도"),
+        ("กรุงเทพมหานครเป็นเมืองหลวง", "เมือง"),
+        ("Python3入門", "python3"),
+        ("Ｆｕｌｌ width ﬁne ﾃｽﾄ", "full fine テスト"),
+        ("猫", "猫"),
+        ("საქართველოს დედაქალაქი", "დედაქალაქი"),
+        ("an exam\u00adple", "example"),
+    ],
+)
+def test_words_of_all_scripts_are_found(text: str, query: str, tmp_path: Path) -> None:
+    index = BM25Index.build(stored(tmp_path, ["other words", text, "еще слова"]))
+    assert index.search(Queries([query]), 3).numbers.tolist() == [[1, NONE, NONE]]
+    assert numbers_of(BooleanIndex.over(index), query.split()[0] + "*") == [1]
+
+
+def numbers_of(index: BooleanIndex, query: str) -> list[int]:
+    found = index.search(Queries([query]), 3).numbers[0]
+    return found[found != NONE].tolist()
+
+
+def test_runs_without_spaces_are_words_of_two_characters() -> None:
+    words = Words(BM25Config())
+    assert words("我的北京 大 abc北京") == ["我的", "的北", "北京", "大", "abc", "北京"]
+    assert words("เป็นเมือง") == ["เป็", "ป็น", "นเ", "เมื", "มือ", "อง"]  # with their marks
+    # What is usual in English, with or without ASCII, has the words that it always had.
+    draw = random.Random(5)
+    letters = string.printable * 3 + "éÜßñçøДжжΩλ\u2013\u2019\u201c\u2026"
+    bare = Words(BM25Config(stemmer="", stop_words=""))
+    for _ in range(500):
+        text = "".join(draw.choices(letters, k=60))
+        assert bare(text) == re.findall(r"\w\w+", text.lower())
+
+
+def test_an_index_of_another_rule_is_searched_by_that_rule(tmp_path: Path) -> None:
+    corpus = stored(tmp_path / "c", ["北京大学", "北京"])
+    for config, wanted in ((BM25Config(), [1, 0]), (BM25Config(word=r"\w\w+"), [1, NONE])):
+        BM25Index.build(corpus, config).save(tmp_path / config.word.strip("\\"))
+        index = BM25Index.open(tmp_path / config.word.strip("\\"), corpus)
+        assert index.search(Queries(["北京"]), 2).numbers.tolist() == [wanted]
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"k1": -0.1}, r"config\.bm25\.k1 is -0\.1"),
@@ -192,7 +247,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], mess
 
 
 def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no passage of the corpus .* matches \\w\\w\+ and"):
+    with pytest.raises(InputError, match="no passage of the corpus"):
         BM25Index.build(stored(tmp_path, ["...", "the a of"]))
 
 

@@ -19,7 +19,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.manifest import read_manifest
-from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import indexing
@@ -237,6 +237,28 @@ def test_words_are_indexed_over_the_same_corpus(built: Path, tmp_path: Path) -> 
     index = BM25Index.open(indexed.folder, indexed.corpus)
     passage = indexed.corpus.passages([5])[0]
     assert index.search(Queries([passage.whole]), 1).numbers[0, 0] == 5
+
+
+def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bm25s")
+    corpus = tmp_path / "corpus.jsonl"
+    texts = ["die Häuser und der Wald", "running houses", "H u n d K a t z e " * 3]
+    corpus.write_text("".join(json.dumps({"id": t, "text": t}) + "\n" for t in texts))
+
+    def found(language: str, query: str) -> list[int]:
+        settings = IndexSettings(engine=BM25, language=language)
+        indexed = index_corpus(corpus, tmp_path / language, None, settings)
+        index = BM25Index.open(indexed.folder, indexed.corpus)
+        return index.search(Queries([query]), 1).numbers[0].tolist()
+
+    assert [found("german", query) for query in ("Haus", "und")] == [[0], [NONE]]
+    assert "%" in capsys.readouterr().out  # of letters that are in no word
+    assert [found("none", query) for query in ("Haus", "und", "run")] == [[NONE], [0], [NONE]]
+    assert [found("english", query) for query in ("Haus", "und", "run")] == [[NONE], [0], [1]]
+    with pytest.raises(InputError, match="--language"):
+        IndexSettings(engine=BM25, language="klingon")
+    with pytest.raises(InputError, match="--language"):
+        index_corpus(corpus, tmp_path / "german", None, IndexSettings(engine=BM25))
 
 
 def test_an_id_that_is_there_twice_is_named_with_both_places(tmp_path: Path) -> None:
