@@ -23,7 +23,7 @@ from benchmarks.report import Case
 from benchmarks.retrieval_cases import judged, multi_step
 from benchmarks.retrieval_cases.exact_search import exact_cases
 from benchmarks.retrieval_cases.indexing import indexing_cases
-from benchmarks.retrieval_cases.server import server_cases
+from benchmarks.retrieval_cases.server import server_cases, stepped_cases
 
 SEEDS = (42, 43, 44)
 SOURCES = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa"}  # config → folder of the data
@@ -63,6 +63,7 @@ def _parts(runs: Path) -> dict[str, Part]:
         "exact": partial(exact_cases, False),
         "indexing": partial(indexing_cases, False),
         "server": server_cases,
+        "server-steps": stepped_cases,
     }
     parts: dict[str, Part] = {name: partial(_kept, cases) for name, cases in single.items()}
     for source in SOURCES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import socket
 import ssl
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -33,7 +34,7 @@ from qrag_jax.runtime.minilm import find_minilm
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data")) / "2wikimultihopqa"
 REQUESTS, CLIENTS = 10_000, 64
-TOPK = 3
+TOPK, STEPS, PART = 3, 4, 2_000
 START_LIMIT = 600  # seconds
 
 
@@ -50,8 +51,9 @@ class Course(NamedTuple):
     first: list[str]
 
 
-async def course(url: str, questions: Sequence[str], clients: int) -> Course:
-    """Asks all questions, `clients` of them at a time."""
+async def course(url: str, questions: Sequence[str], clients: int, steps: int = 0) -> Course:
+    """Asks all questions, `clients` of them at a time; of a retriever in so many steps, if any."""
+    path = "/search" if steps else "/retrieve"
     seconds, first = np.full(len(questions), np.nan), [""] * len(questions)
     left = iter(enumerate(questions))
     certificates = ssl.create_default_context()  # not read, but slow to make
@@ -60,15 +62,19 @@ async def course(url: str, questions: Sequence[str], clients: int) -> Course:
         # A pool of connections that all clients share would take more time than the servers.
         async with httpx.AsyncClient(timeout=START_LIMIT, verify=certificates) as client:
             for place, question in left:
-                body = {"queries": [question], "topk": TOPK, "return_scores": True}
+                body: dict[str, Any] = {"questions": [question], "steps": steps}
+                if not steps:
+                    body = {"queries": [question], "topk": TOPK, "return_scores": True}
                 begun = time.perf_counter()
                 try:
-                    answer = await client.post(url + "/retrieve", json=body)
+                    answer = await client.post(url + path, json=body)
                 except httpx.HTTPError:
                     continue
                 if answer.status_code == 200:
                     seconds[place] = time.perf_counter() - begun
-                    first[place] = answer.json()["result"][0][0]["document"]["id"]
+                    found = answer.json()
+                    hit = found["hits"][0][0] if steps else found["result"][0][0]["document"]
+                    first[place] = hit["id"]
 
     begun = time.perf_counter()
     await asyncio.gather(*(ask() for _ in range(clients)))
@@ -141,6 +147,55 @@ def server_cases() -> Iterator[Case]:
         target=f"at most 1.25 x its first start ({loading:.1f} s)",
         holds=again <= 1.25 * loading,
     )
+
+
+def stepped_cases() -> Iterator[Case]:
+    """Requests per second of a trained retriever, one step and four; training does not change them.
+
+    Raises:
+        InputError: the data or MiniLM are not on this machine.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        index, run = Path(made) / "index", f"--workdir={Path(made) / 'run'}"
+        fields = (f"data.path={DATA}", "encoder.path=minilm", "train.steps=1", "eval.samples=1")
+        config = ("--config=configs/two_wiki.py:minilm", *(f"--config.{each}" for each in fields))
+        # The encoder takes the time, and not the search among its vectors: a part will do.
+        corpus, records = Path(made) / "corpus.jsonl", read_records(DATA / "open_corpus.jsonl.gz")
+        part = [json.dumps(record) + "\n" for _, record in itertools.islice(records, PART)]
+        corpus.write_text("".join(part))
+        for command in (
+            ("qrag_jax.train", *config, run),
+            ("qrag_jax.index", f"--corpus={corpus}", f"--index={index}", run, "--checkpoint=last"),
+        ):
+            subprocess.run([sys.executable, "-m", *command], check=True)  # noqa: S603
+        records = read_records(DATA / "open_dev.jsonl.gz")
+        asked = [record["question"] for _, record in itertools.islice(records, 2 * CLIENTS)]
+        port, url = _free_url()
+        own = ("qrag_jax.serve", f"--index={index}", run, "--checkpoint=last", f"--port={port}")
+        with running(own, url) as process:
+            for steps in (1, STEPS):
+                asyncio.run(course(url, asked[:CLIENTS], CLIENTS, steps))  # compiles
+                before, busy = processor_seconds(process.pid), os.getloadavg()[0]
+                found = asyncio.run(course(url, asked, CLIENTS, steps))
+                spent = processor_seconds(process.pid) - before
+                yield Case(
+                    f"server, {CLIENTS} clients, {PART:,} passages, MiniLM in steps: {steps}",
+                    len(asked) / found.whole,
+                    "requests/s",
+                    details={
+                        "p50, ms": float(np.nanpercentile(found.seconds, 50)) * 1000,
+                        "p99, ms": float(np.nanpercentile(found.seconds, 99)) * 1000,
+                        "processor time an answer, ms": 1000 * spent / len(asked),
+                        "load before": busy,
+                        "lost": int(np.isnan(found.seconds).sum()),
+                    },
+                )
+
+
+def processor_seconds(process: int) -> float:
+    """Of a process so far, by its system's clock."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _killed(own: list[str], url: str, questions: Sequence[str]) -> tuple[float, float, Course]:
