@@ -207,8 +207,8 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
     params = system.player.here(system.first_state().params)
     rows = harr_scoring.played_rows(system, params, tmp_path / "log.jsonl", 4, StopSignal())
-    assert len(rows) == 6
-    assert len(drawn) == len(set(drawn)) == 6 * 4
+    assert len(rows) == len(system.inputs.dev) > 2
+    assert len(drawn) == len(set(drawn)) == 4 * len(rows)
 
 
 def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
