@@ -31,6 +31,7 @@ from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.deployed import Endpoints
@@ -97,11 +98,11 @@ def _where() -> dict[str, list[Any]] | None:
     return wanted or None
 
 
-def _search(asked: Sequence[Asked]) -> Search:
-    """The search that the flags ask for."""
+def _search(asked: Sequence[Asked]) -> tuple[Search, str]:
+    """The search that the flags ask for, and what it has between titles and texts."""
     index, where = search_flags.index(), _where()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        return _in_one_step(asked, index, where)
+        return _in_one_step(asked, index, where), TITLE_SEPARATOR
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -140,7 +141,7 @@ def _search(asked: Sequence[Asked]) -> Search:
                 print(f"note: {warning.message}")
         return found
 
-    return search
+    return search, retriever.config.title_separator
 
 
 def _in_one_step(
@@ -173,17 +174,16 @@ def _answer(search: Search, asked: Sequence[Asked]) -> Iterator[tuple[Asked, lis
             yield one, next(hits) if well_formed(one.question) == one.question else None
 
 
-def _lines(asked: Asked, hits: Sequence[Hit] | None) -> Iterator[str]:
+def _lines(asked: Asked, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
     yield well_formed(asked.question)
     if hits is None:
         yield f"  error: {INVALID}"
         return
     for hit in hits:
-        text = " ".join(hit.text.split())
+        text = " ".join(passage_text(hit.title, hit.text, separator).split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-        title = f"{hit.title}: " if hit.title else ""
-        yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {title}{text}"
+        yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {text}"
     if not hits:
         yield "  nothing was found"
 
@@ -198,13 +198,13 @@ def _record(asked: Asked, hits: Sequence[Hit] | None) -> str:
 def main() -> int:
     """Reads the flags and searches."""
     asked = _asked()
-    search = _search(asked)
+    search, separator = _search(asked)
     to = f"write {OUT.value}" if OUT.value else "print what is found"
     index = search_flags.INDEX.value
     dry_command.begins(f"would search {index} for {len(asked)} questions and {to}")
     if not OUT.value:
         for one, hits in _answer(search, asked):
-            print("\n".join(_lines(one, hits)))
+            print("\n".join(_lines(one, hits, separator)))
         return 0
     out = Path(OUT.value).expanduser()
     with commandline.writing(out, "--out"), replacing(out) as file:

@@ -23,7 +23,7 @@ from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import model_card, towers_export
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
-from tests.entry_points import SAMPLES, Commands, log_rows, refusal
+from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
 
 pytestmark = pytest.mark.long
@@ -154,6 +154,27 @@ def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) 
         assert found.dataset_name == "hotpotqa, invented questions in its format"
         assert found.dataset_args == {"questions": SAMPLES}
         assert found.task_type == "information-retrieval"
+
+
+def test_another_run_starts_from_both_towers(
+    scored_run: Path, exported: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """Its untrained weights score as the exported ones do."""
+    fields = [word for word in SHARED if "train.steps" not in word]
+    fields += ["--config.train.steps=1", f"--config.encoder.path={exported}", FLOAT32]
+    commands.succeed("train", *fields, f"--workdir={tmp_path / 'run'}")
+    scored = ("--samples=4", "--checkpoint=last", FLOAT32, f"--out={tmp_path / 'scores'}")
+    commands.succeed("evaluate", f"--workdir={tmp_path / 'run'}", *scored)
+    text = (tmp_path / "scores/untrained/eval_seed42.jsonl").read_text()
+    for found, expected in zip(
+        map(json.loads, text.splitlines()), log_rows(scored_run), strict=True
+    ):
+        assert found["pred_idx"] == expected["pred_idx"]
+        assert found["q_values"] == pytest.approx(expected["q_values"], abs=1e-4)
+    prefixed = commands.run(
+        "train", *fields, "--config.encoder.chunk_prefix=a ", f"--workdir={tmp_path / 'other'}"
+    )
+    assert "config.encoder.chunk_prefix" in refusal(prefixed)
 
 
 def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_the_file_says_what_the_run_did(scored_run: Path, exported: Path) -> Non
     assert found.separator_id == encoder.sep_id
     assert run.loaded.tokenizer.backend.token_to_id(found.separator) == encoder.sep_id
     data, search = config.data, found.search
+    assert found.title_separator == data.passage_separator == " "
     assert found.max_question_tokens == data.max_question_tokens
     assert found.max_chunk_tokens_in_state == data.max_chunk_tokens_in_state
     assert found.sort_by_index is config.env.sort_by_index

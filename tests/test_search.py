@@ -65,7 +65,7 @@ def test_a_run_and_its_export_find_the_same(
         assert len(hits) == 2
         for hit in hits:
             text = " ".join(hit.text.split())
-            lines.append(f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {hit.title}: {text}")
+            lines.append(f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {hit.title} {text}")
     assert told.splitlines() == lines
 
     queries, out = tmp_path / "queries.jsonl", tmp_path / "deep" / "hits.jsonl"

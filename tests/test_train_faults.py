@@ -91,6 +91,26 @@ def test_killed_three_times_equals_never_killed(
     assert_same_run(workdir, finished_run)
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_finished_run_goes_on(later: bool, commands: Commands, tmp_path: Path) -> None:
+    """With a constant rate it equals the run that was that long from the beginning."""
+    (tmp_path / "own.py").write_text("def score(question, answers, taken, gold):\n    return 1.0\n")
+    reward = (f"--config.reward.path={tmp_path / 'own.py'}:score",) if later else ()
+    few, more = ("--config.train.steps=6",), ("--config.train.steps=12",)
+    fields = (*SHARED, *reward, "--config.optimizer.schedule=constant")
+    commands.succeed("train", *fields, *few, f"--workdir={tmp_path / 'one'}")
+    for folder in ("one", "other"):
+        commands.succeed("train", *fields, *more, f"--workdir={tmp_path / folder}")
+        assert json.loads((tmp_path / folder / "config.json").read_text())["train"]["steps"] == 12
+    refused = refusal(commands.run("train", *fields, *few, f"--workdir={tmp_path / 'one'}"))
+    assert "config.train.steps" in refused
+    found, expected = (saved_state(tmp_path / folder, 12) for folder in ("one", "other"))
+    if later:  # the batches at the border are played by later weights
+        assert np.isfinite([loss for _, loss in losses(tmp_path / "one")]).all()
+    else:
+        assert all(np.array_equal(found[name], leaf) for name, leaf in expected.items())
+
+
 def test_stopped_before_its_first_evaluation(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def _retriever(folder: Path) -> Sequence[Path]:
         base_model="",
         state=state,
         chunk=chunk,
+        title_separator=" ",
         separator="[SEP]",
         separator_id=3,
         max_question_tokens=9,

@@ -11,13 +11,14 @@ from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.generators.noise import NoiseConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.negatives_config import NegativesConfig
-from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources import babilong, musique, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.tokens import TextTokenizer, Tokens
 from qrag_jax.errors import check_known, check_least
 from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
 
 SYNTHETIC = "synthetic"
@@ -51,6 +52,9 @@ class DataConfig:
     max_question_tokens: int = 64  # longer questions are cut
     max_chunk_tokens: int = 220  # length of a chunk's row, [CLS] and [SEP] included
     max_chunk_tokens_in_state: int = 220  # tokens of a chunk inside a state
+    # Between title and text of a passage, where a corpus with titles is embedded or shown; "": as
+    # in the training's chunks (MuSiQue ". ", else a space)
+    title_separator: str = ""
     workers: int = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
@@ -69,6 +73,13 @@ class DataConfig:
     def cache_folder(self) -> Path:
         """The folder that keeps tokens and generated corpora between runs."""
         return Path(self.cache).expanduser() if self.cache else default_cache()
+
+    @property
+    def passage_separator(self) -> str:
+        """Between a passage's title and its text."""
+        if self.title_separator:
+            return self.title_separator
+        return musique.TITLE_SEPARATOR if set(self.sources) == {musique.NAME} else TITLE_SEPARATOR
 
     def at(self, path: str) -> DataConfig:
         """The same settings with another path; "" keeps the path."""

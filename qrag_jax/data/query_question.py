@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from qrag_jax.runtime.retriever_config import passage_text
+
 
 class Page(NamedTuple):
     """A passage of a question, or a gold page of which less is known.
@@ -27,7 +29,7 @@ class Page(NamedTuple):
     @property
     def whole(self) -> str:
         """Title and text, as corpora are searched."""
-        return f"{self.title} {self.text}".strip()
+        return passage_text(self.title, self.text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,37 +51,44 @@ def shapes_on(tree: Any, shardings: Any) -> Any:
 
 
 def first_state(
-    shardings: TrainState, tower: Params, optimizer: optax.GradientTransformation, seed: int
+    shardings: TrainState,
+    tower: Params,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    second: Params | None = None,
 ) -> TrainState:
-    """The first state, in which both towers are copies of one tower.
+    """The first state, in which both towers are copies of one tower, unless there is a second.
 
     No device ever holds more than its part of an array.
 
     Args:
         tower: parameters of one tower, or of its adapters: host arrays, the same on every host, or
             `StoredLeaf`s.
+        second: as `tower`, of the tower of chunks.
     """
 
-    def build(tower: Params) -> TrainState:
-        return init_state(_both(tower), optimizer, jax.random.key(seed))
+    def build(*towers: Params) -> TrainState:
+        return init_state(_both(*towers), optimizer, jax.random.key(seed))
 
-    return jax.jit(build, out_shardings=shardings)(_place_one(shardings.params, tower))
-
-
-def both_towers(shardings: Params, tower: Params) -> Params:
-    """Two copies of one tower, or of its adapters (see `place`), placed as in training."""
-    return jax.jit(_both, out_shardings=shardings)(_place_one(shardings, tower))
+    return jax.jit(build, out_shardings=shardings)(*_placed(shardings.params, tower, second))
 
 
-def _both(tower: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tower)
+def both_towers(shardings: Params, tower: Params, second: Params | None = None) -> Params:
+    """Two towers, or the adapters of two (see `first_state`), placed as in training."""
+    return jax.jit(_both, out_shardings=shardings)(*_placed(shardings, tower, second))
 
 
-def _place_one(shardings: Params, tower: Params) -> Params:
+def _both(tower: Params, second: Params | None = None) -> Params:
+    second = tower if second is None else second
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), tower, second)
+
+
+def _placed(shardings: Params, *towers: Params | None) -> list[Params]:
     def without_towers_axis(sharding: NamedSharding) -> NamedSharding:
         return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
-    return place(tower, jax.tree.map(without_towers_axis, shardings))
+    one = jax.tree.map(without_towers_axis, shardings)
+    return [place(tower, one) for tower in towers if tower is not None]
 
 
 def place(tower: Params, shardings: Params) -> Params:

@@ -98,9 +98,9 @@ class TwoTowers:
         params = self.shardings.params
         return params if self.base_shardings is None else Adapted(self.base_shardings, params)
 
-    def first_state(self, tower: Params, seed: int) -> TrainState:
-        """The first state, in which both towers are copies of `tower` (`placement.first_state`)."""
-        return placement.first_state(self.shardings, tower, self.optimizer, seed)
+    def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
+        """The first state (`placement.first_state`)."""
+        return placement.first_state(self.shardings, tower, self.optimizer, seed, second)
 
     def state_shapes(self, tower: Params) -> TrainState:
         """Shape and dtype of every array of the state, from arrays or shapes of one tower."""

@@ -25,13 +25,15 @@ from qrag_jax.models.pretrained import (
     with_new_adapters,
 )
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.runtime import hosts
+from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.whole_files import new_folder
 
 FOLDER = "encoder"  # in the run's folder
+SECOND = "chunk"  # folder of the tower of chunks, in the encoder's, if it starts from another
 ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
 # A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
 _NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
@@ -45,7 +47,8 @@ def check_origin(config: EncoderConfig) -> None:
         InputError: `config.path` is no model's folder, and the hub has none of that name.
     """
     if config.path not in ("", MINILM, MINILM_OR_SCRATCH):
-        read_config(resolve_folder(config.path))
+        for folder in _towers(resolve_folder(config.path), config):
+            read_config(folder)
 
 
 def prepare_encoder(
@@ -60,7 +63,8 @@ def prepare_encoder(
     """The encoder that the run in `workdir` starts from; it is kept in the run's folder.
 
     `config.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
-    "" for a small encoder from scratch, whose tokenizer is trained on `texts`. With LoRA the
+    "" for a small encoder from scratch, whose tokenizer is trained on `texts`. The folder may be an
+    export, from whose two towers the two of the run start. With LoRA the
     first adapters are kept in the encoder's folder.
 
     Args:
@@ -100,7 +104,10 @@ def _build(
         if origin is None:
             make_scratch_folder(building, texts, config.scratch or ScratchConfig(), seed)
         else:
-            save_encoder(load_encoder(origin, **settings), origin, building)
+            state, *chunk = _towers(origin, config)
+            save_encoder(load_encoder(state, **settings), state, building)
+            for second in chunk:
+                save_encoder(load_encoder(second, **settings), second, building / SECOND)
             _tell_prompts(origin, config)
         loaded = with_first_adapters(config, load_encoder(building, **settings), seed)
         if loaded.adapters is not None:
@@ -108,6 +115,25 @@ def _build(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _towers(folder: Path, config: EncoderConfig) -> list[Path]:
+    """The folder of an encoder; of an export, those of its two towers.
+
+    Raises:
+        InputError: the export's rows begin with other prefixes than the config has.
+    """
+    if not (folder / retriever_config.NAME).is_file():
+        return [folder]
+    exported = RetrieverConfig.read(folder)
+    for name in ("state", "chunk"):
+        given, own = getattr(config, f"{name}_prefix"), getattr(exported, name).prefix
+        if given != own:
+            raise InputError(
+                f"config.encoder.{name}_prefix is {given!r}, but {folder} was trained with "
+                f"{own!r}; set it so."
+            )
+    return [folder / exported.state.folder, folder / exported.chunk.folder]
 
 
 def origin(path: str, workdir: Path) -> str:
@@ -149,6 +175,9 @@ def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int)
 
 def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
     loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
+    if (folder / SECOND).exists():
+        second = load_encoder(folder / SECOND, **settings).stored
+        loaded = dataclasses.replace(loaded, second=second)
     return with_adapters(loaded, adapters) if adapters.exists() else loaded
 
 

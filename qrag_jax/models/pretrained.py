@@ -130,6 +130,7 @@ class LoadedEncoder:
         stored: the stacked parameters, float32; they stay in files until `placement` reads them.
         lora: sizes of the adapters; None if the encoder itself is trained.
         adapters: parameters of one tower's adapters; None if the encoder itself is trained.
+        second: as `stored`, of the tower of chunks; None if it starts from the same parameters.
     """
 
     encoder: TextEncoder
@@ -138,6 +139,7 @@ class LoadedEncoder:
     model_config: dict[str, Any]
     lora: LoraConfig | None = None
     adapters: Params | None = None
+    second: Params | None = None
 
     @property
     def params(self) -> Params:

@@ -38,6 +38,7 @@ def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
         stop_action=search.stop_action,
         placement=Placement(positions.kind, positions.theta, positions.step, positions.span),
         per_step=per_step,
+        title_separator=config.title_separator,
     )
 
 

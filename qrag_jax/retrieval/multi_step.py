@@ -20,6 +20,7 @@ from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import NONE, Hits, Passage, Queries, VectorIndex, Where
 from qrag_jax.retrieval.scan import scan
 from qrag_jax.retrieval.tower_rows import State, Towers
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 
 _STATES = 1024  # encoded and searched for side by side, at most
 
@@ -54,6 +55,7 @@ class Rules:
         placement: where chunk vectors are rotated.
         per_step: passages found at each step; more than one only if the beam is 1. The best one
             goes into the state, as in training, the others are further results.
+        title_separator: between a passage's title and its text, in states.
     """
 
     max_steps: int
@@ -62,6 +64,7 @@ class Rules:
     stop_action: bool = False
     placement: Placement = dataclasses.field(default_factory=Placement)
     per_step: int = 1
+    title_separator: str = TITLE_SEPARATOR
 
     def check(self) -> None:
         """Refuses what cannot be searched exactly.
@@ -212,6 +215,9 @@ class MultiStepSearch:
         self._read({n for listed in found for _, n, _ in listed}, passages)
         return [[_hit(step, passages[number], q) for step, number, q in listed] for listed in found]
 
+    def _text(self, passage: Passage) -> str:
+        return passage_text(passage.title, passage.text, self.rules.title_separator)
+
     def _read(self, numbers: set[int], passages: dict[int, Passage]) -> None:
         """Adds the passages with these numbers to those that were read."""
         new = sorted(numbers - passages.keys())
@@ -231,7 +237,7 @@ class MultiStepSearch:
         order = sorted if self.rules.sort_by_index else tuple
         states = self.towers.states(
             [
-                State(question, tuple(passages[n].whole for n in order(path.taken)))
+                State(question, tuple(self._text(passages[n]) for n in order(path.taken)))
                 for question, path in zip(questions, paths, strict=True)
             ]
         )

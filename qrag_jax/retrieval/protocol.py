@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from qrag_jax.runtime.retriever_config import passage_text
+
 NONE = -1  # in the place of a passage's number: the corpus, or the filter, had no more passages
 
 # Field of the passages' metadata → the value, or the values of which one will do.
@@ -29,8 +31,8 @@ class Passage(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """Title and text, as they are embedded and searched."""
-        return f"{self.title} {self.text}".strip()
+        """Title and text, as words are searched; see `passage_text`."""
+        return passage_text(self.title, self.text)
 
 
 class Corpus(Protocol):

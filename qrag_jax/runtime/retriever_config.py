@@ -27,6 +27,7 @@ from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 NAME = "retriever.json"
+TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one
 FORMAT = 1  # of the file; grows when a field is added or means something else
 # What format 1 knows. A test compares these names with those of the trainer.
 POSITIONS = ("none", "absolute", "random", "random_published", "relative")
@@ -89,6 +90,11 @@ _FOLDER = Rule(
     "the name of a folder beside the file",
 )
 _DIGESTS = Rule(_are_digests, "an object that gives each file of weights its SHA-256 in hex")
+
+
+def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str:
+    """A passage as it is embedded, searched and shown: its title, if any, before its text."""
+    return separator.join(part for part in (title.strip(), text.strip()) if part)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +182,7 @@ class RetrieverConfig:
             "": an encoder from scratch.
         state: the tower of states.
         chunk: the tower of chunks.
+        title_separator: text between a passage's title and its text (see `passage_text`).
         separator: the token between the parts of a state, as it is written in texts.
         separator_id: its id in both tokenizers.
         max_question_tokens: longer questions are cut.
@@ -190,6 +197,7 @@ class RetrieverConfig:
     base_model: str = _field(_TEXT)
     state: Tower
     chunk: Tower
+    title_separator: str = _field(_SOME_TEXT)
     separator: str = _field(_SOME_TEXT)
     separator_id: int = _whole(0)
     max_question_tokens: int = _whole(1)

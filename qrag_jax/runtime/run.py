@@ -24,6 +24,7 @@ from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_c
 from qrag_jax.runtime.curve import plot_curve
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
+    STEPS,
     check_same_config,
     flat,
     has_begun,
@@ -71,7 +72,7 @@ class Run:
         self.step = self._saved = 0
         self.has_learned = False
         self._began = began
-        self._moved: dict[str, Any] = {}  # paths of data that differ from the run's
+        self._changed: dict[str, Any] = {}  # fields that the run's config gets: paths, steps
 
     @classmethod
     @contextlib.contextmanager
@@ -139,7 +140,7 @@ class Run:
     def check_config(
         self, saved: ConfigDict, given: ConfigDict, free: Sequence[str], paths: Sequence[str]
     ) -> None:
-        """Refuses to go on under another config.
+        """Refuses to go on under another config; more steps are none.
 
         Args:
             free: beginnings of names of fields that do not change what a run computes.
@@ -151,19 +152,25 @@ class Run:
         """
         check_same_config(saved, given, (*free, *paths))
         old, new = flat(saved.to_dict()), flat(given.to_dict())
-        self._moved = {name: new[name] for name in paths if new.get(name) != old.get(name)}
+        changed = [name for name in (*paths, STEPS) if new.get(name) != old.get(name)]
+        self._changed = {name: new[name] for name in changed}
+        if STEPS in changed:
+            log(
+                f"config.{STEPS} was {old[STEPS]} and is {new[STEPS]} from now: a learning rate "
+                "that decays goes on where the new number has it"
+            )
 
-    def _keep_paths(self) -> None:
-        """Writes where the data are now, which are equal, into the run's config."""
+    def _keep_changes(self) -> None:
+        """Writes where the data are now, which are equal, and the steps into the run's config."""
 
         def write() -> None:
             saved = read_fields(self.config_path)
-            for name, value in self._moved.items():
+            for name, value in self._changed.items():
                 *sections, field = name.split(".")
                 functools.reduce(dict.__getitem__, sections, saved)[field] = value
             save_config(ConfigDict(saved), self.config_path)
 
-        if self._moved:
+        if self._changed:
             hosts.first_does(write)
 
     def restore(
@@ -190,17 +197,19 @@ class Run:
                     f"the data ({', '.join(other)}) are not those that {self.workdir} began with; "
                     "bring their files back, or give another --workdir."
                 )
-            self._keep_paths()
+            self._keep_changes()
             progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
             if self.checkpoints.best_step() == 0:
                 log("the best checkpoint so far is that of step 0, the untrained weights")
-        elif self._moved:
+        elif moved := [name for name in self._changed if name != STEPS]:
             raise InputError(
-                f"config.{', config.'.join(self._moved)}: {self.workdir} began with other paths, "
-                "and has no checkpoint that says what data they held; give the run's own, or "
-                "another --workdir."
+                f"config.{', config.'.join(moved)}: {self.workdir} began with other paths, and has "
+                "no checkpoint that says what data they held; give the run's own, or another "
+                "--workdir."
             )
+        else:
+            self._keep_changes()
         self.progress, self._saved = progress, self.step
         self._began -= progress.seconds
         if provenance:

@@ -13,6 +13,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json, whole_files
 
 CONFIG_NAME = "config.json"
+STEPS = "train.steps"  # the one field of a run that may grow
 
 
 def has_begun(workdir: Path) -> bool:
@@ -71,7 +72,7 @@ def read_fields(path: Path) -> dict[str, Any]:
 def check_same_config(
     saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict, free: tuple[str, ...]
 ) -> None:
-    """Refuses to resume a run under another config.
+    """Refuses to resume a run under another config; more `train.steps` are none.
 
     Args:
         free: names, or beginnings of names, of fields that do not change what a run computes.
@@ -83,7 +84,9 @@ def check_same_config(
     different = [
         f"config.{name}: the run has {old.get(name)!r:.200}, given is {new.get(name)!r:.200}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not name.startswith(free)
+        if old.get(name) != new.get(name)
+        and not name.startswith(free)
+        and not (name == STEPS and old.get(name, 0) < new.get(name, 0))
     ]
     if different:
         raise InputError(

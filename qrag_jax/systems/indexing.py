@@ -252,7 +252,11 @@ def _index_vectors(
     hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
     rows = PassageRows(
-        stored.folder, encoder.tokenizer, encoder.encoder.chunk_opening, encoder.row_tokens
+        stored.folder,
+        encoder.tokenizer,
+        encoder.encoder.chunk_opening,
+        encoder.row_tokens,
+        encoder.title_separator,
     )
     now = _Embedding(encoder, parts, rows).run(workers, stop)
     notes = parts.finished()

@@ -32,6 +32,7 @@ from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import replacing
@@ -49,7 +50,12 @@ class Search(Protocol):
         """At least the k best passages of each question, as far as there are so many."""
 
 
-def with_negatives(config: NegativesConfig, loaded: LoadedSamples, run: Run) -> LoadedSamples:
+def with_negatives(
+    config: NegativesConfig,
+    loaded: LoadedSamples,
+    run: Run,
+    separator: str = TITLE_SEPARATOR,
+) -> LoadedSamples:
     """The samples with `config.count` more passages each, behind their own.
 
     Left out are a question's own passages, and those that may be good though nobody has said so:
@@ -59,6 +65,7 @@ def with_negatives(config: NegativesConfig, loaded: LoadedSamples, run: Run) -> 
     Args:
         config: with the folder of an index.
         run: its folder keeps what was found.
+        separator: between a passage's title and its text.
 
     Raises:
         InputError: the index cannot be used or searched so, a source draws its documents anew, or
@@ -77,14 +84,15 @@ def with_negatives(config: NegativesConfig, loaded: LoadedSamples, run: Run) -> 
     every = iter(zip(samples, found, strict=True))
     by_source: dict[str, Sequence[Sample]] = {}
     for name, own in loaded.by_source.items():
-        by_source[name] = [_longer(*next(every), corpus) for _ in own]
+        by_source[name] = [_longer(*next(every), corpus, separator) for _ in own]
     added = int((found != NONE).sum())
     line = f"negatives: {added / max(len(samples), 1):.1f} passages of {folder} for each question"
     return LoadedSamples(by_source, [*loaded.report, line])
 
 
-def _longer(sample: Sample, numbers: np.ndarray, corpus: StoredCorpus) -> Sample:
-    more = [passage.whole for passage in corpus.passages(numbers[numbers != NONE])]
+def _longer(sample: Sample, numbers: np.ndarray, corpus: StoredCorpus, separator: str) -> Sample:
+    passages = corpus.passages(numbers[numbers != NONE])
+    more = [passage_text(each.title, each.text, separator) for each in passages]
     return dataclasses.replace(sample, chunks=(*sample.chunks, *more))
 
 

@@ -106,7 +106,7 @@ def _warning(facts: Facts) -> str:
 
 def _use(facts: Facts) -> str:
     data, env = facts.config.data, facts.config.env
-    separator = json.dumps(facts.separator)
+    separator, titled = json.dumps(facts.separator), json.dumps(data.passage_separator)
     order = "document order" if env.sort_by_index else "the order they were taken in"
     taken = "sorted(taken)" if env.sort_by_index else "taken"
     return f"""\
@@ -128,7 +128,7 @@ def first(text, tokens):  # where training cut the parts of a state
     return text[: places[tokens - 1][1]] if len(places) > tokens else text
 
 
-# question: a text; chunks: a list of texts
+# question: a text; chunks: a list of texts, each a passage's title (if any), {titled}, its text
 vectors = chunk.encode(chunks)  # once, into any vector store that ranks by inner product
 taken = []
 for _ in range({env.max_steps}):

@@ -26,10 +26,12 @@ from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_T
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.text_table import Embed, make_embed
+from qrag_jax.runtime import retriever_config
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.minilm import MINILM, find_minilm
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
 from qrag_jax.systems.saved_run import SavedRun
 
 EXPORTED = "chunk"  # folder of the tower of chunks in an export
@@ -47,6 +49,7 @@ class PassageEncoder:
         row_tokens: length of the longest row, special tokens counted; longer passages are cut.
         blocks: how rows are packed (block_tokens, length_buckets, block_sizes are read).
         origin: the folder that it comes from, for messages.
+        title_separator: between a passage's title and its text.
     """
 
     mesh: Mesh
@@ -57,6 +60,7 @@ class PassageEncoder:
     row_tokens: int
     blocks: EncoderConfig
     origin: str
+    title_separator: str = TITLE_SEPARATOR
 
     @classmethod
     def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
@@ -78,6 +82,7 @@ class PassageEncoder:
             min(run.config.data.max_chunk_tokens, loaded.encoder.max_positions),
             run.config.encoder,
             str(run.workdir),
+            run.config.data.passage_separator,
         )
 
     @classmethod
@@ -121,8 +126,18 @@ class PassageEncoder:
             )
         shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
         params = placement.both_towers(shardings, loaded.stored)
+        about = folder.parent / retriever_config.NAME
+        exported = folder.name == EXPORTED and about.is_file()
         return cls(
-            mesh, params, shardings, encoder, loaded.tokenizer, row_tokens, config, str(folder)
+            mesh,
+            params,
+            shardings,
+            encoder,
+            loaded.tokenizer,
+            row_tokens,
+            config,
+            str(folder),
+            RetrieverConfig.read(folder.parent).title_separator if exported else TITLE_SEPARATOR,
         )
 
     @property
@@ -130,7 +145,9 @@ class PassageEncoder:
         """All but the weights that a vector depends on."""
         encoder = self.encoder
         precision = encoder.module.precision
+        usual = self.title_separator == TITLE_SEPARATOR
         return {
+            **({} if usual else {"title_separator": self.title_separator}),
             "row_tokens": self.row_tokens,
             "tokenizer": self.tokenizer.fingerprint(),
             "scale": encoder.scale,

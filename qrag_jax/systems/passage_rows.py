@@ -15,6 +15,7 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.data.worker_process import read_ahead
 from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 
 PIECE = 1024  # passages tokenised at a time
 
@@ -44,17 +45,20 @@ class PassageRows:
         folder: of the stored corpus; worker processes open it for themselves.
         opening: ids that every row begins with.
         row_tokens: length of the longest row, special tokens counted.
+        title_separator: between title and text.
     """
 
     folder: Path
     tokenizer: TextTokenizer
     opening: tuple[int, ...]
     row_tokens: int
+    title_separator: str = TITLE_SEPARATOR
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         """The rows of the passages with these numbers."""
         passages = self._corpus.passages(numbers)
-        encoded = self.tokenizer.encode([well_formed(passage.whole) for passage in passages])
+        texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
+        encoded = self.tokenizer.encode([well_formed(text) for text in texts])
         kept = self.row_tokens - len(self.opening) - 1
         end = [self.tokenizer.sep_id]
         tokens: list[int] = []

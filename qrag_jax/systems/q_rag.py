@@ -130,7 +130,8 @@ class QRag:
 
     def first_state(self) -> TrainState:
         """See `System`."""
-        return self.towers.first_state(self.inputs.encoder.trained, self.config.seed)
+        loaded = self.inputs.encoder
+        return self.towers.first_state(loaded.trained, self.config.seed, loaded.second)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""

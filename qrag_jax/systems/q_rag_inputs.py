@@ -16,6 +16,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.token_stores import tokenise_samples, tokenise_training, truncation_report
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks_config import ChunksConfig
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import PendingService
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -92,7 +93,9 @@ def load_inputs(
     dev = load_split(config.dev_data, "dev", hold_out=hold_out)
     train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
     if config.data.negatives.index:
-        train_samples = with_negatives(config.data.negatives, train_samples, run)
+        train_samples = with_negatives(
+            config.data.negatives, train_samples, run, config.data.passage_separator
+        )
     labels = with_labels(config, train_samples, dev)
     read, train_samples = train_samples, labels.train
     for line in [*train_samples.report, *dev.report]:
@@ -111,6 +114,11 @@ def load_inputs(
         is_kept=run.has_begun,
         platform=platform,
     )
+    if encoder.second is not None and encoder.adapters is not None:
+        raise InputError(
+            f"config.encoder.path is {config.encoder.path}, an export of two towers, and adapters "
+            "need one base; set config.encoder.lora.rank to 0, or give its folder state or chunk."
+        )
     stores = {
         name: tokenise_training(config.data, encoder.tokenizer, samples)
         for name, samples in train_samples.by_source.items()

@@ -152,7 +152,8 @@ class SavedRun:
 
     def untrained(self) -> Params | Adapted:
         """The parameters the run started from."""
-        towers = placement.both_towers(self._trained_shardings, self.loaded.trained)
+        loaded = self.loaded
+        towers = placement.both_towers(self._trained_shardings, loaded.trained, loaded.second)
         return self._with_base(towers)
 
     @property

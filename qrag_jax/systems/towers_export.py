@@ -259,6 +259,7 @@ def retriever_config(
         base_model=_base_model(run),
         state=state,
         chunk=chunk,
+        title_separator=config.data.passage_separator,
         separator=token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,
         max_question_tokens=config.data.max_question_tokens,

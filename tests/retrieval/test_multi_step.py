@@ -17,13 +17,14 @@ from qrag_jax.retrieval import multi_step
 from qrag_jax.retrieval.chunk_positions import Placement
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import BeamConfig
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.array_index import of_texts
+from tests.retrieval.array_index import ArrayIndex, ListedCorpus, of_texts
 from tests.rollouts import test_beam_search as planned
 from tests.rollouts.long_documents import QUESTION_TOKENS, ROW_TOKENS, loaded, shardings
 from tests.rollouts.test_beam_search import (
@@ -260,6 +261,19 @@ def test_questions_are_cut_as_in_training() -> None:
     # An empty question is a row of special tokens alone, as for the trainer.
     (hits,) = search.search([""])
     assert len(hits) == 3
+
+
+def test_titles_stand_in_states_as_the_run_had_them() -> None:
+    document, rules = SAMPLES[0], rules_of(ROLLOUT, title_separator=". ")
+    titled = [(f"w{n}", text) for n, text in enumerate(document.chunks)]
+    joined = [f"{title}. {text}" for title, text in titled]
+    passages = [Passage(f"p{n}", text, title) for n, (title, text) in enumerate(titled)]
+    towers = towers_of(0)
+    index = ArrayIndex(ListedCorpus(passages), towers.chunks(joined))
+    (found,) = MultiStepSearch(index, towers, rules).search([document.question])
+    (expected,) = search_of(joined, rules).search([document.question])
+    assert [hit[:3] for hit in found] == [hit[:3] for hit in expected]
+    assert len(found) > 1
 
 
 def test_settings_that_cannot_be_searched_are_refused() -> None:

@@ -41,6 +41,7 @@ def fields() -> dict[str, Any]:
         "library_version": "0.1.0",
         "base_model": "facebook/contriever",
         **towers,
+        "title_separator": " ",
         "separator": "[SEP]",
         "separator_id": 3,
         "max_question_tokens": 9,
@@ -113,6 +114,11 @@ print(RetrieverConfig.read(Path({str(tmp_path)!r})).search.beam)
 
 
 WRONG = [
+    (
+        "title_separator",
+        "",
+        "the field title_separator is ''; it must be a text that is not empty.",
+    ),
     ("format", 2, "the field format is 2, but this version of qrag_jax reads format 1; install th"),
     ("format", "1", "the field format is '1', but this version"),
     ("format", ..., "the field format is missing; export the run again."),

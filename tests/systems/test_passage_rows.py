@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -42,6 +43,13 @@ def test_rows_hold_title_and_text(rows: PassageRows) -> None:
     assert 0 < cut <= found.cut <= cut + 1  # the odd one may be long
     assert found.lengths.tolist() == [len(row) for row in found.each()]
     assert max(found.lengths) == 12
+
+
+def test_rows_join_titles_as_the_run_did(rows: PassageRows) -> None:
+    record = records(COUNT)[3]
+    (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()
+    ids = rows.tokenizer.encode([f"{record['title']}. {record['text']}"])[0]
+    assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
 
 
 @pytest.mark.parametrize("groups", [[range(0, 7), range(7, 51)], [range(3, 3), range(40, 51)]])

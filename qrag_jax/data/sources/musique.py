@@ -7,8 +7,10 @@ from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.runtime.retriever_config import passage_text
 
 NAME = "musique"
+TITLE_SEPARATOR = ". "
 FOLDERS: tuple[str, ...] = ("musique",)
 OFFICIAL: dict[str, tuple[str, ...]] = {
     "train": ("musique_ans_v1.0_train.jsonl",),
@@ -22,7 +24,7 @@ HUB: tuple[str, str | None, dict[str, str]] = (
 
 
 def parse(record: dict[str, Any]) -> Sample:
-    """Turns one record into a sample; a chunk is `title + ". " + paragraph_text`.
+    """Turns one record into a sample; a chunk is title, `TITLE_SEPARATOR` and text.
 
     The supporting facts are the paragraphs whose `idx` is named by a step of
     `question_decomposition`. Without a decomposition, they are those marked `is_supporting`.
@@ -103,9 +105,9 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _chunk(paragraph: dict[str, Any]) -> str:
-    title = fields.text(fields.present(paragraph, "title"), "title").strip()
-    body = fields.text(fields.present(paragraph, "paragraph_text"), "paragraph_text").strip()
-    return f"{title}. {body}" if title else body
+    title = fields.text(fields.present(paragraph, "title"), "title")
+    body = fields.text(fields.present(paragraph, "paragraph_text"), "paragraph_text")
+    return passage_text(title, body, TITLE_SEPARATOR)
 
 
 def _support(record: dict[str, Any], paragraphs: list[dict[str, Any]]) -> list[int]:

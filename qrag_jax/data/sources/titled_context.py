@@ -15,6 +15,7 @@ from typing import Any
 from qrag_jax.data.query_question import QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.runtime.retriever_config import passage_text
 
 Paragraph = tuple[str, Sequence[str]]  # title, sentences
 
@@ -108,8 +109,7 @@ def to_record(
 
 
 def _chunk(title: str, sentences: Sequence[str]) -> str:
-    parts = (title, *sentences)
-    return " ".join(part.strip() for part in parts if part.strip())
+    return passage_text(title, " ".join(part.strip() for part in sentences if part.strip()))
 
 
 def _paragraphs(context: Any) -> list[Paragraph]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sources.registry import SOURCES, load_samples, mix_weights
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import ROOT, real
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
@@ -201,3 +203,12 @@ def test_workers_import_no_jax() -> None:
 def test_a_source_without_passages_is_for_query_writers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'hover' has no passages to choose from"):
         load_samples("hover", str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "musique", "two_wiki"])
+def test_titles_of_a_corpus_are_joined_as_those_of_the_training(name: str) -> None:
+    paragraphs = [("Acme", ["Made by Ada.", "In Oslo."]), ("Oslo", ["A city."])]
+    chunks = SOURCES[name].parse(SOURCES[name].to_record("q", "Who?", "Ada", paragraphs, [0, 1]))
+    separator = DataConfig(sources={name: 1.0}).passage_separator
+    assert chunks.chunks[0] == passage_text("Acme", "Made by Ada. In Oslo.", separator)
+    assert DataConfig(sources={name: 1.0}, title_separator=": ").passage_separator == ": "
