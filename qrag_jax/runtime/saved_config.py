@@ -13,6 +13,23 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json, whole_files
 
 CONFIG_NAME = "config.json"
+# Fields of every system that change nothing of what is computed: a resumed run may change them.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "train.log_episodes",
+    "train.first_eval_minutes",
+    "eval.samples",
+    "eval.seed",
+    # Requests to a language model may change (a longer answer, another prompt): the run logs such
+    # a change, see `runtime.run.Run.restore`.
+    "llm.",
+    "runtime.",
+    "log.",
+    "profile",
+)
 STEPS = "train.steps"  # the one field of a run that may grow
 
 

@@ -23,11 +23,11 @@ from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
+from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.systems import token_config
 from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
@@ -213,7 +213,7 @@ LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
-    *token_config.FREE_FIELDS,
+    *saved_config.FREE_FIELDS,
     "rollout.max_failed_share",
     "queries.test",
     "engine.",

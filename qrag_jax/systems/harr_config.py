@@ -25,7 +25,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
@@ -208,22 +208,11 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.max_skipped_steps",
-    "train.log_episodes",
-    "train.first_eval_minutes",
+    *saved_config.FREE_FIELDS,
     "data.cache",
-    "eval.samples",
-    "eval.seed",
     "agent.gather",
     "agent.max_broken_share",
-    "llm.",
     "reranker.",
-    "runtime.",
-    "log.",
-    "profile",
 )
 # Of data whose digests are kept.
 PATHS = ("data.path", "eval.path", "corpus.path", "questions.kept")

@@ -20,11 +20,11 @@ from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.systems import token_config
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
@@ -207,7 +207,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (*token_config.FREE_FIELDS, "tries.max_failed_share")
+FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.
 PATHS = ("questions.train", "questions.dev")
 

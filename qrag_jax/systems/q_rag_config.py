@@ -31,6 +31,7 @@ from qrag_jax.policies.soft_q import SoftQConfig
 from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
@@ -62,27 +63,14 @@ OPTIONAL: dict[str, type] = {
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.max_skipped_steps",
-    "train.log_episodes",
-    "train.first_eval_minutes",
+    *saved_config.FREE_FIELDS,
     "data.cache",
-    "eval.samples",
     "eval.batch_size",
-    "eval.seed",
     "eval.beam",
     "eval.stop_threshold",
-    # Requests to a language model may change (a longer answer, another prompt): the run logs such
-    # a change, see `runtime.run.Run.restore`.
-    "llm.",
     "reward.prompt",
     "reward.path",
     "reward.max_failure_share",
-    "runtime.",
-    "log.",
-    "profile",
 )
 FIELDS = {
     "seed": (42, "of the shuffle, the policy's draws and random weights"),

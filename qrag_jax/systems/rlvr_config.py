@@ -24,12 +24,11 @@ from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.systems import token_config
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
@@ -203,7 +202,7 @@ LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
-    *token_config.FREE_FIELDS,
+    *saved_config.FREE_FIELDS,
     "tools.max_failed_share",
     "env.python",
     "env.seconds",

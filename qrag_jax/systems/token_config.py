@@ -24,21 +24,6 @@ from qrag_jax.runtime.train_config import TrainConfig
 BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
-# Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.max_skipped_steps",
-    "train.log_episodes",
-    "train.first_eval_minutes",
-    "eval.samples",
-    "eval.seed",
-    "llm.",
-    "runtime.",
-    "log.",
-    "profile",
-)
 
 
 class TokenConfig(Protocol):
