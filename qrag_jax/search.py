@@ -102,7 +102,7 @@ def _search(asked: Sequence[Asked]) -> tuple[Search, str]:
     """The search that the flags ask for, and what it has between titles and texts."""
     index, where = search_flags.index(), _where()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        return _in_one_step(asked, index, where), TITLE_SEPARATOR
+        return _in_one_step(asked, index, where)
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -146,7 +146,7 @@ def _search(asked: Sequence[Asked]) -> tuple[Search, str]:
 
 def _in_one_step(
     asked: Sequence[Asked], index: IndexAt, where: dict[str, list[Any]] | None
-) -> Search:
+) -> tuple[Search, str]:
     from qrag_jax.systems.plain_search import open_plain  # needs jax
 
     plain = open_plain(index, search_flags.plain_encoder())
@@ -161,7 +161,7 @@ def _in_one_step(
             print(f"note: {cut} of {len(questions)} questions are longer than a row and were cut")
         return plain.search(questions, K.value, where)
 
-    return search
+    return search, plain.encoder.title_separator if plain.encoder else TITLE_SEPARATOR
 
 
 def _answer(search: Search, asked: Sequence[Asked]) -> Iterator[tuple[Asked, list[Hit] | None]]:

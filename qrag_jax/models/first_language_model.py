@@ -63,7 +63,7 @@ class LanguageModelConfig:
         InputError: a field has a value that cannot be used.
     """
 
-    # Folder or hub name of a chat model; "smollm2": that of `make llm`; "": the tiny one below
+    # Folder or hub name of a chat model; "smollm2": from a PyPI package; "": the tiny one below
     path: str = ""
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU

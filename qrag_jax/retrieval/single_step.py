@@ -17,6 +17,8 @@ from qrag_jax.retrieval.ranking import found
 class QuestionEncoder(Protocol):
     """What makes vectors of questions for an engine that compares vectors."""
 
+    title_separator: str  # of the passages' titles, see `retriever_config.passage_text`
+
     def cut(self, questions: Sequence[str]) -> list[int]:
         """The indices of the questions that are too long for it."""
 

@@ -107,6 +107,8 @@ def parse_flags(
                     raise InputError(f"--{name} is {value}; give a finite number.")
                 if isinstance(number, int) and not -(2**63) <= number < 2**63:
                     raise InputError(f"--{name} is {value}; give a number of at most 63 bits.")
+                if name.endswith("seed") and isinstance(number, int) and number < 0:
+                    raise InputError(f"--{name} is {value}; give a number of at least 0.")
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:

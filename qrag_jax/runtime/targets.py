@@ -148,14 +148,14 @@ def check_packages(platform: str) -> None:
     if platform == TPU:
         package, extra, wanted = LIBTPU, "tpu", _libtpu_of_jax()
         found = _version(LIBTPU)
-        help_ = "`make tpu` makes an environment that has it"
+        help_ = "run pip install 'qrag_jax[tpu]'"
     else:
         extra, wanted = "cuda12", jax.__version__
         here = {name: version for name in PLUGINS if (version := _version(name)) is not None}
         # The one that belongs to this jax, if there is one.
         package = next((name for name in here if here[name] == wanted), next(iter(here), ""))
         found = here.get(package)
-        help_ = "`make gpu` makes an environment that has them"
+        help_ = "run pip install 'qrag_jax[cuda12]'"
     if found is None:
         kind = "TPU" if platform == TPU else "GPU"
         raise InputError(

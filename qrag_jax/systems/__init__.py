@@ -169,10 +169,13 @@ def _module(config: ConfigDict) -> Any:
     if name not in SYSTEMS:
         raise InputError(f"config.system is {name!r}; use one of {', '.join(SYSTEMS)}.")
     try:
-        return importlib.import_module(SYSTEMS[name])
+        module = importlib.import_module(SYSTEMS[name])
     except ModuleNotFoundError as error:
         if error.name != SYSTEMS[name]:
             raise
         raise InputError(
             f"the system {name!r} is module {error.name}, which is not there."
         ) from None
+    if not hasattr(module, "open_system"):
+        raise InputError(f"the system {name!r} is {module.__name__}, which has no open_system.")
+    return module

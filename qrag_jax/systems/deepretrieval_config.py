@@ -220,7 +220,7 @@ FREE_FIELDS = (
     "guards.",
 )
 # Of data whose digests are kept.
-PATHS = ("queries.train", "queries.dev", "search.corpus")
+PATHS = ("queries.train", "queries.dev", "search.corpus", "model.path")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from qrag_jax.errors import InputError, check_known, check_least
 
 V0, V1 = PROTOCOLS = ("v0", "v1")
-# What `make verifiers0` and `make verifiers1` write, in the folder in which they are given.
+# Pythons that are looked for in the working folder.
 MADE = {V0: ".venv-verifiers0", V1: ".venv-verifiers1"}
 
 
@@ -30,7 +30,7 @@ class EnvironmentConfig:
     # What it speaks: v0 (verifiers below 0.4), v1 (0.4); "": what the verifiers of `python` speaks
     protocol: str = ""
     # The Python that has verifiers and the environment, which runs as it is, without a sandbox.
-    # "": that of .venv-verifiers0 or .venv-verifiers1 (make verifiers0, make verifiers1)
+    # "": that of .venv-verifiers0 or .venv-verifiers1 in this folder
     python: str = ""
     arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
     max_turns: int = 16  # of the model in an episode; a further one is refused, and it is truncated

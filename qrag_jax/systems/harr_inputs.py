@@ -194,6 +194,7 @@ def _index(
         mesh,
         config.data.max_chunk_tokens,
     )
+    encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
     indexed = index_corpus(source, folder, encoder, stop=stop)
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
 

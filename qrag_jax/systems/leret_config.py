@@ -209,7 +209,7 @@ load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.
-PATHS = ("questions.train", "questions.dev")
+PATHS = ("questions.train", "questions.dev", "model.path")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,9 @@ class PlainEncoder:
 class QuestionTower:
     """What makes vectors of questions; see `retrieval.single_step.QuestionEncoder`.
 
+    Attributes:
+        title_separator: between titles and texts of the passages that it compares them with.
+
     Args:
         encoder: as it embeds passages; questions have its prefix of states.
 
@@ -45,6 +48,7 @@ class QuestionTower:
 
     def __init__(self, encoder: PassageEncoder) -> None:
         self._tokenizer, self._form = encoder.tokenizer, encoder.encoder
+        self.title_separator = encoder.title_separator
         self._room = encoder.row_tokens - len(self._form.state_opening) - 1
         if self._room < 1:
             raise InputError(

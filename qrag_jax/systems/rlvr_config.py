@@ -209,7 +209,7 @@ FREE_FIELDS = (
     "env.side_by_side",
 )
 # Of data whose digests are kept.
-PATHS = ("questions.train", "questions.dev", "tools.corpus")
+PATHS = ("questions.train", "questions.dev", "tools.corpus", "model.path")
 
 
 @dataclasses.dataclass(frozen=True)

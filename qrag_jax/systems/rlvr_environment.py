@@ -350,7 +350,7 @@ OPENING = Opening(
     config=RlvrConfig.of,
     saved=load_config,
     free=FREE_FIELDS,
-    paths=(),
+    paths=("model.path",),
     load=load_environment,
 )
 

@@ -55,7 +55,7 @@ def get_config(arg=""):
     if arg:
         raise ValueError(f"the variant {arg!r} is unknown; use none.")
     config = ConfigDict({"fail": "", "status": 0, "sizes": (1, 2), "train": {"steps": 3}})
-    config.rate = 0.5
+    config.rate, config.seed = 0.5, 1
     return config.lock()
 """
 
@@ -106,6 +106,7 @@ def test_status_of_main_is_the_exit_status(folder: Path) -> None:
         (["--config=small.py", "--workdri=x"], "workdri"),
         (["--config=small.py", f"--config.train.steps={2**63}"], "--config.train.steps"),
         (["--config=small.py", "--config.rate=nan"], "--config.rate"),
+        (["--config=small.py", "--config.seed=-1"], "--config.seed"),
         (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
         (["--config=small.py", "--config.fail=input"], "data.jsonl: field 'id' is missing; add"),
     ],

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,9 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
+from qrag_jax.systems import deepretrieval, leret, rlvr, rlvr_environment
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
@@ -25,6 +28,12 @@ from tests.systems import line_fit
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(systems.SYSTEMS, "line_fit", "tests.systems.line_fit")
+
+
+@pytest.mark.parametrize("system", [rlvr, rlvr_environment, leret, deepretrieval])
+def test_a_language_model_whose_digest_is_kept_may_move(system: Any) -> None:
+    saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
+    check_same_config(saved, given, (*system.OPENING.free, *system.OPENING.paths))
 
 
 def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
@@ -54,6 +63,8 @@ def test_it_is_scored_if_the_command_line_names_its_code(
     summary = json.loads((run / "eval" / "summary.json").read_text())
     assert summary["step"] == 12
     assert summary["scores"]["error"] < 0.1
+    other = commands.run("evaluate", words[0], "--system=json", f"--out={tmp_path / 'out'}")
+    assert "json" in refusal(other)
     for command in ("evaluate", "export"):
         refused = commands.run(command, words[0], f"--out={tmp_path / 'out'}")
         assert "line_fit" in refusal(refused)
