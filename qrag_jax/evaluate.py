@@ -76,7 +76,7 @@ def main() -> int:
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
     if system not in (None, run_flags.Q_RAG):
-        return _score_own(workdir, config)
+        return _score_outside(workdir, config)
     saved = q_rag_config.load_config(workdir / CONFIG_NAME)
     if not OUT.value:
         check_own_data(workdir, saved, config)
@@ -123,7 +123,7 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
     return 0
 
 
-def _score_own(workdir: Path, config: ConfigDict) -> int:
+def _score_outside(workdir: Path, config: ConfigDict) -> int:
     """Scores a run of a system outside the package, as its training does."""
     if SAMPLES.value:
         raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
@@ -147,7 +147,7 @@ def _score_own(workdir: Path, config: ConfigDict) -> int:
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS), own=True)
+    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS), outside=True)
 
 
 if __name__ == "__main__":

@@ -121,20 +121,20 @@ def drawn(ids: Sequence[str], config: PartConfig) -> Drawn:
     apart = config.part != ALL and all(map(bool, halves))
     if not apart:
         halves = [[*range(len(ids))]] * 2
-    own = halves[config.part == REPORTED]
-    order = np.random.default_rng(config.seed).permutation(len(own))
-    places = sorted(own[n] for n in order[: config.samples or len(own)].tolist())
+    part = halves[config.part == REPORTED]
+    order = np.random.default_rng(config.seed).permutation(len(part))
+    places = sorted(part[n] for n in order[: config.samples or len(part)].tolist())
     return Drawn(places, len(halves[0]), apart)
 
 
-def report_on(given: Any, samples: int, *, others: bool) -> int:
+def report_on(config: Any, samples: int, *, others: bool) -> int:
     """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
 
     Args:
         samples: how many are scored, 0 for all.
         others: the questions are not the run's, so that none of them has chosen anything.
     """
-    chose, given.eval.samples = int(given.eval.samples), samples
-    if given.eval.part != ALL:
-        given.eval.part = ALL if others else REPORTED
+    chose, config.eval.samples = int(config.eval.samples), samples
+    if config.eval.part != ALL:
+        config.eval.part = ALL if others else REPORTED
     return chose

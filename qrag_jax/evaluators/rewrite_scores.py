@@ -96,12 +96,12 @@ def measured(
         InputError: a measure is unknown, or the package ir-measures is missing.
     """
     # Names, since ids of collections may be alike.
-    found = {f"{n}": own for n, own in enumerate(rankings) if own is not None}
-    if not found:
+    ranked = {f"{n}": ranking for n, ranking in enumerate(rankings) if ranking is not None}
+    if not ranked:
         return {measure: [] for measure in measures}
-    qrels = {name: dict(tasks[int(name)].grades) for name in found}
-    columns = ranking_columns(found, qrels, measures)
-    return {measure: [column[name] for name in found] for measure, column in columns.items()}
+    qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
+    columns = ranking_columns(ranked, qrels, measures)
+    return {measure: [column[name] for name in ranked] for measure, column in columns.items()}
 
 
 def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:

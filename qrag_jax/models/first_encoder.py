@@ -127,11 +127,11 @@ def _towers(folder: Path, config: EncoderConfig) -> list[Path]:
         return [folder]
     exported = RetrieverConfig.read(folder)
     for name in ("state", "chunk"):
-        given, own = getattr(config, f"{name}_prefix"), getattr(exported, name).prefix
-        if given != own:
+        prefix, trained = getattr(config, f"{name}_prefix"), getattr(exported, name).prefix
+        if prefix != trained:
             raise InputError(
-                f"config.encoder.{name}_prefix is {given!r}, but {folder} was trained with "
-                f"{own!r}; set it so."
+                f"config.encoder.{name}_prefix is {prefix!r}, but {folder} was trained with "
+                f"{trained!r}; set it so."
             )
     return [folder / exported.state.folder, folder / exported.chunk.folder]
 

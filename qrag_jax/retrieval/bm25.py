@@ -374,9 +374,9 @@ def letters_lost(corpus: Corpus, config: BM25Config) -> float:
     for passage in corpus.passages(some):
         text = words.normalised(passage.whole)
         inside = {*"".join(words.forms(text))}
-        own = [letter for letter in text if letter.isalpha()]
-        letters += len(own)
-        lost += sum(letter not in inside for letter in own)
+        alphabetic = [letter for letter in text if letter.isalpha()]
+        letters += len(alphabetic)
+        lost += sum(letter not in inside for letter in alphabetic)
     return lost / max(letters, 1)
 
 

@@ -51,9 +51,9 @@ def room(device: jax.Device, sharing: int = 1) -> int | None:
 
 def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """The bytes that this process's control groups leave it, as a container limits them."""
-    found = []
-    own = Path("/proc/self/cgroup")
-    for line in own.read_text().splitlines() if own.exists() else ():
+    rooms = []
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
             top, names = root, ("memory.max", "memory.current")
@@ -69,8 +69,8 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
                     # Files that were read are dropped from memory when it is needed.
                     stat = (folder / "memory.stat").read_text()
                     files = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-                    found.append(most - used + (int(files[1]) if files else 0))
-    return found
+                    rooms.append(most - used + (int(files[1]) if files else 0))
+    return rooms
 
 
 def shown(count: int) -> str:

@@ -181,7 +181,7 @@ def define(
     checkpoints: Sequence[str] = ("best", "last"),
     *,
     plays: bool = True,
-    own: bool = False,
+    outside: bool = False,
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
@@ -191,7 +191,7 @@ def define(
         systems: those whose runs the command can read.
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
-        own: whether it reads the runs of systems outside the package, too.
+        outside: whether it reads the runs of systems outside the package, too.
 
     Raises:
         InputError: the folder holds no run of these systems, or a config cannot be used; or the
@@ -200,7 +200,7 @@ def define(
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
-    if own:
+    if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
     folder = _argument(argv, "workdir")
     if HELP & set(argv):
@@ -211,7 +211,7 @@ def define(
     if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
-    if own and system not in systems:
+    if outside and system not in systems:
         registry.register(system, _argument(argv, "system") or "")
     elif system not in systems:
         *others, last = systems

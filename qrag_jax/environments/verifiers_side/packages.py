@@ -16,11 +16,11 @@ _PYTHON = {"v0": "verifiers below 0.4", "v1": "verifiers 0.4"}
 
 def code_of(module: ModuleType) -> str:
     """A digest of the Python files of a module or of its package."""
-    digest, own = hashlib.sha256(), Path(module.__file__ or "")
-    files = sorted(own.parent.rglob("*.py")) if own.name == "__init__.py" else [own]
+    digest, path = hashlib.sha256(), Path(module.__file__ or "")
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
     for file in files:
         content = file.read_bytes()
-        digest.update(f"{file.relative_to(own.parent)} {len(content)} ".encode() + content)
+        digest.update(f"{file.relative_to(path.parent)} {len(content)} ".encode() + content)
     return digest.hexdigest()[:16]
 
 
