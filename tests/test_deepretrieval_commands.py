@@ -272,10 +272,8 @@ def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_
     check_same(workdir, whole, RL)
 
 
-def test_guards_step_back_and_end_a_run_that_goes_on_all_the_same(
-    commands: Commands, tmp_path: Path
-) -> None:
-    """Three steps back, then the end; with another action the same command goes on."""
+def test_guards_end_a_run_that_goes_on_all_the_same(commands: Commands, tmp_path: Path) -> None:
+    """With another action the same command goes on."""
     workdir = tmp_path / "run"
     guarded = (
         *TINY,
@@ -284,15 +282,11 @@ def test_guards_step_back_and_end_a_run_that_goes_on_all_the_same(
         "--config.guards.min_entropy=100",
         "--config.guards.patience=1",
     )
-    back = "--config.guards.action=step_back"
-    told = commands.succeed("train", *guarded, back, f"--workdir={workdir}")
-    assert [f"{time} of 3 times" in told for time in (1, 2, 3)] == [True] * 3
-    assert f"ended at step {SCRIPT + 4}: the policy's entropy (entropy) is" in told
-    assert "was below config.guards.min_entropy, 100" in told
-    assert len(losses(workdir)) == SCRIPT + 4
-    told = commands.succeed(
+    ended = commands.succeed("train", *guarded, f"--workdir={workdir}")
+    assert "config.guards.min_entropy" in ended
+    assert len(losses(workdir)) == SCRIPT + 1
+    resumed = commands.succeed(
         "train", *guarded, "--config.guards.action=tell", f"--workdir={workdir}"
     )
-    assert f"resumed {workdir} at step {SCRIPT + 4}" in told
-    assert told.count("guard: the policy's entropy") == 4
+    assert resumed.count("guard: the policy's entropy") >= 7
     assert len(losses(workdir)) == SCRIPT + 8

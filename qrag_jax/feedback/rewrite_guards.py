@@ -27,7 +27,7 @@ GUARD_MEASURES = (
     "query_words",
     "echo",
 )
-STOP, STEP_BACK, TELL = ACTIONS = ("stop", "step_back", "tell")
+STOP, TELL = ACTIONS = ("stop", "tell")
 _SECTION = "guards"
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -93,9 +93,7 @@ class GuardsConfig:
     max_words: float = 0.0  # words of a query; 0: no limit
     max_repetition: float = 0.0  # share of a query's words that repeat an earlier one; 0: no limit
     patience: int = 5  # updates in a row beyond a limit until something happens
-    # What happens: stop (the run ends), step_back (it goes on from the last checkpoint before), or
-    # tell (it says so and goes on)
-    action: str = STOP
+    action: str = STOP  # what happens: stop (the run ends), or tell (a line is printed)
 
     def __post_init__(self) -> None:
         fields = [limit.field for limit in _LIMITS]

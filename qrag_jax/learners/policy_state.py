@@ -44,7 +44,6 @@ class PolicyState(NamedTuple):
         step: optimizer steps done, skipped ones too, int32.
         env_steps: actions learned from, searches or tokens, int32.
         key: PRNG key of the run, constant.
-        kl_weight: of an adaptive KL, float32 scalar; None: there is none.
     """
 
     params: Params
@@ -55,7 +54,6 @@ class PolicyState(NamedTuple):
     step: jax.Array
     env_steps: jax.Array
     key: jax.Array
-    kl_weight: jax.Array | None = None
 
 
 class Parts(NamedTuple):
@@ -68,7 +66,6 @@ class Parts(NamedTuple):
         width: D, of what the critic's linear map takes.
         critic: what it is, if there is one: of `ppo_config.CRITICS`.
         lora_scale: factor on the product of an adapter's two matrices.
-        kl_weight: with which an adaptive KL begins; None: there is none.
     """
 
     optimizer: optax.GradientTransformation
@@ -77,7 +74,6 @@ class Parts(NamedTuple):
     width: int
     critic: str = OWN
     lora_scale: float = 1.0
-    kl_weight: float | None = None
 
     def build(self, params: Params, key: jax.Array, base: Params | None = None) -> PolicyState:
         """The first state.
@@ -100,7 +96,6 @@ class Parts(NamedTuple):
             step=jnp.zeros((), jnp.int32),
             env_steps=jnp.zeros((), jnp.int32),
             key=key,
-            kl_weight=None if self.kl_weight is None else jnp.float32(self.kl_weight),
         )
 
     def _tower(self, params: Params, base: Params | None) -> Params:

@@ -34,9 +34,6 @@ class TokenPPOConfig:
     kl: float = 0.001  # weight of the KL to the stage's first weights
     # Where it is: reward (k1, taken from each token's) or loss (k3, which is never below 0)
     kl_in: str = REWARD
-    # Nats an episode that an adaptive weight aims at (Ziegler et al., arXiv 1909.08593); 0: fixed
-    kl_target: float = 0.0
-    kl_horizon: int = 10_000  # episodes in which an adaptive weight changes by a fifth, at most
     epochs: int = 1  # passes over one batch
     minibatches: int = 1  # parts of a batch, each with an optimizer step
     # What estimates the return: own (the policy's model again, trained as the policy is: adapters
@@ -49,7 +46,7 @@ class TokenPPOConfig:
     sampler_cap: float = 2.0  # C, most that the weight π_old/q of a sampled token may be
 
     def __post_init__(self) -> None:
-        least = {"members": 1, "epochs": 1, "minibatches": 1, "critic_warmup": 0, "kl_horizon": 1}
+        least = {"members": 1, "epochs": 1, "minibatches": 1, "critic_warmup": 0}
         check_least(_SECTION, self, **least)
         check_known(_SECTION, self, "kl_in", KL_PLACES)
         check_known(_SECTION, self, "critic", CRITICS)
@@ -57,7 +54,7 @@ class TokenPPOConfig:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise InputError(f"config.{_SECTION}.{name} is {value}; it must be 0 to 1.")
-        numbers = ("clip_low", "clip_high", "value_clip", "entropy", "kl", "kl_target")
+        numbers = ("clip_low", "clip_high", "value_clip", "entropy", "kl")
         for name in (*numbers, "value_weight"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -71,11 +68,6 @@ class TokenPPOConfig:
             raise InputError(
                 f"config.{_SECTION}.sampler_cap is {self.sampler_cap}; it must be at least 1, the "
                 "weight where sampler and learner agree."
-            )
-        if self.kl_target and not self.kl:
-            raise InputError(
-                f"config.{_SECTION}.kl_target is {self.kl_target}, and config.{_SECTION}.kl, the "
-                "weight that it changes, is 0; set that above 0, or the target to 0."
             )
         if self.critic == NONE and self.critic_warmup:
             raise InputError(

@@ -29,7 +29,6 @@ class PerAction(NamedTuple):
 
     old: log-probabilities before the update; read if a batch gives several steps.
     reference: by the first weights of the stage; read if a KL is in the loss.
-    kl_weight: of this KL.
     advantages: A.
     weight: of the token's losses in their sums; 0: it is not learned from.
     value: by the critic before the update.
@@ -38,7 +37,6 @@ class PerAction(NamedTuple):
 
     old: jax.Array
     reference: jax.Array
-    kl_weight: jax.Array
     advantages: jax.Array
     weight: jax.Array
     value: jax.Array
@@ -93,7 +91,7 @@ class PpoLoss:
         kl = jnp.zeros_like(new)
         if config.kl and config.kl_in == LOSS:
             kl = kl_k3(new, given.reference)
-            losses += given.kl_weight * kl
+            losses += config.kl * kl
         if config.entropy:
             losses -= config.entropy * scores.entropy
         each = TokenLosses(losses, new, old, kl)

@@ -26,8 +26,6 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
 
-_MOST_ERROR = 0.2  # of an adaptive KL, as a share of what it aims at, that counts
-
 
 class PpoEpisodes(NamedTuple):
     """What an update takes.
@@ -108,7 +106,7 @@ def make_ppo_update(policy: TokenPolicy[TokenPPOConfig]) -> Update:
     from), `grad_norm`, `critic_grad_norm`, `learning_rate`, `tokens` (that are learned from),
     `padding_share`, `skipped` and `env_steps`; `return`, `advantage` (mean absolute, before they
     are whitened), `unscored_share` of episodes, `explained_variance` of the returns, `kl` to the
-    reference in nats a token and `kl_weight`; `clip_fraction`, `kl_old`, `largest_ratio`; and of
+    reference in nats a token; `clip_fraction`, `kl_old`, `largest_ratio`; and of
     the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` and `sampler_effective`.
     """
     config, passes = policy.config, _Passes(policy)
@@ -132,7 +130,6 @@ def make_ppo_update(policy: TokenPolicy[TokenPPOConfig]) -> Update:
         in_first = first.departure.actions.sum()
         if config.kl and config.kl_in != REWARD:
             metrics["kl"] = first.reference_kl.sum() / jnp.maximum(in_first, 1.0)
-        state = _weighed_anew(config, state, episodes, metrics["kl"] * in_first)
         correction = jax.tree.map(lambda leaf: leaf.sum(), first.correction)
         count = found.tokens
         metrics |= {
@@ -230,11 +227,10 @@ def _prepared(
     totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
     of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(episodes.ends & valid, of_episode, 0.0)
-    kl_weight = jnp.float32(config.kl) if state.kl_weight is None else state.kl_weight
     kl = nothing
     if config.kl and config.kl_in == REWARD:
         kl = jnp.where(valid, kl_k1(old, reference), 0.0)
-        by_token -= kl_weight * kl
+        by_token -= config.kl * kl
     flat = (-1, by_token.shape[-1])
     advantages, returns = (
         found.reshape(by_token.shape)
@@ -255,12 +251,10 @@ def _prepared(
         "advantage": jnp.abs(advantages).sum() / tokens,
         "explained_variance": 1.0 - jnp.square(error).sum() / jnp.maximum(spread, 1e-8),
         "kl": kl.sum() / tokens,
-        "kl_weight": kl_weight,
     }
     given = PerAction(
         old=old,
         reference=reference,
-        kl_weight=jnp.broadcast_to(kl_weight, nothing.shape),
         advantages=whitened(advantages, valid) if config.whiten else advantages,
         weight=valid.astype(jnp.float32),
         value=value,
@@ -322,19 +316,3 @@ def _stepped(
         state = state._replace(critic=critic, critic_opt_state=critic_opt_state)
     told = _Step(sums, sums.loss / divisor, value_loss / divisor, norm, critic_norm, finite, tokens)
     return state, told
-
-
-def _weighed_anew(
-    config: TokenPPOConfig, state: PolicyState, episodes: PpoEpisodes, kl: jax.Array
-) -> PolicyState:
-    """The state with the next weight of an adaptive KL (Ziegler et al., section 2.2).
-
-    Args:
-        kl: summed over the batch, in nats.
-    """
-    if state.kl_weight is None:
-        return state
-    number = jnp.asarray(episodes.scored).sum().astype(jnp.float32)
-    error = kl / jnp.maximum(number, 1.0) / config.kl_target - 1.0
-    error = jnp.where(number > 0, jnp.clip(error, -_MOST_ERROR, _MOST_ERROR), 0.0)
-    return state._replace(kl_weight=state.kl_weight * (1.0 + error * number / config.kl_horizon))

@@ -34,7 +34,6 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems import token_system
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
     PATHS,
@@ -110,23 +109,11 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
     def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
         """See `System`."""
         stage, state = self._at_stage(state)
-        if self.guard.back:
-            state, self.guard.back = self._stepped_back(state, stage), False
         state, metrics = self._learned(stage, state, episodes)
         if stage.kind == RL and self.guard.metrics:
             found = {name: metrics[name] for name in self.guard.metrics if name in metrics}
             self.guard.look(self._shape | jax.device_get(found))
         return state, metrics
-
-    def _stepped_back(self, state: PolicyState, stage: token_system.Stage) -> PolicyState:
-        """The state of the last checkpoint, or of the stage's start; its counts go on."""
-        found = self.last(state)
-        if found is not None and found[1] > stage.first:
-            return found[0]._replace(step=state.step, env_steps=state.env_steps)
-        params = self.kept(stage.first, state.params) if stage.first else None
-        if params is None:
-            params = self.untrained
-        return stage.begin(state._replace(params=params), *self.base)
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -88,5 +88,4 @@ def _parts(
         width=model.loaded.model.trunk.config.hidden_size,
         critic=config.ppo.critic,
         lora_scale=model.loaded.model.lora_scale,
-        kl_weight=config.ppo.kl if ppo and config.ppo.kl_target else None,
     )

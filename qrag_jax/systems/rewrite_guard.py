@@ -1,17 +1,16 @@
-"""What the guards of a query rewriter do to its training: end it, step back, or tell."""
+"""What the guards of a query rewriter do to its training: end it, or print a line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.feedback.rewrite_guards import STEP_BACK, TELL, Guards, GuardsConfig
+from qrag_jax.feedback.rewrite_guards import TELL, Guards, GuardsConfig
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
 from qrag_jax.runtime.ended import EndedEarly
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 
-_MOST_BACK = 3  # times that a run steps back; then it ends
 _GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
 
 
@@ -19,13 +18,12 @@ class RewriteGuard:
     """Looks at updates; see `feedback.rewrite_guards`.
 
     Attributes:
-        back: the next update begins at the last checkpoint.
         ended: why the training ends before its next update; "": it goes on.
     """
 
     def __init__(self, config: GuardsConfig) -> None:
-        self.back, self.ended = False, ""
-        self._config, self._guards, self._times = config, Guards(config), 0
+        self.ended = ""
+        self._config, self._guards = config, Guards(config)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -39,10 +37,6 @@ class RewriteGuard:
             return
         if self._config.action == TELL:
             log(f"guard: {told}")
-        elif self._config.action == STEP_BACK and self._times < _MOST_BACK:
-            self._times += 1
-            self.back = True
-            log(f"guard: {told} Back to the last checkpoint, {self._times} of {_MOST_BACK} times.")
         else:
             self.ended = (
                 f"{told} The training ends here, as config.guards.action says; the best checkpoint "
@@ -51,12 +45,11 @@ class RewriteGuard:
 
     def state(self) -> dict[str, Any]:
         """All that it remembers, as JSON has it."""
-        return {"counts": self._guards.state(), "times": self._times, "back": self.back}
+        return {"counts": self._guards.state()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave."""
         self._guards.restore(saved["counts"])
-        self._times, self.back = saved["times"], saved["back"]
 
 
 class GuardedExperience(AgentExperience):

@@ -96,17 +96,6 @@ class Opening(Generic[System]):
         def keep(step: int, params: Any) -> None:
             run.checkpoints.save_stage(step, params)
 
-        def kept(step: int, template: Any) -> Any | None:
-            run.checkpoints.wait()
-            return run.checkpoints.restore_params_of(step, template)
-
-        def last(template: Any) -> tuple[Any, int] | None:
-            run.checkpoints.wait()
-            if run.checkpoints.last_step() is None:
-                return None
-            found = run.checkpoints.restore_last(template)
-            return found.state, found.step
-
         with contextlib.ExitStack() as stack:
             served = None
             if config.llm is not None and not dry:
@@ -123,8 +112,6 @@ class Opening(Generic[System]):
                 run.workdir,
                 placed=devices is None,
                 keep=keep,
-                kept=kept,
-                last=last,
                 served=served,
                 own=own,
             )

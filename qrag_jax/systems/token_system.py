@@ -75,8 +75,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         workdir: the run's folder.
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
-        kept: what `keep` saved of a step, given a tree of shapes; None: it is not there.
-        last: the state of the newest checkpoint and its step, given a tree of shapes.
         served: what samples the episodes that are learned from; None: the device.
         own: of this host's devices, which play without the other hosts; None: there is one host.
     """
@@ -89,8 +87,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     workdir: Path
     placed: bool = True
     keep: Callable[[int, Any], None] = lambda step, params: None
-    kept: Callable[[int, Any], Any | None] = lambda step, template: None
-    last: Callable[[Any], tuple[Any, int] | None] = lambda template: None
     served: ServedPolicy | None = None
     own: Mesh | None = None
 

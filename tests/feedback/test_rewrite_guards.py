@@ -259,7 +259,7 @@ def test_a_state_is_the_callers_own() -> None:
         ({"max_words": math.inf}, "config.guards.max_words is inf; use a finite number, or 0"),
         ({"max_repetition": 1.0}, "config.guards.max_repetition is 1.0, which no share"),
         ({"patience": 0}, "config.guards.patience is 0; it must be at least 1"),
-        ({"action": "wait"}, "config.guards.action is 'wait'; use one of stop, step_back, tell"),
+        ({"action": "wait"}, "config.guards.action is 'wait'; use one of stop, tell"),
     ],
 )
 def test_guards_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:

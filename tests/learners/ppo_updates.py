@@ -55,7 +55,6 @@ class Learning:
             keeps_reference=config.kl > 0,
             width=CONFIG.hidden_size,
             critic=config.critic,
-            kl_weight=config.kl if config.kl_target else None,
         )
         split = Qwen3.SPLIT
         rules = resolve(((".*", "model"),), split_rules(split.columns, split.rows))

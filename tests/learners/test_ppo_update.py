@@ -150,18 +150,6 @@ def test_a_trunk_learns_from_both_losses() -> None:
     assert largest > 1e-5
 
 
-def test_an_adaptive_kl_goes_towards_its_target() -> None:
-    config = dataclasses.replace(PLAIN, kl=0.2, kl_target=5.0, kl_horizon=70)
-    learning = Learning(config, model())
-    metrics = learning.step(batch_of())
-    assert metrics["kl_weight"] == pytest.approx(0.2)
-    # No KL yet: the error is bounded by a fifth; 7 of 8 episodes are scored.
-    assert float(learning.state.kl_weight) == pytest.approx(0.2 * (1 - 0.2 * 7 / 70), rel=1e-5)  # type: ignore[arg-type]
-    fixed = Learning(dataclasses.replace(config, kl_target=0.0), model())
-    fixed.step(batch_of())
-    assert fixed.state.kl_weight is None
-
-
 def test_a_reward_that_is_not_finite_teaches_nothing() -> None:
     batch = batch_of()
     batch.rewards[0] = np.inf
@@ -189,7 +177,6 @@ def test_an_episode_of_two_rows_is_refused() -> None:
         ({"critic": "both"}, "config.ppo.critic is 'both'"),
         ({"kl_in": "both"}, "config.ppo.kl_in is 'both'"),
         ({"kl": -0.1}, "config.ppo.kl is -0.1"),
-        ({"kl": 0.0, "kl_target": 1.0}, "config.ppo.kl_target is 1.0, and config.ppo.kl"),
         ({"critic": "none", "critic_warmup": 2}, "nothing would learn"),
         ({"critic_learning_rate": 0.0}, "config.ppo.critic_learning_rate is 0.0"),
         ({"sampler_cap": 0.5}, "config.ppo.sampler_cap is 0.5"),

@@ -52,20 +52,7 @@ def test_telling_only_tells(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(4):
         guard.look(LONG)
     assert not guard.ended
-    assert not guard.back
     assert capsys.readouterr().out.count("guard: the length of queries") == 2
-
-
-def test_a_run_steps_back_three_times_and_then_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    guard = guard_of(action="step_back", patience=1)
-    for time in range(1, 4):
-        guard.look(LONG)
-        assert guard.back
-        assert f"Back to the last checkpoint, {time} of 3 times" in capsys.readouterr().out
-        guard.back = False
-    guard.look(LONG)
-    assert not guard.back
-    assert guard.ended
 
 
 def test_a_resumed_run_counts_on() -> None:
