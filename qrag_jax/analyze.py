@@ -16,7 +16,7 @@ from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import analysis
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import write_whole
 
 OUT = flags.DEFINE_string("out", None, "Folder to write; default FOLDER/analysis of the first.")
@@ -35,11 +35,6 @@ def main() -> int:
     first = places[0] if places[0].is_dir() else places[0].parent
     out = Path(OUT.value) if OUT.value else first / "analysis"
     lines = analysis.table(found)
-    dry_command.begins(
-        f"would write into {out}: {len(found.predictions)} files of predictions and "
-        f"{len(found.summaries)} summaries as a table, {len(found.metrics)} learning curves, and "
-        "the episodes of the predictions as a page"
-    )
     with commandline.writing(out, "--out"):
         if lines:
             write_whole(out / analysis.TABLE, "\n".join(lines) + "\n")
@@ -52,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=FOLDERS, dry_run=True)
+    commandline.run(main, words=FOLDERS)

@@ -82,4 +82,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=_define, dry_run=True)
+    commandline.run(main, define=_define)

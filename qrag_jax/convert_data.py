@@ -15,7 +15,6 @@ from pathlib import Path
 from qrag_jax.data.sources.own import Columns, neutral_record
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import reason, write_whole
 
@@ -28,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", choices=("train", "dev"), default="train")
     parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
     parser.add_argument("--out", required=True, help="file to write, .jsonl")
-    parser.add_argument("--dry_run", action="store_true", help=dry_command.HELP)
     args = parser.parse_args(argv)
     try:
         out = Path(args.out)
@@ -40,10 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples, report = load_samples(args.source, args.path, args.split, columns=columns)
         if any(out.absolute() == Path(file).absolute() for file in report.files):
             raise InputError(f"--out is {args.out}, which is read; give another name")
-        if args.dry_run:
-            print(report.summary())
-            print(f"would write {len(samples)} records to {out}\ndry run: nothing was written")
-            return 0
         lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
         try:
             write_whole(out, "".join(lines))

@@ -151,4 +151,4 @@ def define_flags(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags, dry_run=True)
+    commandline.run(main, define=define_flags)

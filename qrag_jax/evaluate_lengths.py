@@ -73,4 +73,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=run_flags.define, dry_run=True)
+    commandline.run(main, define=run_flags.define)

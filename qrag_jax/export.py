@@ -55,4 +55,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags, dry_run=True)
+    commandline.run(main, define=define_flags)

@@ -17,7 +17,7 @@ from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.score_table import columns_text, interval_text
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.locks import log_locks
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log to read.")
@@ -46,7 +46,6 @@ def main() -> int:
             for path in (out, retrieval_log.meta_path(out)):
                 if path.exists():
                     raise InputError(f"{path} exists already; delete it or give another --out")
-            dry_command.begins(f"would filter {len(rows)} rows of {log} and write {out}")
             retrieval_log.check_meta(out, meta)
             retrieval_log.append(out, kept)
     except OSError as error:
@@ -63,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, dry_run=True)
+    commandline.run(main)

@@ -203,4 +203,4 @@ def _report(indexed: Indexed, encoder: PassageEncoder | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags, dry_run=True)
+    commandline.run(main, define=define_flags)

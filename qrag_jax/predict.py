@@ -36,7 +36,7 @@ from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
@@ -109,10 +109,6 @@ def main() -> int:
             raise _no_imitation(workdir)
         out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
         asked, draws = len(player.system.inputs.dev), options.sampled or 1
-        dry_command.begins(
-            f"would play {asked * draws} episodes of {asked} questions, {weights.told}, with "
-            f"{retriever}, and write {out}"
-        )
         status = _played(
             out, lambda: player.predict(weights, out, retriever=retriever, options=options)
         )
@@ -129,8 +125,6 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
-    if pool is not None:
-        pool = dry_command.aside(pool)
     with (
         commandline.writing(OUT.value or workdir, "--out"),
         open_hop_predictor(config, workdir, pool=pool) as predictor,
@@ -141,10 +135,6 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
         out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
 
         asked = len(predictor.system.inputs.dev)
-        dry_command.begins(
-            f"would play {asked} questions hop by hop, {weights.told}, and write {out}"
-            + (f" and {RECORDS.value}" if RECORDS.value else "")
-        )
 
         def play() -> None:
             rows = predictor.predict(weights, out, restart=RESTART.value)
@@ -173,8 +163,6 @@ def _rewriter(workdir: Path, config: ConfigDict) -> int:
         if weights is None:
             raise _no_imitation(workdir)
         out = given or workdir / "predictions" / f"{weights.name}.jsonl"
-        asked = len(rewriter.tasks)
-        dry_command.begins(f"would rewrite {asked} queries, {weights.told}, and write {out}")
         rows: list[RewriteRow] = []
 
         def play() -> None:
@@ -193,7 +181,6 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
         commandline.writing(path, "--preferences"),
         open_hop_predictor(config, workdir, trains=True) as predictor,
     ):
-        dry_command.begins(f"would write the pairs of iteration {iteration} to {path}")
         found = write_iteration_preferences(predictor.system, iteration, path)
     equal = f"; {found.equal} left out whose prompt is there already" if found.equal else ""
     print(
@@ -264,7 +251,7 @@ def _config(workdir: Path | None) -> ConfigDict:
 
 def _own_folder(out: Path) -> Path:
     """Where a tiny model is made that no run has; one of an earlier file is deleted."""
-    folder = dry_command.aside(out.with_suffix(".files"))
+    folder = out.with_suffix(".files")
     if RESTART.value or not out.exists():
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return folder
@@ -275,4 +262,4 @@ def _default_out(workdir: Path, weights: Weights, retriever: str) -> Path:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags, dry_run=True)
+    commandline.run(main, define=define_flags)

@@ -30,7 +30,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
@@ -199,9 +199,6 @@ def main() -> int:
     """Reads the flags and searches."""
     asked = _asked()
     search, separator = _search(asked)
-    to = f"write {OUT.value}" if OUT.value else "print what is found"
-    index = search_flags.INDEX.value
-    dry_command.begins(f"would search {index} for {len(asked)} questions and {to}")
     if not OUT.value:
         for one, hits in _answer(search, asked):
             print("\n".join(_lines(one, hits, separator)))
@@ -215,4 +212,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=QUESTIONS, dry_run=True)
+    commandline.run(main, words=QUESTIONS)

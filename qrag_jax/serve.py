@@ -21,7 +21,7 @@ from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server_url import is_local
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
 from qrag_jax.serving.worker import Worker, WorkerConfig
@@ -54,13 +54,6 @@ def _search() -> ServedSearch:
     )
 
 
-def _end_dry(search: ServedSearch, where: str) -> None:
-    """Ends a dry run, which loads the index as the server would."""
-    if dry_command.asked():
-        search.open()
-        dry_command.begins(f"would serve {search_flags.INDEX.value} {where}")
-
-
 def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.app import make_app
@@ -69,7 +62,6 @@ def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) ->
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
-        _end_dry(search, f"at {url_of(listening)}")
         counters = Measures(lambda: len(worker))
         worker = Worker(search.open, config, counters.batch)
         url, out = url_of(listening), sys.stdout
@@ -84,7 +76,6 @@ def _serve_mcp(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> 
         from qrag_jax.serving.mcp_tool import serve_stdio
     except ImportError as error:
         raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
-    _end_dry(search, "as an MCP tool on standard input and output")
     serve_stdio(Worker(search.open, config), stop)
 
 
@@ -107,4 +98,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, dry_run=True)
+    commandline.run(main)

@@ -17,7 +17,7 @@ from types import FrameType
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.sidecar import sidecar
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment(also=("llm", "llm.server"))
@@ -64,9 +64,8 @@ def main() -> int:
     # other process that took it.
     server = sidecar(llm.to_dict(), Path(), may_move=False, log=_log)
     assert isinstance(server, Server)
-    dry_command.begins(f"would serve {llm.server.model} as {server.name} until it is told to stop")
     return serve(server)
 
 
 if __name__ == "__main__":
-    commandline.run(main, dry_run=True)
+    commandline.run(main)

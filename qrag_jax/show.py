@@ -18,7 +18,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.shown.page import page
 from qrag_jax.evaluators.shown.places import find
 from qrag_jax.evaluators.shown.sections import run_of, section_of
-from qrag_jax.runtime import commandline, dry_command
+from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import write_whole
 
 OUT = flags.DEFINE_string("out", None, "File to write; default RUN/show.html of the first RUN.")
@@ -44,7 +44,6 @@ def main() -> int:
     title = ", ".join(dict.fromkeys(run.name for run in runs))
     episodes = sum(len(each.episodes) for each in sections)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
-    dry_command.begins(f"would write {out}: {about}")
     made = page(title, about, runs, sections)
     with commandline.writing(out, "--out"):
         write_whole(out, made)
@@ -57,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=RUNS, dry_run=True)
+    commandline.run(main, words=RUNS)

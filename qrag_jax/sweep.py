@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import commandline, dry_command, locks
+from qrag_jax.runtime import commandline, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems import sweep_table
 from qrag_jax.systems.sweep_plan import NAME, Plan, seeds_of, sets_of
@@ -45,13 +45,10 @@ def main() -> int:
     """Reads the flags, runs what is left of the plan, and shows the table."""
     folder = _folder()
     if TABLE.value:
-        dry_command.begins(f"would write the table of {folder} there")
         with commandline.writing(folder, "--table"):
             print(_table(Plan.read(folder), SweepFolder(folder)), end="")
         return 0
-    plan = _plan(folder)
-    _would_run(plan, folder)
-    return _run(folder, plan)
+    return _run(folder, _plan(folder))
 
 
 def _folder() -> Path:
@@ -82,7 +79,6 @@ def _plan(folder: Path) -> Plan:
     )
     if not (folder / NAME).exists():
         plan.check()
-        _would_run(plan, folder)
     fix = "wait a moment, or give another --out"
     lock = folder / ".sweep.lock", f"{folder} is being begun", fix, "--out"
     with commandline.writing(folder, "--out"), locks.held(*lock):
@@ -91,15 +87,6 @@ def _plan(folder: Path) -> Plan:
         else:
             plan.write(folder)
     return plan
-
-
-def _would_run(plan: Plan, folder: Path) -> None:
-    """Ends a dry run, behind all checks of the plan."""
-    done = sum(SweepFolder(folder).state(run) is not None for run in plan.runs())
-    dry_command.begins(
-        f"would train and score {len(plan.runs())} runs of {plan.config} into {folder}, of which "
-        f"{done} are done or have failed"
-    )
 
 
 def _run(folder: Path, plan: Plan) -> int:
@@ -128,4 +115,4 @@ def _table(plan: Plan, folder: SweepFolder) -> str:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=WORDS, dry_run=True)
+    commandline.run(main, words=WORDS)

@@ -43,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, dry_run=True)
+    commandline.run(main)

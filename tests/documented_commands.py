@@ -198,8 +198,6 @@ def flags_of(name: str) -> frozenset[str]:
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("run_flags.define"):
             functions = [f for f in shared.body if getattr(f, "name", "") == node.attr]
             found |= _defined(functions[0])
-        if isinstance(node, ast.keyword) and node.arg == "dry_run":  # of `commandline.run`
-            found.add("dry_run")
         if isinstance(node, ast.alias) and node.name == "search_flags":
             found |= _defined(ast.parse((systems / "search_flags.py").read_text()))
     return frozenset(found)

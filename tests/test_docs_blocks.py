@@ -33,7 +33,6 @@ NEEDS = {
     "search.md": ("runs/hotpotqa-minilm", "exported", "corpus.jsonl", "questions.jsonl"),
     "show.md": ("runs/quickstart", "runs/one", "runs/other", "LOG"),
     "stopping.md": ("HELD_OUT", "TEST", "LOG"),
-    "troubles.md": ("runs/quickstart", "LOG"),
 }
 # A run that learns something in its few steps, so that its best checkpoint is a trained one.
 RUN = (

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ from qrag_jax.metrics import answer_log, answer_table, hop_log, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -115,23 +114,9 @@ def answer_log_questions(options: AnswerOptions) -> int:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
         with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
             _begin(options, meta, len(all_questions))
-            written = len(answer_log.read_partial(out, AnswerRow))
-            dry_command.begins(*_planned(options, asked, 0 if options.restart else written))
             return _run(options, asked, generation, meta, client_config)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
-
-
-def _planned(options: AnswerOptions, asked: Sequence[Question], written: int) -> list[str]:
-    """What would be asked, for a dry run."""
-    llm, left = options.llm, max(0, len(asked) - written)
-    calls = left * (2 if options.judge else 1)
-    return [
-        f"would ask {llm['model']} at {llm['url']} {left} of {len(asked)} questions of "
-        f"{options.log}, at most {calls} requests with one answer each, each tried up to "
-        f"{llm['attempts']} times",
-        f"would write {options.out}" + (f", {_verdict_file(options.out)}" if options.judge else ""),
-    ]
 
 
 def _verdict_file(out: Path) -> Path:
@@ -141,8 +126,6 @@ def _verdict_file(out: Path) -> Path:
 def _begin(options: AnswerOptions, meta: dict[str, Any], questions: int) -> None:
     """Refuses files that were begun with other settings, or that two processes wrote to."""
     out = options.out
-    if options.restart and dry_command.asked():
-        return  # the files would be thrown away
     verdict_file = _verdict_file(out)
     judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
     for path, provenance in ((out, meta), (verdict_file, judge_meta)):

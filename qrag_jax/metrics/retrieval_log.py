@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json, dry_command
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 
@@ -239,8 +239,7 @@ def check_meta(
     if not side.exists():
         if path.exists() and path.stat().st_size > 0:
             raise InputError(f"{path} has rows but {side.name} is missing beside it: {fix}")
-        if not dry_command.asked():
-            write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
+        write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     then = _decode_meta(side, fix)
     old, new = _leaves(then), _leaves(now)

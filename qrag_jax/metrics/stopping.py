@@ -20,7 +20,6 @@ from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.threshold_plot import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -72,11 +71,6 @@ def tune(options: StoppingOptions) -> None:
         )
     longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
     budgets = _budgets(options.budgets, longest)
-    dry_command.begins(
-        f"would tune a threshold on {len(held_out.rows)} rows of the {held_out.name}, report it on "
-        f"{len(test.rows)} rows of the {test.name} beside {len(budgets)} budgets, and write "
-        f"stopping.json and stopping.png into {options.out or log.parent}"
-    )
     sweep = stop_threshold.sweep(held_out.rows)
     chosen = stop_threshold.choose(sweep.scores[objective], sweep.scores["steps"])
     threshold = float(sweep.thresholds[chosen])

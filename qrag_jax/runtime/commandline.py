@@ -14,7 +14,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files, dry_command
+from qrag_jax.runtime import config_files
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
@@ -32,8 +32,6 @@ def run(
     define: Callable[[Sequence[str]], None] | None = None,
     more_help: Callable[[Sequence[str]], str] | None = None,
     words: list[str] | None = None,
-    *,
-    dry_run: bool = False,
 ) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
@@ -46,13 +44,10 @@ def run(
         define: called first, with the arguments, to define flags that depend on them.
         more_help: called with the arguments; returns the text that `--help` adds to the flags.
         words: gets the arguments that are no flags; None: these are refused.
-        dry_run: whether the command has `--dry_run`; it then calls `dry_command.begins`.
     """
-    if dry_run:
-        flags.DEFINE_bool(dry_command.FLAG, False, dry_command.HELP)
     with lasting_output():
         app.run(
-            lambda _argv: _main_or_sentence(_dry(main) if dry_run else main),
+            lambda _argv: _main_or_sentence(main),
             argv=config_files.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
@@ -131,38 +126,14 @@ def _help() -> str:
     return "\n".join([about.strip(), "", "Flags:", *own])
 
 
-def _dry(main: Callable[[], int]) -> Callable[[], int]:
-    """The command, which ends with 0 where its work begins if `--dry_run` is given."""
-
-    def either() -> int:
-        is_asked = bool(flags.FLAGS[dry_command.FLAG].value)
-        if is_asked:
-            _keep_no_programs()
-        with dry_command.dry(is_asked):
-            try:
-                return main()
-            except dry_command.Ended:
-                return 0
-
-    return either
-
-
-def _keep_no_programs() -> None:
-    """JAX writes no compiled program, also where the environment names a folder for them."""
-    _switch_off("jax_enable_compilation_cache")
-
-
-def _switch_off(setting: str) -> None:
-    os.environ[setting.upper()] = "false"
-    if "jax" in sys.modules:  # it has read the environment already
-        sys.modules["jax"].config.update(setting, False)
-
-
 def _main_or_sentence(main: Callable[[], int]) -> int:
     if not flags.FLAGS["verbosity"].present:
         # Orbax logs every rename at INFO, and the traceback of every error it raises at ERROR.
         logging.set_verbosity(logging.FATAL)
-    _switch_off("jax_enable_x64")  # all here is written for 32 bits, whatever else may need
+    # All here is written for 32 bits, whatever else may need.
+    os.environ["JAX_ENABLE_X64"] = "false"
+    if "jax" in sys.modules:  # it has read the environment already
+        sys.modules["jax"].config.update("jax_enable_x64", False)
     try:
         return main()
     except InputError as error:

@@ -12,7 +12,6 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.whole_files import default_cache
 
 # JAX reports this for every program it makes ready, also for one from the persistent cache.
@@ -95,15 +94,13 @@ def enable_persistent_cache() -> Path:
     precedence.
 
     Returns:
-        The folder that is used; a dry run of a command uses none.
+        The folder that is used.
 
     Raises:
         InputError: the folder cannot be made, or is another user's.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
-    if dry_command.asked():
-        return folder
     if not own:
         try:
             folder.mkdir(parents=True, exist_ok=True)

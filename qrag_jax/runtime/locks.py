@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.whole_files import NOT_WRITABLE
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -65,9 +64,6 @@ def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
         InputError: another process holds the lock, or the file cannot be written.
         OSError: the disk is full.
     """
-    if dry_command.asked():  # it writes nothing that others could disturb
-        yield
-        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

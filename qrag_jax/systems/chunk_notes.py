@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from qrag_jax.runtime import bounded_json, dry_command
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 NOTE = "chunk_tower.json"
@@ -27,8 +27,6 @@ def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    if dry_command.asked():
-        return
     said = {"encoder": encoder, "chunk_tower": chunk_tower}
     write_whole(index / NOTE, json.dumps(said, indent=1) + "\n")
 

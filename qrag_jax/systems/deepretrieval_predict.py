@@ -19,7 +19,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
@@ -183,8 +182,6 @@ def open_rewriter(
             "--out=rewritten.jsonl."
         )
     search = _search_of(given, workdir, out) if queries is None else None
-    if search is not None:
-        search = dry_command.aside(search)
     mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         if queries is not None:

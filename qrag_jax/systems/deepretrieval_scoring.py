@@ -24,7 +24,6 @@ from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
 from qrag_jax.metrics import trec
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
@@ -55,15 +54,10 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dic
     given = given.copy_and_resolve_references()
     out = options.out or workdir / "eval"
     others = are_others(workdir, given, OF_QUERIES, out=options.out)
-    search = dry_command.aside(out / SEARCH) if others else None
+    search = out / SEARCH if others else None
     with _opened(given, workdir, search) as (system, stop):
         tasks = drawn(system.inputs.test, options.samples, system.config.eval.seed)
         ways = Ways(system, tasks, stop).all(options.checkpoint)
-        dry_command.begins(
-            f"would search {len(tasks)} queries, as written in {len(ways)} ways: "
-            + "; ".join(way.told for way in ways),
-            f"would write logs, runs and {SUMMARY} into {out}",
-        )
         logs = WayLogs(
             out,
             rewrite_log.LOG,

@@ -25,7 +25,6 @@ from qrag_jax.metrics import agent_log, answer_log, predictions
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
@@ -78,11 +77,6 @@ def _scored(
     saved, inputs = SavedWeights(system), system.inputs
     trained = saved.checkpoint(options.checkpoint)
     draws = options.sampled or 1
-    dry_command.begins(
-        f"would play {len(inputs.shown) * draws} episodes of {system.config.env.verifiers} by "
-        f"{trained.told} and by the untrained weights",
-        f"would write results, predictions and {SUMMARY} into {out}",
-    )
     scores: dict[str, Any] = {}
     for weights in (trained, saved.untrained()):
         folder = out / weights.name

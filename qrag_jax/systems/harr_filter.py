@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Start
 from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.runtime import determinism, dry_command
+from qrag_jax.runtime import determinism
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
@@ -108,31 +107,20 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
         print(told)
     with StopSignal() as stop, log_locks(log):
         settings = _settings(given, options.rollouts)
-        is_dry = dry_command.asked()
-        if options.restart and not is_dry:
+        if options.restart:
             log.unlink(missing_ok=True)
-        if not (options.restart and is_dry):
-            agent_log.refuse_other(log, settings)  # before anything is computed
+        agent_log.refuse_other(log, settings)  # before anything is computed
         folder = options.folder
         if not options.workdir:
-            folder = dry_command.aside(folder)
-            if not is_dry:
-                _prepare_folder(options, settings)
+            _prepare_folder(options, settings)
         mesh = make_mesh(config.runtime.mesh)
-        with nullcontext() if is_dry else open_models(config, folder) as models:
-            inputs = load_inputs(config, folder, mesh, stop, is_kept=True, searches=not is_dry)
-            if models is not None:
-                models.wait(stop)
+        with open_models(config, folder) as models:
+            inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
+            models.wait(stop)
             system = Harr(config, mesh, inputs, models)
             params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
             if options.workdir:
                 params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
-            dry_command.begins(
-                f"would play {len(inputs.train)} training questions {options.rollouts} times each, "
-                f"with the agent {config.agent.name}: at most {config.agent.max_turns} turns each",
-                f"would write {log}",
-            )
-            assert models is not None
             weights = encoder_key((params, inputs.encoder.stored), {})
             own = {
                 "data": inputs.data,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode
-from qrag_jax.runtime import determinism, dry_command
+from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
@@ -90,13 +89,9 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
     if told := determinism.ask(config.runtime.deterministic):
         print(told)
     mesh = make_mesh(config.runtime.mesh)
-    opened = nullcontext() if dry_command.asked() else open_models(config, workdir)
-    with opened as models, StopSignal() as stop:
-        inputs = load_inputs(
-            config, workdir, mesh, stop, is_kept=True, searches=not dry_command.asked()
-        )
-        if models is not None:
-            models.wait(stop)
+    with open_models(config, workdir) as models, StopSignal() as stop:
+        inputs = load_inputs(config, workdir, mesh, stop, is_kept=True)
+        models.wait(stop)
         system = Harr(config, mesh, inputs, models)
         alone = dataclasses.replace(config.state, stateful=False)
         stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs, models)
@@ -106,14 +101,6 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         ways = {_STATELESS: (stateless, first), "untrained": (system, first)}
         ways[label] = (system, params)
         out = options.out or workdir / "eval"
-        each = f"once greedily, and {options.sampled} times drawn" if options.sampled else "once"
-        dry_command.begins(
-            f"would play {len(inputs.dev)} questions in {len(ways)} ways ({'; '.join(ways)}), "
-            f"{each}, with the agent {config.agent.name}: at most {config.agent.max_turns} turns "
-            "each",
-            f"would write logs and {SUMMARY} into {out}",
-        )
-        assert models is not None
         record = _record(given, inputs.data, [each.gold.id for each in inputs.dev], options)
         record["answers depend on"] = json.loads(json.dumps(models.provenance))
         played: dict[str, list[AgentRow]] = {}

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.files.corpora import Columns, corpus_files
+from qrag_jax.data.files.corpora import Columns
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.retrieval import bm25, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -37,7 +37,7 @@ from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.vector_files import set_settings
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import dry_command, hosts, leftovers, locks
+from qrag_jax.runtime import hosts, leftovers, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -143,14 +143,6 @@ def index_corpus(
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
-    if source is not None:
-        files = ", ".join(map(str, corpus_files(source)))
-    else:
-        files = f"the {len(StoredCorpus(out / CORPUS)):,} passages that {out} has"
-    how = "by its words" if encoder is None else f"by {encoder.origin}"
-    dry_command.begins(
-        f"would index {files} {how}, for the engine {settings.engine}, and write {out}"
-    )
     first = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         if first:

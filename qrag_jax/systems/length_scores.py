@@ -23,7 +23,6 @@ from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.length_plot import plot_lengths
 from qrag_jax.runtime.process import PeakMemory
 from qrag_jax.runtime.whole_files import write_whole
@@ -101,11 +100,6 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
         if documents.fit != shortest.fit or length == chunks[0]:
             print(documents.line)
             print(f"{length} chunks: {documents.fit} stories")
-    dry_command.begins(
-        f"would play, by {label}, "
-        + ", ".join(f"{len(each.samples)} documents of {n} chunks" for n, each in sets.items()),
-        f"would write logs, table and plot into {out}",
-    )
     store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
     searcher = beam.make_beam_search(run.player, run.search, params, [store], options.embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())

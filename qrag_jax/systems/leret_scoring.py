@@ -26,7 +26,6 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.hop_log import Searched
 from qrag_jax.metrics.score_table import interval_text
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
@@ -58,18 +57,12 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
     chose = report_on(given, options.samples, others=new)
     out = options.out or workdir / "eval"
     others = are_others(workdir, given, OF_QUESTIONS, out=options.out)
-    pool = dry_command.aside(out / CORPUS) if others else None
+    pool = out / CORPUS if others else None
     with open_hop_predictor(given, workdir, pool=pool) as predictor:
         system, stop = predictor.system, predictor.stop
         ways = _ways(system, options.checkpoint, stop)
-        shown = system.inputs.dev
         halves = system.inputs.drawn.summary(chose, others=new)
-        dry_command.begins(
-            f"would play {len(shown)} questions, hop by hop, in {len(ways)} ways: "
-            + "; ".join(way.told for way in ways),
-            f"would write logs and {SUMMARY} into {out}",
-        )
-        of_all = {"questions": fingerprint(shown), **_settings(given)}
+        of_all = {"questions": fingerprint(system.inputs.dev), **_settings(given)}
         of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
         logs = WayLogs(
             out,

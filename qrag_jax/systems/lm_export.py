@@ -16,7 +16,6 @@ from qrag_jax.models.files.peft import CAUSAL_LM, write_adapters
 from qrag_jax.models.first_language_model import FOLDER, FirstLanguageModel, prepare_language_model
 from qrag_jax.models.pretrained_lm import save_language_model, table_of
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
@@ -59,7 +58,6 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
             "--checkpoint=last exports the newest one"
         )
     card = language_model_card(system, workdir, given, f"{which} checkpoint of step {step}")
-    dry_command.begins(f"would write the language model of {which}-{step} into {out}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
         whole = merge(Adapted(model.loaded.params, params), sizes.scale)

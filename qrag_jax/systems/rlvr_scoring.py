@@ -20,7 +20,6 @@ from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
-from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.own_questions import ASKED, check_own_questions, of_others
 from qrag_jax.systems.rlvr_predict import Player, PredictOptions, open_player
@@ -98,12 +97,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
         trained = player.weights(options.checkpoint)
         assert trained is not None
         halves = player.system.inputs.drawn.summary(chose, others=others)
-        main, asked = trained.told, len(player.system.inputs.dev) * (1 + options.sampled)
-        dry_command.begins(
-            f"would play {asked} episodes for each of {', '.join(retrievers)}, by {main}, by the "
-            "weights at the end of imitation, if they are kept, and by the untrained ones",
-            f"would write predictions and {SUMMARY} into {out}",
-        )
+        main = trained.told
         for which in (None, IMITATED, FIRST):
             weights = trained if which is None else player.weights(which)
             if weights is None:

@@ -28,7 +28,7 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
-from qrag_jax.runtime import bounded_json, dry_command
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
@@ -118,17 +118,11 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     trained, step = run.trained(options.checkpoint)
     untrained = run.untrained()
     own = checkpoint_label(options.checkpoint, step)
-    ways = "step by step" + (", and by beam search" if config.eval.searches else "")
-    dry_command.begins(
-        f"would play {len(scene.evaluator.indices)} questions {ways}, by the untrained weights and "
-        f"by {own}, {config.eval.batch_size} at a time",
-        f"would write logs into {out / UNTRAINED} and {out / own}, and the summary into {out}",
-    )
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["best_is_untrained"] = options.checkpoint == "best" and step == 0
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else checkpoint_label(options.checkpoint, step)
+        label = name if name == UNTRAINED else own
         retriever = Retriever.of(label, params)
         scores, rate = _score(scene, params, out / label, retriever)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}

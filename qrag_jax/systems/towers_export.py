@@ -40,7 +40,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.rollouts.chunks import CHUNK, STATE
-from qrag_jax.runtime import bounded_json, dry_command
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -181,8 +181,6 @@ def export(run: SavedRun, which: str, out: Path) -> None:
             f"{run.workdir / SUMMARY} is not a summary of qrag_jax.evaluate ({reason(error)}); "
             "score the run again, or delete it."
         ) from error
-    label, names = checkpoint_label(which, step), ", ".join(tower.name for tower in both)
-    dry_command.begins(f"would write the towers {names} of {label} into {out}")
     with whole_folder(out) as building:
         for tower in both:
             write_tower(run.loaded, tower, params, building / tower.name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json, dry_command
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 # What a server reads: weights, and the files of the model, the tokenizer and the chat template.
@@ -161,8 +161,6 @@ def _kept(path: Path, cache: Path | None) -> str:
 
 
 def _keep(path: Path, cache: Path, note: dict[str, Any]) -> None:
-    """Caches a digest; if that fails, or in a dry run, the file is read again next time."""
-    if dry_command.asked():
-        return
+    """Caches a digest; if that fails, the file is read again next time."""
     with contextlib.suppress(OSError, UnicodeError):
         write_whole(_note(path, cache), json.dumps(note))
