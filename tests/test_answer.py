@@ -44,6 +44,7 @@ def musique_row(number: int) -> Row:
         f1=0.8,
         em=1.0,
         aliases=[f"Berg {number}"],
+        source="musique",
     )
 
 

@@ -148,7 +148,7 @@ def test_a_torn_log_and_another_threshold(log: Path, commands: Commands, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "give an experiment, for example --config=configs/harr_grpo.py:tiny."),
+        ((), "--config"),
         (TINY, "give the file to write, for example --out=varied.jsonl."),
         ((*TINY, "--out={}", "--rollouts=1"), "--rollouts is 1, but a reward varies only between"),
         ((*TINY, "--out={}", "--least_std=-1"), "--least_std is -1.0; give a number, 0 or more."),

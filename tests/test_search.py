@@ -69,7 +69,8 @@ def test_a_run_and_its_export_find_the_same(
     assert told.splitlines() == lines
 
     queries, out = tmp_path / "queries.jsonl", tmp_path / "deep" / "hits.jsonl"
-    records = [json.dumps({"_id": "q0", "text": questions[0]}), "", questions[1]]
+    records = [json.dumps({"_id": "q0", "text": questions[0]}), ""]
+    records.append(json.dumps({"query": questions[1]}))
     records.append(json.dumps({"id": 2, "question": questions[2]}))
     queries.write_text("\n".join(records))
     files = (f"--queries={queries}", f"--out={out}")

@@ -11,8 +11,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from qrag_jax.learners.placement import place
-from qrag_jax.learners.ppo_config import COPY, OWN, TRUNK
-from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.sharding import Rules, shardings_of
 
@@ -64,16 +62,12 @@ class Parts(NamedTuple):
         critic_optimizer: None: there is no critic.
         keeps_reference: whether the first parameters are kept, for a KL to them.
         width: D, of what the critic's linear map takes.
-        critic: what it is, if there is one: of `ppo_config.CRITICS`.
-        lora_scale: factor on the product of an adapter's two matrices.
     """
 
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation | None
     keeps_reference: bool
     width: int
-    critic: str = OWN
-    lora_scale: float = 1.0
 
     def build(self, params: Params, key: jax.Array, base: Params | None = None) -> PolicyState:
         """The first state.
@@ -85,7 +79,8 @@ class Parts(NamedTuple):
         critic = critic_opt_state = None
         if self.critic_optimizer is not None:
             weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
-            critic = Critic(self._tower(params, base), weights, bias)
+            # The arrays of a state are donated to its updates: none may be in two of its places.
+            critic = Critic(jax.tree.map(jnp.copy, params), weights, bias)
             critic_opt_state = self.critic_optimizer.init(critic)
         return PolicyState(
             params=params,
@@ -97,20 +92,6 @@ class Parts(NamedTuple):
             env_steps=jnp.zeros((), jnp.int32),
             key=key,
         )
-
-    def _tower(self, params: Params, base: Params | None) -> Params:
-        """The critic's tower, which begins as the policy's; no array of it is the policy's own.
-
-        The arrays of a state are donated to its updates. What was in two of its places, or in the
-        base, too, would be lost there.
-        """
-        if self.critic == TRUNK:
-            return {}
-        if self.critic == COPY and base is not None:
-            # Of float32 values in full: a GPU would round the factors.
-            with jax.default_matmul_precision("float32"):
-                params = merge(Adapted(base, params), self.lora_scale)
-        return jax.tree.map(jnp.copy, params)
 
 
 def next_stage(parts: Parts, state: PolicyState, base: Params | None = None) -> PolicyState:

@@ -8,7 +8,7 @@ import math
 from qrag_jax.algorithms.policy_gradient import Clip
 from qrag_jax.errors import InputError, check_known, check_least
 
-OWN, COPY, TRUNK, NONE = CRITICS = ("own", "copy", "trunk", "none")
+OWN, NONE = CRITICS = ("own", "none")
 REWARD, LOSS = KL_PLACES = ("reward", "loss")
 _SECTION = "ppo"
 
@@ -37,12 +37,10 @@ class TokenPPOConfig:
     epochs: int = 1  # passes over one batch
     minibatches: int = 1  # parts of a batch, each with an optimizer step
     # What estimates the return: own (the policy's model again, trained as the policy is: adapters
-    # of its own, or all weights), copy (all weights of that model, even where the policy is
-    # adapters), trunk (a linear map of the policy's) or none
+    # of its own, or all weights), or none
     critic: str = OWN
     critic_learning_rate: float = 1e-5  # peak; warm-up and decay are those of the policy
     critic_warmup: int = 0  # first updates of the stage, in which only the critic learns
-    value_weight: float = 0.1  # of the value loss in what the trunk learns; of critic trunk alone
     sampler_cap: float = 2.0  # C, most that the weight π_old/q of a sampled token may be
 
     def __post_init__(self) -> None:
@@ -55,7 +53,7 @@ class TokenPPOConfig:
             if not 0 <= value <= 1:
                 raise InputError(f"config.{_SECTION}.{name} is {value}; it must be 0 to 1.")
         numbers = ("clip_low", "clip_high", "value_clip", "entropy", "kl")
-        for name in (*numbers, "value_weight"):
+        for name in numbers:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise InputError(

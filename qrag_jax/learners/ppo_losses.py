@@ -17,7 +17,6 @@ from qrag_jax.algorithms.policy_gradient import (
 )
 from qrag_jax.learners.block_loss import token_count
 from qrag_jax.learners.ppo_config import LOSS, TokenPPOConfig
-from qrag_jax.learners.readouts import ScoresAndValues
 from qrag_jax.learners.token_losses import Sums, TokenLosses, summed
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.policies.tokens import TokenScores
@@ -58,21 +57,6 @@ class ValueSums(NamedTuple):
         return jax.lax.psum(self, axes)
 
 
-class TrunkSums(NamedTuple):
-    """Totals of a policy and a critic on one trunk."""
-
-    policy: Sums
-    critic: ValueSums
-
-    def plus(self, more: TrunkSums) -> TrunkSums:
-        """The totals of both."""
-        return TrunkSums(self.policy.plus(more.policy), self.critic.plus(more.critic))
-
-    def over(self, axes: tuple[str, ...]) -> TrunkSums:
-        """The totals of all devices along axes of the mesh."""
-        return TrunkSums(self.policy.over(axes), self.critic.over(axes))
-
-
 @dataclasses.dataclass(frozen=True)
 class PpoLoss:
     """The clipped surrogate of each token, weighted for its sampler, the KL and the entropy."""
@@ -111,19 +95,3 @@ class ValueLoss:
         each = clipped_value_loss(scores, given.value, given.returns, self.most)
         loss = weighted_sum(each, given.weight)
         return loss, ValueSums(loss, token_count(block))
-
-
-@dataclasses.dataclass(frozen=True)
-class TrunkLoss:
-    """Both losses on one trunk, the value loss by its weight."""
-
-    config: TokenPPOConfig
-
-    def __call__(
-        self, scores: ScoresAndValues, block: TokenBlocks, given: PerAction
-    ) -> tuple[jax.Array, TrunkSums]:
-        """The summed loss of one block, and the sums."""
-        loss, of_policy = PpoLoss(self.config)(scores.scores, block, given)
-        of_values, of_critic = ValueLoss(self.config.value_clip)(scores.values, block, given)
-        # The map has an optimizer of its own, whose steps (Adam's) do not depend on the weight.
-        return loss + self.config.value_weight * of_values, TrunkSums(of_policy, of_critic)

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.algorithms.advantages import packed_gae, whitened
 from qrag_jax.algorithms.policy_gradient import kl_k1
 from qrag_jax.learners.policy_state import Critic, PolicyState
-from qrag_jax.learners.ppo_config import COPY, NONE, REWARD, TRUNK, TokenPPOConfig
-from qrag_jax.learners.ppo_losses import PerAction, PpoLoss, TrunkLoss, ValueLoss
-from qrag_jax.learners.readouts import ReadBoth, ReadValues, ValueHead
+from qrag_jax.learners.ppo_config import NONE, REWARD, TokenPPOConfig
+from qrag_jax.learners.ppo_losses import PerAction, PpoLoss, ValueLoss
+from qrag_jax.learners.readouts import ReadValues, ValueHead
 from qrag_jax.learners.state import optimizer_step
 from qrag_jax.learners.token_losses import Sums
 from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, Learned, TokenPolicy
@@ -173,9 +173,7 @@ class _Passes:
     def __init__(self, policy: TokenPolicy[TokenPPOConfig]) -> None:
         self.policy, config = policy, policy.config
         self.of_policy = BlockPasses(policy, PpoLoss(config))
-        if config.critic == TRUNK:
-            self.of_both = BlockPasses(policy, TrunkLoss(config), ReadBoth(policy.vocabulary))
-        elif config.critic != NONE:
+        if config.critic != NONE:
             self.of_critic = BlockPasses(
                 policy,
                 ValueLoss(config.value_clip),
@@ -188,15 +186,7 @@ class _Passes:
         if state.critic is None:
             return jnp.zeros(blocks.target.shape, jnp.float32)
         head = ValueHead(state.critic.weights, state.critic.bias)
-        if self.policy.config.critic == TRUNK:
-            learned = Learned(state.params, head)
-            return self.of_both.found(learned, base, blocks, lambda each: each.values)
-        learned = Learned(state.critic.tower, head)
-        return self.of_critic.found(learned, self.under_critic(base), blocks)
-
-    def under_critic(self, base: Params | None) -> Params | None:
-        """What the critic's tower is adapters on; None: it is all weights of a model."""
-        return None if self.policy.config.critic == COPY else base
+        return self.of_critic.found(Learned(state.critic.tower, head), base, blocks)
 
 
 def _prepared(
@@ -271,7 +261,7 @@ def _stepped(
     given: PerAction,
 ) -> tuple[PolicyState, _Step]:
     """One optimizer step on a minibatch; `known` are the base, and whether the policy is awake."""
-    policy, config, (base, awake) = passes.policy, passes.policy.config, known
+    policy, (base, awake) = passes.policy, known
     divisor = jnp.maximum((given.weight > 0).sum().astype(jnp.float32), 1.0)
 
     def mean(tree: Any) -> Any:
@@ -280,24 +270,13 @@ def _stepped(
     of_critic: Critic | None = None
     value_loss = critic_norm = jnp.zeros((), jnp.float32)
     critic = state.critic
-    if config.critic == TRUNK:
-        assert critic is not None
-        head = ValueHead(critic.weights, critic.bias)
-        learned = Learned(state.params, head)
-        found, both = passes.of_both.gradients(learned, base, blocks, given)
-        gradient, sums, tokens = found.params, both.policy, both.policy.tokens
-        of_critic, value_loss = Critic({}, *found.further), both.critic.loss
-    else:
-        gradient, sums = passes.of_policy.gradient(state.params, base, blocks, given)
-        tokens = sums.tokens
-        if critic is not None:
-            head = ValueHead(critic.weights, critic.bias)
-            learned = Learned(critic.tower, head)
-            found, of_values = passes.of_critic.gradients(
-                learned, passes.under_critic(base), blocks, given
-            )
-            of_critic, value_loss = Critic(found.params, *found.further), of_values.loss
-            tokens = TokenCount.total([tokens, of_values.tokens])
+    gradient, sums = passes.of_policy.gradient(state.params, base, blocks, given)
+    tokens = sums.tokens
+    if critic is not None:
+        learned = Learned(critic.tower, ValueHead(critic.weights, critic.bias))
+        found, of_values = passes.of_critic.gradients(learned, base, blocks, given)
+        of_critic, value_loss = Critic(found.params, *found.further), of_values.loss
+        tokens = TokenCount.total([tokens, of_values.tokens])
     # A loss that is not finite must stop both, so it is in both of their checks.
     total = sums.loss + value_loss
     state, norm, finite = learn(policy, state, mean(gradient), total, awake=awake)

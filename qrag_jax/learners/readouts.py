@@ -62,24 +62,3 @@ class ReadValues:
             "sh,h->s", hidden.astype(jnp.float32), further.weights, precision=EXACT
         )
         return weighed + further.bias
-
-
-class ScoresAndValues(NamedTuple):
-    """Of one pass over a trunk that policy and critic share."""
-
-    scores: TokenScores
-    values: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadBoth:
-    """Scores and values; `further` is a `ValueHead`."""
-
-    vocabulary: Vocabulary
-
-    def __call__(
-        self, hidden: jax.Array, head: jax.Array, further: ValueHead, tokens: jax.Array
-    ) -> ScoresAndValues:
-        """See `Readout`."""
-        scores = token_scores(self.vocabulary, hidden, head, tokens)
-        return ScoresAndValues(scores, ReadValues()(hidden, head, further, tokens))

@@ -86,6 +86,4 @@ def _parts(
         critic,
         keeps_reference=RL in config.stages and weight > 0,
         width=model.loaded.model.trunk.config.hidden_size,
-        critic=config.ppo.critic,
-        lora_scale=model.loaded.model.lora_scale,
     )

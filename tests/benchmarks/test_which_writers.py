@@ -279,7 +279,7 @@ def test_an_answer_ends_with_its_line(given: Setting, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Reader, "opened", lambda said: Fixed())
     found = single.bm25(given)
     asked = given.test[:3]
-    assert answers.by_smollm2(given, Path("unused"), asked, found, "bm25") == ["Ada", None, None]
+    assert answers.by_smollm2(given, Path("unused"), asked, found, "bm25") == ["Ada", "", ""]
     assert len(prompts) == 3
     for each, prompt in zip(asked, prompts, strict=True):
         assert prompt.endswith(f"Question: {each.text}\nAnswer:")

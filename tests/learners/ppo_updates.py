@@ -54,7 +54,6 @@ class Learning:
             None if config.critic == NONE else optax.sgd(CRITIC_RATE),
             keeps_reference=config.kl > 0,
             width=CONFIG.hidden_size,
-            critic=config.critic,
         )
         split = Qwen3.SPLIT
         rules = resolve(((".*", "model"),), split_rules(split.columns, split.rows))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners.ppo_config import NONE, OWN, TRUNK, TokenPPOConfig
+from qrag_jax.learners.ppo_config import NONE, TokenPPOConfig
 from qrag_jax.learners.ppo_update import ppo_episodes
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.trunks.qwen3 import Qwen3
@@ -50,12 +50,10 @@ def test_one_epoch_without_a_critic_is_reinforce() -> None:
     assert learning.state.critic is None
 
 
-@pytest.mark.parametrize("critic", [OWN, TRUNK])
-def test_the_value_loss_has_the_gradient_of_finite_differences(critic: str) -> None:
+def test_the_value_loss_has_the_gradient_of_finite_differences() -> None:
     """Of the linear map, whose first gradient is that of ½ (0 − G)²."""
-    config = dataclasses.replace(PLAIN, critic=critic, value_weight=1.0)
     batch, params = batch_of(), model()
-    learning = Learning(config, params)
+    learning = Learning(PLAIN, params)
     head = learning.state.critic
     assert head is not None
     before = np.array(head.weights), float(head.bias)
@@ -108,9 +106,8 @@ def test_adapters_learn_as_merged_weights_do() -> None:
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved(after.tower, own))) > 1e-6
 
 
-@pytest.mark.parametrize("critic", [OWN, TRUNK])
-def test_only_the_critic_learns_while_it_warms_up(critic: str) -> None:
-    learning = Learning(dataclasses.replace(PLAIN, critic=critic), model(), rests_until=1)
+def test_only_the_critic_learns_while_it_warms_up() -> None:
+    learning = Learning(PLAIN, model(), rests_until=1)
     learning.step(batch_of())
     assert_trees_close(learning.state.params, model(), atol=0)
     assert learning.state.critic is not None
@@ -128,26 +125,6 @@ def test_values_come_near_the_returns() -> None:
     explained = [learning.step(batch_of())["explained_variance"] for _ in range(12)]
     assert explained[0] < 0.2
     assert explained[-1] > explained[0] + 0.2
-
-
-def test_a_trunk_learns_from_both_losses() -> None:
-    """With a value weight of 0 the shared trunk learns as a policy of its own does."""
-    config = dataclasses.replace(PLAIN, critic=TRUNK, value_weight=0.0)
-    shared, own = Learning(config, model()), Learning(PLAIN, model())
-    shared.step(batch_of())
-    own.step(batch_of())
-    assert_trees_close(shared.state.params, own.state.params)
-    both = Learning(dataclasses.replace(config, value_weight=1.0), model())
-    for _ in range(2):  # the first value loss has no gradient beyond the head, which is 0
-        both.step(batch_of())
-        shared.step(batch_of())
-    largest = max(
-        float(np.abs(a - b).max())
-        for a, b in zip(
-            jax.tree.leaves(both.state.params), jax.tree.leaves(shared.state.params), strict=True
-        )
-    )
-    assert largest > 1e-5
 
 
 def test_a_reward_that_is_not_finite_teaches_nothing() -> None:

@@ -20,7 +20,6 @@ from qrag_jax.feedback.found_scores import ndcg
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
@@ -167,28 +166,6 @@ def test_stages_follow_each_other_with_moments_and_a_critic_of_their_own(
     jax.tree.map(np.testing.assert_array_equal, after.critic.tower, before.params)
     assert float(np.abs(after.critic.weights).max()) > 0
     assert float(metrics["learning_rate"]) == pytest.approx(1e-3)
-
-
-def test_a_whole_critic_begins_with_what_adapters_were_taught(
-    system: DeepRetrieval, tmp_path: Path
-) -> None:
-    model = str(system.inputs.model.folder)
-    with opened(
-        small(model__path=model, model__lora__rank=4, ppo__critic="copy"), tmp_path / "run"
-    ) as other:
-        state = other.first_state()
-        for step in range(SCRIPT_STEPS):
-            state, _ = other.update(state, other._batch(played(other, step)))
-        taught = jax.device_get(state.params)
-        state, _ = other.update(state, other._batch(played(other, SCRIPT_STEPS)))
-        assert state.critic is not None
-        base, scale = jax.device_get(other.base[0]), other.inputs.model.loaded.model.lora_scale
-        whole = merge(Adapted(base, taught), scale)
-        apart = jax.tree.map(lambda one, two: float(np.abs(one - two).max()), whole, base)
-        assert max(jax.tree.leaves(apart)) > 1e-4
-        # Its map begins with zeros, through which no gradient comes to its tower.
-        for one, two in zip(*map(jax.tree.leaves, (state.critic.tower, whole)), strict=True):
-            np.testing.assert_allclose(one, two, atol=1e-6)
 
 
 def test_the_sampler_and_the_learner_agree(system: DeepRetrieval) -> None:
@@ -364,11 +341,9 @@ def test_outputs_may_be_shorter_in_learning_than_in_evaluation(tmp_path: Path) -
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "trunk": {"ppo__critic": "trunk"},
     "none": {"ppo__critic": "none", "ppo__kl": 0.0},
     "grpo": {"algorithm": "grpo", "grpo__beta": 0.1},
     "adapters": {"model__lora__rank": 4},
-    "adapters, a whole critic": {"model__lora__rank": 4, "ppo__critic": "copy"},
     "adapters by grpo": {"algorithm": "grpo", "model__lora__rank": 4},
 }
 
@@ -384,10 +359,6 @@ def test_every_way_learns(way: str, system: DeepRetrieval, tmp_path: Path) -> No
         given, state = learnable(other, texts), other.first_state()
         before = jax.device_get(state)
         assert (before.critic is None) == (way in ("none", "grpo", "adapters by grpo"))
-        if way == "trunk":
-            assert before.critic.tower == {}
-        if way == "adapters, a whole critic":
-            jax.tree.map(np.testing.assert_array_equal, before.critic.tower, other.base[0])
         assert (before.reference is None) == (way in ("none", "adapters by grpo"))
         base = jax.device_get(other.base)
         state, metrics = other.update(state, other._batch(given))

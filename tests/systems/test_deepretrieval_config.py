@@ -258,7 +258,7 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
         ({"train.accumulation": 2}, "config.train.accumulation is 2; rows are computed in blocks"),
         ({"model.thinking": "maybe"}, "config.model.thinking is 'maybe'; use on, off or nothing."),
         ({"guards.action": "pray"}, "config.guards.action"),
-        ({"ppo.critic": "wise"}, "config.ppo.critic is 'wise'; use one of own, copy, trunk"),
+        ({"ppo.critic": "wise"}, "config.ppo.critic"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], said: str) -> None:

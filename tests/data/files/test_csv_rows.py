@@ -78,7 +78,7 @@ def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'qrag_jax[retrieval]', or write it as .jsonl" in message(path)
+    assert "qrag_jax[parquet]" in message(path)
 
 
 def test_files_of_a_split(tmp_path: Path) -> None:
