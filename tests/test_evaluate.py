@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 SAMPLES = 16  # what the shared run's data hold for evaluation
 FIELDS = [
     *("id", "question", "answer", "sf_idx", "pred_idx", "q_values", "sf_texts", "pred_texts"),
-    *("return", "text_len", "f1", "em"),
+    *("return", "text_len", "f1", "em", "source"),
 ]
 
 

@@ -284,7 +284,7 @@ def test_command_line_tells_bad_data_in_one_sentence(commands: Commands, tmp_pat
 
 
 def test_command_line_without_config(commands: Commands) -> None:
-    assert "--config=configs/hotpotqa.py" in refusal(commands.run("train"))
+    assert "configs/hotpotqa.py" in refusal(commands.run("train"))
 
 
 # ---------------------------------------------------------------------- one file as the data

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from qrag_jax.evaluators.episode_sample import TOKENS, spread
 from qrag_jax.evaluators.shown.page import page
 from qrag_jax.evaluators.shown.sections import make_section
 from qrag_jax.metrics import prediction_scores, predictions
-from qrag_jax.metrics.prediction_scores import SCORES
 from qrag_jax.metrics.predictions import ScoredEpisode
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.curve import plot_curve
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import reason, write_whole
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
@@ -143,64 +141,25 @@ def write_page(found: Found, out: Path, most: int) -> Path | None:
     return out / PAGE
 
 
-class _Interval(NamedTuple):
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-_Scores = dict[str, dict[str, _Interval | float]]  # by group, then by name
-_COUNTS = ("failed", "episodes")
-
-
-class _Summary(NamedTuple):
-    """What is shown of `summary.json`: by retriever, then by checkpoint."""
-
-    scores: dict[str, dict[str, _Scores]]
-    files: dict[str, dict[str, str]]
-
-
 def _summary(file: Path) -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
     """The scores of an evaluation with tools and its files; {}: it is another one's summary."""
     try:
         summary = bounded_json.load(file, finite=False)
-        if not isinstance(summary, dict) or not {*_Summary._fields, "main"} <= summary.keys():
-            return {}
-        shown = made(_Summary, {name: summary[name] for name in _Summary._fields})
-        return {
-            (retriever, told): (
-                summary["scores"][retriever][told],
-                os.path.realpath(file.parent / shown.files[retriever][told]),
-            )
-            for retriever, own in shown.scores.items()
-            for told, groups in own.items()
-            if _are_whole(groups)
-        }
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{file} is no summary of an evaluation ({reason(error)}); give `qrag evaluate` "
             "again, or delete it."
         ) from None
-
-
-def _are_whole(groups: _Scores) -> bool:
-    """Whether the group of all is there, and all groups have what a table shows of them.
-
-    Raises:
-        ValueError: they have not.
-    """
-    for name, group in groups.items():
-        wrong = [each for each in _COUNTS if not isinstance(group.get(each), int | float)]
-        wrong += [e for e in SCORES if e in group and not isinstance(group[e], _Interval)]
-        votes = [each for each in group if "@" in each]
-        wrong += [each for each in votes if not isinstance(group[each], _Interval)]
-        if wrong:
-            raise ValueError(f"the group {bounded_json.shown(name)} has no usable {wrong[0]}")
-    if prediction_scores.ALL not in groups:
-        raise ValueError(f"there is no group {prediction_scores.ALL}")
-    return True
+    if not isinstance(summary, dict) or not {"scores", "files", "main"} <= summary.keys():
+        return {}
+    return {
+        (retriever, checkpoint): (
+            groups,
+            os.path.realpath(file.parent / summary["files"][retriever][checkpoint]),
+        )
+        for retriever, checkpoints in summary["scores"].items()
+        for checkpoint, groups in checkpoints.items()
+    }
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -70,13 +70,6 @@ class ToolScores:
         )
 
 
-def scored(
-    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
-) -> dict[str, float]:
-    """Means over the questions whose episodes did not fail, nor their reward; 0 if all did."""
-    return means(score_rows(tasks, episodes, rubric), len(tasks))
-
-
 def score_rows(
     tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
 ) -> list[dict[str, float]]:

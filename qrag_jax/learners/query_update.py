@@ -164,7 +164,7 @@ def _prepared(
     }
     if isinstance(config, GRPOConfig):
         advantages, differs = _group_advantages(config, learner.weights, batch, valid)
-        metrics["flat_groups"] = 1.0 - differs.astype(jnp.float32).mean()
+        metrics["flat_groups"] = (~differs).astype(jnp.float32).mean()
         if not (config.beta or config.entropy):
             # The gradient of the other groups is 0: they count in divisors, but are not computed.
             kept = jnp.repeat(differs, config.members)[:, None]

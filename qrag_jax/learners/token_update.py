@@ -168,7 +168,7 @@ def given_tokens(
             "return": totals.sum() / present,
             "advantage": jnp.abs(advantages).sum() / present,
             "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
-            "flat_groups": 1.0 - differs.astype(jnp.float32).mean(),
+            "flat_groups": (~differs).astype(jnp.float32).mean(),
         }
     each, divisor = _weights(config, counts)
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)

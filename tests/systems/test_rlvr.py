@@ -19,7 +19,7 @@ from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.tool_scores import scored
+from qrag_jax.evaluators.tool_scores import means, score_rows
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import preset
 from qrag_jax.feedback.service import FeedbackLost
@@ -210,7 +210,7 @@ def test_scores_are_means_over_what_did_not_fail(system: Rlvr) -> None:
     wrong = Closed("", (), task.gold[:1], 0, ToolTally(turns=1))
     ended = [right, wrong, Failed("timeout", "no reply.")]
     episodes = [TokenEpisode(each, (), 1) for each in ended]
-    scores = scored([task] * 3, episodes, preset("head"))
+    scores = means(score_rows([task] * 3, episodes, preset("head")), 3)
     assert scores["em"] == 0.5
     assert scores["recall"] == 0.75
     assert scores["turns"] == 2

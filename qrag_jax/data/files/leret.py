@@ -114,12 +114,6 @@ def long_text(title: str, text: str) -> str:
     return f"{title.replace('|', ' ')} | {text}"
 
 
-def title_and_text(passage: str) -> tuple[str, str]:
-    """The title of a `long_text`, and its text; "" and the whole if there is no "|"."""
-    title, bar, text = passage.partition("|")
-    return (title.strip(), text.strip()) if bar else ("", passage.strip())
-
-
 def write_preferences(path: Path, states: Mapping[str, Preference], *, bare: bool = False) -> None:
     """Writes preferences; the file appears whole or not at all.
 

@@ -90,13 +90,6 @@ class BridgeQuestion:
             source=SOURCE,
         )
 
-    @property
-    def other_names(self) -> tuple[str, ...]:
-        """Names in the supporting passages that are not the answer, each once."""
-        first, second = self.supporting
-        names = dict.fromkeys((*first.names, *second.names))
-        return tuple(name for name in names if name != self.answer)
-
 
 def bridge_question(
     seed: int, split: Split, index: int, passages: int = PASSAGES

@@ -103,11 +103,6 @@ class TalkativeQuestion:
     gold: int
 
     @property
-    def gold_passage(self) -> BridgePassage:
-        """The passage about the entity."""
-        return self.passages[self.gold]
-
-    @property
     def documents(self) -> tuple[Document, ...]:
         """The passages as a corpus has them; their names are unique over splits and seeds."""
         return tuple(

@@ -228,7 +228,8 @@ def files_of(source: str, path: str, split: Split) -> list[Path]:
     return split_files(folder, split, module.OFFICIAL[split])
 
 
-BY_WEIGHTS, BY_SIZE = MIXTURES = ("weights", "size")
+BY_SIZE = "size"
+MIXTURES = ("weights", BY_SIZE)
 
 
 def mix_weights(

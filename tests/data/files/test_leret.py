@@ -18,7 +18,6 @@ from qrag_jax.data.files.leret import (
     long_text,
     read_preferences,
     read_records,
-    title_and_text,
     write_preferences,
     write_records,
 )
@@ -151,9 +150,7 @@ def test_the_round_trip_is_exact(tmp_path: Path, bare: bool, seed: int) -> None:
 
 
 def test_titles_of_long_texts() -> None:
-    assert title_and_text(long_text("River Ouse", "It | flows.")) == ("River Ouse", "It | flows.")
-    assert title_and_text(long_text("A|B", "text")) == ("A B", "text")
-    assert title_and_text(" no bar ") == ("", "no bar")
+    assert long_text("A|B", "text") == "A B | text"
 
 
 # ---------------------------------------------------------------- broken files

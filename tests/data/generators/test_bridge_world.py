@@ -55,9 +55,8 @@ def test_the_parts_lead_from_the_question_to_the_answer(questions: list[BridgeQu
         for relation in question.relations:
             assert relation
             assert set(_words(relation)) <= set(without_name)
-        assert question.answer not in question.other_names
-        assert {question.entity, question.bridge} <= set(question.other_names)
-        assert all(name in first.text + second.text for name in question.other_names)
+        assert {question.entity, question.bridge} <= {*first.names, *second.names}
+        assert all(name in first.text + second.text for name in (*first.names, *second.names))
 
 
 def _words(text: str) -> list[str]:

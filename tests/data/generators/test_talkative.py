@@ -87,10 +87,10 @@ def test_the_gold_passage_is_that_of_the_bridge_questions_entity() -> None:
         bridge = bridge_question(0, "dev", index)
         assert each.passages == bridge.passages
         assert each.gold == bridge.chain[0]
-        assert each.gold_passage == bridge.supporting[0]
-        assert each.gold_passage.title == each.entity == bridge.entity
-        assert each.answer == bridge.bridge == each.gold_passage.said[0]
-        assert each.answer in each.gold_passage.text
+        assert each.passages[each.gold] == bridge.supporting[0]
+        assert each.passages[each.gold].title == each.entity == bridge.entity
+        assert each.answer == bridge.bridge == each.passages[each.gold].said[0]
+        assert each.answer in each.passages[each.gold].text
         assert each.answer not in each.question
 
 
