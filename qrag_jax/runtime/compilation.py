@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
+import platform
 import threading
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,9 @@ def enable_persistent_cache() -> Path:
             if folder.stat().st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "it is another user's")
             folder.chmod(0o700)
+            # A home may be shared: a program for one processor may hold what another one lacks.
+            folder /= _processor()
+            folder.mkdir(exist_ok=True)
         except OSError as error:
             reason = error.strerror or "unknown error"
             raise InputError(
@@ -124,3 +130,12 @@ def enable_persistent_cache() -> Path:
     # JAX opens its folder at the first compilation. Without a reset it keeps an earlier folder.
     compilation_cache.reset_cache()
     return folder
+
+
+def _processor() -> str:
+    """A digest of the instructions that this machine's processor has."""
+    features = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:12]

@@ -73,8 +73,8 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
     quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # the user's own wish is kept
     first, second = run(tmp_path / "deep", **quick), run(tmp_path / "deep", **quick)
     folder = Path(first["folder"])
-    assert folder.parent == tmp_path / "deep"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.parent.parent == tmp_path / "deep"  # one for this kind of processor
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     assert first == {"folder": str(folder), "count": 1, "hits": 0, "least": 0.0, "size": -1}
     assert second == first | {"hits": 1}
     assert len(list(folder.glob("*-cache"))) == 1
