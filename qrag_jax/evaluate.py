@@ -11,13 +11,10 @@ given by `--eval_config`, then the run's saved config.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import sys
-import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +25,7 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import (
@@ -128,15 +123,9 @@ def _score_outside(workdir: Path, config: ConfigDict) -> int:
     if SAMPLES.value:
         raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    with (
-        Run.open(workdir, time.monotonic()) as run,
-        systems.open_system(config, run) as system,
-        StopSignal() as stop,
-    ):
-        state, checkpoints = system.first_state(), Checkpoints(workdir, read_only=True)
-        params, step = checkpoints.restore_params(run_flags.checkpoint(), state.params)
-        replace = getattr(state, "_replace", None) or partial(dataclasses.replace, state)
-        found = system.evaluate(replace(params=params), step, stop)
+    opened = systems.saved_system(workdir, config, run_flags.checkpoint())
+    with opened as (system, state, step), StopSignal() as stop:
+        found = system.evaluate(state, step, stop)
         summary = {"checkpoint": run_flags.checkpoint(), "step": step, "scores": found.scores}
         with commandline.writing(out, "--out"):
             out.mkdir(parents=True, exist_ok=True)

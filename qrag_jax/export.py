@@ -12,6 +12,8 @@ Of a run of RLVR, LeReT or DeepRetrieval, FOLDER is the trained language model, 
 reads it, with its adapters merged in; FOLDER/adapter has these alone, in PEFT's format. Its
 README.md says which prompt it wants. A critic is not exported.
 
+With --system=FILE.py, a system of your own writes FOLDER by its own `export`.
+
 `hf upload OWNER/NAME FOLDER` puts the folder on the hub.
 """
 
@@ -22,6 +24,7 @@ from pathlib import Path
 
 from absl import flags
 
+from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
@@ -33,7 +36,7 @@ from qrag_jax.systems.towers_export import export
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of this command."""
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
-    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False)
+    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False, outside=True)
 
 
 def main() -> int:
@@ -45,6 +48,13 @@ def main() -> int:
     if config.get("system") in EXPORTED:
         with commandline.writing(out, "--out"):
             export_language_model(workdir, config, run_flags.checkpoint(), out)
+    elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
+        with systems.saved_system(workdir, config, run_flags.checkpoint()) as (system, state, _):
+            if not hasattr(system, "export"):
+                raise InputError(f"the system {config.system!r} has no export(state, out).")
+            with commandline.writing(out, "--out"):
+                out.mkdir(parents=True, exist_ok=True)
+                system.export(state, out)
     else:
         run = SavedRun.open(workdir, config)
         which = run.chosen(run_flags.given_checkpoint())

@@ -7,9 +7,14 @@ dry=…)` is a context manager that gives a `System`.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qrag_jax.errors import InputError
@@ -75,6 +80,9 @@ class System(Protocol):
         was learned.
         """
         ...
+
+    # Optional: `export(self, state, out: Path)` writes what `qrag export` of a system outside the
+    # package puts in the new folder `out`.
 
     def programs(self) -> list[Program]:
         """All programs that the system runs, for a dry run."""
@@ -155,6 +163,29 @@ def register(name: str, where: str) -> None:
             f"{name!r} is no system of this package; give its code, --system=FILE.py, or a run of "
             f"{', '.join(SYSTEMS)}."
         )
+
+
+@contextlib.contextmanager
+def saved_system(
+    workdir: Path, config: ConfigDict, checkpoint: str
+) -> Iterator[tuple[System, Any, int]]:
+    """Opens the system of a trained run with the weights of a checkpoint.
+
+    Returns:
+        The system; its first state with these weights; the updates that they have seen.
+
+    Raises:
+        InputError: the run cannot be opened, or has no such checkpoint.
+    """
+    from qrag_jax.runtime.checkpoints import Checkpoints
+    from qrag_jax.runtime.run import Run
+
+    with Run.open(workdir, time.monotonic()) as run, open_system(config, run) as system:
+        state = system.first_state()
+        saved = Checkpoints(workdir, read_only=True)
+        params, step = saved.restore_params(checkpoint, state.params)
+        replace = getattr(state, "_replace", None) or partial(dataclasses.replace, state)
+        yield system, replace(params=params), step
 
 
 def source(name: str) -> str:

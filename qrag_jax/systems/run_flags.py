@@ -211,7 +211,8 @@ def define(
     if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
-    if outside and system not in systems:
+    package = registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
+    if outside and not package:
         registry.register(system, _argument(argv, "system") or "")
     elif system not in systems:
         *others, last = systems

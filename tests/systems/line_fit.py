@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +112,9 @@ class LineFit:
         scores = {"error": error}
         metrics = {"eval/error": error}
         return Evaluation(metrics, {"untrained/error": error}, f"step {step}", -error, scores)
+
+    def export(self, state: State, out: Path) -> None:
+        (out / "line.txt").write_text(f"{float(state.params[0])} {float(state.params[1])}")
 
     def programs(self) -> list[Program]:
         points = jax.ShapeDtypeStruct((8,), jnp.float32)

@@ -51,7 +51,7 @@ def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "learning_curve.png").exists()
 
 
-def test_it_is_scored_if_the_command_line_names_its_code(
+def test_it_is_scored_and_exported_if_the_command_line_names_its_code(
     tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -63,6 +63,10 @@ def test_it_is_scored_if_the_command_line_names_its_code(
     summary = json.loads((run / "eval" / "summary.json").read_text())
     assert summary["step"] == 12
     assert summary["scores"]["error"] < 0.1
+    commands.succeed("export", *words, "--checkpoint=last", f"--out={tmp_path / 'line'}")
+    slope, offset = map(float, (tmp_path / "line" / "line.txt").read_text().split())
+    assert slope == pytest.approx(2, abs=0.1)
+    assert offset == pytest.approx(1, abs=0.1)
     other = commands.run("evaluate", words[0], "--system=json", f"--out={tmp_path / 'out'}")
     assert "json" in refusal(other)
     for command in ("evaluate", "export"):
