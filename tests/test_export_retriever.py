@@ -21,6 +21,8 @@ from qrag_jax.metrics.stopping import StoppingOptions, tune
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows
@@ -171,6 +173,15 @@ def test_positions_and_a_tuned_threshold_are_those_of_the_evaluation(
     (log.parent / "stopping.json").write_text("{}")
     with pytest.raises(InputError, match=r"stopping\.json: not a report of qrag_jax\.tune"):
         towers_export.stop_threshold(run, label, params)
+
+
+def test_one_step_searches_join_titles_as_the_export_says(exported: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(exported, tmp_path / "export")
+    found = json.loads((out / NAME).read_text()) | {"title_separator": ". "}
+    (out / NAME).write_text(json.dumps(found))
+    encoder = PassageEncoder.of_folder(str(out / "chunk"))
+    assert encoder.title_separator == QuestionTower(encoder).title_separator == ". "
+    assert PassageEncoder.of_folder(str(exported / "chunk")).digest() != encoder.digest()
 
 
 def test_the_file_says_what_the_run_did(scored_run: Path, exported: Path) -> None:

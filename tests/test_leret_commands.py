@@ -157,8 +157,9 @@ def test_logs_are_not_made_twice(scored: tuple[Path, str], commands: Commands, r
     assert len(before) == 10
     commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*.jsonl")}
-    told = refusal(commands.run("evaluate", f"--workdir={run}", "--checkpoint=last", "--samples=2"))
-    assert "was begun with other settings, data or weights; give --restart" in told
+    for changed in ("--samples=2", "--config.sampling.temperature=0.5", "--config.writing.k=3"):
+        told = refusal(commands.run("evaluate", f"--workdir={run}", "--checkpoint=last", changed))
+        assert "--restart" in told
 
 
 def test_other_questions(commands: Commands, run: Path, tmp_path: Path) -> None:

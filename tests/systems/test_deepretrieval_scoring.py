@@ -188,6 +188,10 @@ def test_killed_between_ways(
 def test_what_is_refused(
     commands: Commands, run: Path, scored: tuple[Path, str], tmp_path: Path
 ) -> None:
+    # Of play, and of every search.
+    for changed in ("sampling.temperature=0.5", "search.k1=2.0"):
+        given = (f"--config.{changed}", f"--out={scored[0]}")
+        assert "--restart" in refusal(commands.run("evaluate", *of(run), *given))
     told = refusal(commands.run("evaluate", *of(run), "--samples=2"))
     assert "was begun with other settings, data or weights; give --restart" in told
     told = refusal(commands.run("evaluate", *of(run), "--config.queries.made_test=4"))

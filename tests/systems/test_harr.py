@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,30 @@ def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
         assert NONE == -1
         _, metrics = system.update(system.first_state(), batch)
     assert np.isfinite(float(metrics["loss"]))
+
+
+def test_passages_are_embedded_with_the_titles_joined_as_in_the_data(tmp_path: Path) -> None:
+    texts = [f"the river {word} is long" for word in ("Ouse", "Wear", "Tees", "Swale")]
+    joined = [{"id": str(n), "text": f"Rivers. {text}"} for n, text in enumerate(texts)]
+    titled = [{"id": str(n), "title": "Rivers", "text": text} for n, text in enumerate(texts)]
+    vectors = {}
+    for name, records, separator in (
+        ("joined", joined, ""),
+        ("titled", titled, ". "),
+        ("usual", titled, ""),
+    ):
+        corpus = tmp_path / f"{name}.jsonl"
+        corpus.write_text("\n".join(map(json.dumps, records)))
+        config = small(
+            data__title_separator=separator,
+            corpus__path=str(corpus),
+            policy__pool=4,
+            reward__mixture="f1=1",
+        )
+        with Run.open(tmp_path / name, 0.0) as run, harr.open_system(config, run) as system:
+            vectors[name] = system.inputs.index.vectors(range(len(texts)))
+    np.testing.assert_array_equal(vectors["titled"], vectors["joined"])
+    assert np.abs(vectors["usual"] - vectors["joined"]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
