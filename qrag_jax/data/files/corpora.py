@@ -183,7 +183,15 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
         further.pop(METADATA, None)
     if columns.metadata is not None:
         further = {key: further[key] for key in columns.metadata if key in further}
-    kept = {key: _as_json(f"{where}: field {key!r}", value) for key, value in further.items()}
+    kept = {}
+    for key, value in further.items():
+        place = f"{where}: field {key!r}"
+        try:
+            kept[key] = _as_json(place, value)
+        except RecursionError:
+            raise InputError(
+                f"{place} is nested too deeply; leave it out with --metadata."
+            ) from None
     return Document(name, text, title, kept)
 
 

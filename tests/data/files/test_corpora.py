@@ -186,6 +186,15 @@ def test_further_fields_that_json_cannot_hold_are_named(tmp_path: Path, value: A
     assert "'odd'" in told
 
 
+def test_a_field_that_is_nested_without_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    nested = '{"a":' * 900 + "1" + "}" * 900
+    path.write_text(f'{{"id": "a", "text": "t", "odd": {nested}}}\n')
+    told = message(path)
+    assert "line 1" in told or "c.jsonl:1" in told
+    assert "'odd'" in told
+
+
 def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:
     path = written(tmp_path / "c.jsonl", [{"docid": "1", "body": "b"}])
     told = message(path)
