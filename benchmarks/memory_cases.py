@@ -240,7 +240,7 @@ def batch_shapes(mesh: Mesh) -> EpisodeBatch:
         chunks=shape(CHUNKS, ROW_TOKENS - 2),
         chunk_lengths=shape(CHUNKS),
         chunk_mask=shape(CHUNKS, dtype=jnp.bool_),
-        support=shape(CHUNKS, dtype=jnp.bool_),
+        rank=shape(CHUNKS),
         sample=shape(),
         epoch=shape(),
     )

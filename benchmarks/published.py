@@ -284,7 +284,7 @@ def _batch(config: QRagConfig, count: int) -> EpisodeBatch:
         chunks=of(shape.chunks, shape.chunk_tokens),
         chunk_lengths=of(shape.chunks),
         chunk_mask=of(shape.chunks, dtype=jnp.bool_),
-        support=of(shape.chunks, dtype=jnp.bool_),
+        rank=of(shape.chunks),
         sample=of(),
         epoch=of(),
     )

@@ -90,7 +90,7 @@ def random_episodes(
                 row.chunks[chunk, :size] = words(rng, size)
                 row.chunk_lengths[chunk] = size
             row.chunk_mask[:count] = True
-            row.support[rng.choice(count, min(facts, count), replace=False)] = True
+            row.rank[rng.choice(count, min(facts, count), replace=False)] = 0
             row = row._replace(question_length=np.int32(length), sample=np.int32(number))
         rows.append(row)
     return stack(rows)

@@ -11,7 +11,7 @@ from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.generators.noise import NoiseConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.negatives_config import NegativesConfig
-from qrag_jax.data.sources import babilong, musique, niah
+from qrag_jax.data.sources import babilong, musique, niah, two_wiki
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
@@ -22,6 +22,8 @@ from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
 
 SYNTHETIC = "synthetic"
+ORDERS = ("auto", "data", "any")
+_ORDERED = frozenset({two_wiki.NAME, musique.NAME})
 # Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {babilong.NAME: BabilongConfig, niah.NAME: NiahConfig}
 
@@ -55,6 +57,9 @@ class DataConfig:
     # Between title and text of a passage, where a corpus with titles is embedded or shown; "": as
     # in the training's chunks (MuSiQue ". ", else a space)
     title_separator: str = ""
+    # Whether supporting facts are needed in the order of the data: data, any; auto: of 2Wiki and
+    # MuSiQue, whose facts follow the reasoning. Only the stage imitate reads it.
+    gold_order: str = "auto"
     workers: int = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
@@ -68,11 +73,19 @@ class DataConfig:
         least = {"max_question_tokens": 1, "max_chunk_tokens": 3, "max_chunk_tokens_in_state": 1}
         check_least("data", self, **least, limit=0, workers=0)
         check_known("data", self, "mixture", MIXTURES)
+        check_known("data", self, "gold_order", ORDERS)
 
     @property
     def cache_folder(self) -> Path:
         """The folder that keeps tokens and generated corpora between runs."""
         return Path(self.cache).expanduser() if self.cache else default_cache()
+
+    @property
+    def ordered(self) -> frozenset[str]:
+        """The sources whose supporting facts are needed in the order of the data."""
+        every = frozenset(self.sources)
+        known = {"data": every, "any": frozenset[str](), "auto": every & _ORDERED}
+        return known[self.gold_order]
 
     @property
     def passage_separator(self) -> str:

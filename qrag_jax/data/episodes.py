@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -14,6 +14,7 @@ from qrag_jax.data.worker_process import read_ahead
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
+NO_FACT = -1
 _ENDLESS = 2**48  # episodes of a training
 
 
@@ -26,7 +27,8 @@ class EpisodeBatch(NamedTuple):
         chunks: `[B, C, La]` int32.
         chunk_lengths: `[B, C]` int32.
         chunk_mask: `[B, C]` bool, whether the document has this chunk.
-        support: `[B, C]` bool, whether the chunk is a supporting fact.
+        rank: `[B, C]` int32, place of a supporting fact in the order in which they are needed, 0
+            of all where no order is known, `NO_FACT` of other chunks.
         sample: `[B]` int32, number of the sample, counted over all stores one after the other;
             `PADDING_SAMPLE` for a row that only fills up the batch.
         epoch: `[B]` int32, epoch of the sample's store, from 0. With redrawn documents, `sample`
@@ -38,9 +40,14 @@ class EpisodeBatch(NamedTuple):
     chunks: Any
     chunk_lengths: Any
     chunk_mask: Any
-    support: Any
+    rank: Any
     sample: Any
     epoch: Any
+
+    @property
+    def support(self) -> Any:
+        """`[B, C]` bool, whether the chunk is a supporting fact."""
+        return self.rank != NO_FACT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +76,13 @@ class EpisodeSource:
         store: the token store.
         shape: the padded sizes.
         before: number of samples in the stores before this one.
+        ordered: whether the store's supporting facts stand in the order in which they are needed.
     """
 
     store: Tokens
     shape: EpisodeShape
     before: int = 0
+    ordered: bool = False
 
     def __len__(self) -> int:
         return len(self.store)
@@ -87,15 +96,15 @@ class EpisodeSource:
         shape, document = self.shape, self.store.document(index, epoch)
         question, question_length = _pad([document.question], 1, shape.question_tokens)
         chunks, chunk_lengths = _pad(document.chunks, shape.chunks, shape.chunk_tokens)
-        support = np.zeros(shape.chunks, bool)
-        support[document.support] = True
+        rank = np.full(shape.chunks, NO_FACT, np.int32)
+        rank[document.support] = np.arange(len(document.support)) if self.ordered else 0
         return EpisodeBatch(
             question=question[0],
             question_length=question_length[0],
             chunks=chunks,
             chunk_lengths=chunk_lengths,
             chunk_mask=np.arange(shape.chunks) < len(document.chunks),
-            support=support,
+            rank=rank,
             sample=np.int32(self.before + index),
             epoch=np.int32(epoch),
         )
@@ -114,6 +123,7 @@ def training_batches(
     seed: int,
     workers: int = 0,
     shard: tuple[int, int] = (0, 1),
+    ordered: Collection[str] = (),
 ) -> grain.DatasetIterator[EpisodeBatch]:
     """An endless, resumable iterator of shuffled batches.
 
@@ -125,6 +135,7 @@ def training_batches(
         seed: seed of the shuffling.
         workers: processes that build batches ahead; with 0, threads build them ahead.
         shard: (index of this host, number of hosts).
+        ordered: names of the stores whose facts stand in the order in which they are needed.
 
     Returns:
         A Grain iterator with `next`, `get_state()` and `set_state(state)`. The state is a
@@ -132,7 +143,7 @@ def training_batches(
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
-        source = EpisodeSource(store, shape, before)
+        source = EpisodeSource(store, shape, before, name in ordered)
         # An episode depends only on its position, so it is the same in every thread and process.
         dataset = grain.MapDataset.range(len(store)).map_with_index(source.at)
         before += len(store)
@@ -176,7 +187,7 @@ def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
         chunks=np.zeros((shape.chunks, shape.chunk_tokens), np.int32),
         chunk_lengths=np.zeros(shape.chunks, np.int32),
         chunk_mask=np.zeros(shape.chunks, bool),
-        support=np.zeros(shape.chunks, bool),
+        rank=np.full(shape.chunks, NO_FACT, np.int32),
         sample=np.int32(PADDING_SAMPLE),
         epoch=np.int32(0),
     )

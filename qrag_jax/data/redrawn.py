@@ -79,7 +79,7 @@ def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sampl
     is_background[places] = False
     texts[is_background] = background
     texts[places] = facts.chunks
-    support = tuple(sorted({int(places[i]) for i in facts.support}))
+    support = tuple(int(places[i]) for i in facts.support)
     return dataclasses.replace(facts, chunks=tuple(texts.tolist()), support=support)
 
 
@@ -154,7 +154,7 @@ class RedrawnStore:
             fact_at[i] if i in fact_at else self.background.text(1 + next(between))
             for i in range(self.layout.chunks)
         ]
-        return DocumentTokens(question, chunks, np.sort(places[support]))
+        return DocumentTokens(question, chunks, places[support])
 
 
 def tokenise_redrawn(

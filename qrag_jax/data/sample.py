@@ -16,8 +16,9 @@ class Sample:
         id: unique within its source; written to retrieval logs.
         question: the question's text.
         chunks: the candidate passages in document order.
-        support: indices into `chunks` of the supporting facts, sorted, distinct. It is empty only
-            in data of one's own (source "own") that do not know them; then there are answers.
+        support: indices into `chunks` of the supporting facts, distinct, in the data's order. It is
+            empty only in data of one's own (source "own") that do not know them; then there are
+            answers.
         answers: the answer followed by its aliases, or see `needs_all`; may be empty.
         source: name of the source the sample came from, e.g. "hotpotqa".
     """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
 
 NOT_TAKEN = -1
 
@@ -50,7 +50,7 @@ def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
     other chunk.
     """
 
-    def one_more(array: jax.Array, value: bool | jax.Array = False) -> jax.Array:
+    def one_more(array: jax.Array, value: int | jax.Array = 0) -> jax.Array:
         column = jnp.broadcast_to(jnp.asarray(value, array.dtype), array[:, :1].shape)
         return jnp.concatenate([array, column], axis=1)
 
@@ -58,7 +58,7 @@ def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
         chunks=one_more(batch.chunks),
         chunk_lengths=one_more(batch.chunk_lengths),
         chunk_mask=one_more(batch.chunk_mask, batch.chunk_mask.any(axis=1, keepdims=True)),
-        support=one_more(batch.support),
+        rank=one_more(batch.rank, NO_FACT),
     )
 
 

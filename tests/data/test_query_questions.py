@@ -50,7 +50,7 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
     ]
     found, reports = read_query_questions(";".join(f"{path},,dev" for path in parts))
     assert found == [
-        QueryQuestion("a", "Where?", ("a lake",), PAGES, PAGES, "hotpotqa"),
+        QueryQuestion("a", "Where?", ("a lake",), PAGES[::-1], PAGES, "hotpotqa"),
         QueryQuestion("b", "Where else?", ("a lake",), PAGES[1:], PAGES, "musique"),
         QueryQuestion(
             "h0", "Is the following claim supported: Ada sails?", ("yes",), (Page("Ada Berg"),)

@@ -219,7 +219,7 @@ def document(chunk_counts: list[int], support: list[list[int]]) -> EpisodeBatch:
         chunks=np.zeros((rows, chunks, 1), np.int32),
         chunk_lengths=np.zeros((rows, chunks), np.int32),
         chunk_mask=mask,
-        support=facts,
+        rank=facts.astype(np.int32) - 1,
         sample=np.arange(rows, dtype=np.int32),
         epoch=np.zeros(rows, np.int32),
     )

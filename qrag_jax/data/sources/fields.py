@@ -72,7 +72,7 @@ def make_sample(
     answer_texts: tuple[str, ...],
     needs_support: bool = True,
 ) -> Sample:
-    """Returns the sample with sorted and distinct support.
+    """Returns the sample with distinct support, in the order given.
 
     Args:
         source: the source's name.
@@ -88,7 +88,7 @@ def make_sample(
             surrogate pair, which would make a tokeniser fail later.
     """
     question = question.strip()
-    distinct = tuple(sorted(set(support)))
+    distinct = tuple(dict.fromkeys(support))
     _check_question(record_id, question)
     if not all(chunk.strip() for chunk in chunks):
         raise BadRecord("empty chunk")

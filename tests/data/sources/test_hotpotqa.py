@@ -35,7 +35,7 @@ SAMPLE = Sample(
         "Ada Berg Ada Berg was a painter. She was born in Oslo.",
         "Nothing",
     ),
-    support=(0, 2),
+    support=(2, 0),  # in the order of the data
     answers=("Oslo",),
     source="hotpotqa",
 )
@@ -64,7 +64,7 @@ def test_hub_layout() -> None:
 
 
 def test_titles_layout() -> None:
-    record = changed(supporting_titles=["Dusk", "Ada Berg"])
+    record = changed(supporting_titles=["Ada Berg", "Dusk"])
     del record["supporting_facts"]
     assert hotpotqa.parse(record) == SAMPLE
 
@@ -163,7 +163,7 @@ def test_to_record_is_the_inverse() -> None:
         "r1",
         "Who?",
         ("Dusk By Ada Berg. In Bergen.", "Dawn A film.", "X Y."),
-        (0, 2),
+        (2, 0),
         ("Ada",),
         "hotpotqa",
     )

@@ -38,7 +38,7 @@ def test_official_layout_and_a_title_that_stands_twice() -> None:
             "Web Web is a film. Max Varn made it.",
             "Max Varn Max Varn was a director. He was born in 1925.",
         ),
-        (0, 1),
+        (1, 0),
         ("1925",),
         "two_wiki",
     )
