@@ -28,7 +28,8 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory, rollout
 from qrag_jax.runtime.config_fields import internal
 
-Feedback = Callable[[EpisodeBatch, Trajectory], jax.Array]
+# (batch, trajectory, of which it reads `actions` and `valid`) → rewards `[B, T]`
+Feedback = Callable[[EpisodeBatch, Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,21 @@ class Sums(NamedTuple):
     real_tokens: jax.Array
     computed_tokens: jax.Array
 
+    def means(self) -> dict[str, jax.Array]:
+        """Means over transitions, over episodes and over computed tokens."""
+        transitions = jnp.maximum(self.transitions, 1.0)
+        episodes = jnp.maximum(self.episodes, 1.0)
+        return {
+            "loss": self.loss / transitions,
+            "mean_q": self.q / transitions,
+            "mean_target": self.target / transitions,
+            "td_error": self.td_error / transitions,
+            "entropy": self.entropy / transitions,
+            "return": self.reward / episodes,
+            "fact_em": self.solved / episodes,
+            "padding_share": 1.0 - self.real_tokens / jnp.maximum(self.computed_tokens, 1.0),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class FusedGradient:
@@ -120,14 +136,17 @@ class FusedGradient:
             )
 
         (total, _), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
-        rows = _tower_rows(trajectory)
+        rows = tower_rows(
+            TokenRows(trajectory.state_tokens, trajectory.state_lengths),
+            TokenRows(trajectory.chunk_tokens, trajectory.chunk_lengths),
+        )
         cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
 
         def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
             one, rows, cotangents = tower
             return pull_back(encoder, self.actor.block_shapes.gradients, one, rows, cotangents)
 
-        gradient, used = _over_towers(of_tower, params, (rows, cotangents))
+        gradient, used = over_towers(of_tower, params, (rows, cotangents))
         tokens = TokenCount.total([trajectory.tokens, used])
         return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
 
@@ -185,14 +204,14 @@ def sums_of(
     )
 
 
-def _over_towers(
-    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[TokenRows, jax.Array]
+def over_towers(
+    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[Any, ...]
 ) -> Any:
     """Calls `compute((tower, *rows))` for each of the two towers; it is compiled once.
 
     Args:
         params: whole towers, or adapters on one base, stacked on axis 0.
-        rows: each tower's rows and cotangents, stacked on axis 0.
+        rows: what else each tower's call needs, stacked on axis 0.
     """
     if not isinstance(params, Adapted):
         return jax.lax.map(compute, (params, *rows))
@@ -205,14 +224,21 @@ def _over_towers(
     return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
 
 
-def _tower_rows(trajectory: Trajectory) -> TokenRows:
-    """States and chosen chunks as rows of one width: tokens `[2, B·T, L]`, lengths `[2, B·T]`."""
-    states, chunks = trajectory.state_tokens, trajectory.chunk_tokens
-    width = max(states.shape[-1], chunks.shape[-1])
+def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
+    """States and chunks as as many rows of one width: tokens `[2, N, L]`, lengths `[2, N]`.
 
-    def rows(tokens: jax.Array) -> jax.Array:
-        tokens = tokens.reshape(-1, tokens.shape[-1])
-        return jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+    Args:
+        states, chunks: tokens `[..., W]`, lengths `[...]`; the fewer rows are filled up with absent
+            ones.
+    """
+    width = max(states.tokens.shape[-1], chunks.tokens.shape[-1])
+    count = max(states.lengths.size, chunks.lengths.size)
 
-    lengths = (trajectory.state_lengths.reshape(-1), trajectory.chunk_lengths.reshape(-1))
-    return TokenRows(jnp.stack([rows(states), rows(chunks)]), jnp.stack(lengths))
+    def rows(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tokens, lengths = tokens.reshape(-1, tokens.shape[-1]), lengths.reshape(-1)
+        more = count - len(lengths)
+        widened = jnp.pad(tokens, ((0, more), (0, width - tokens.shape[1])))
+        return widened, jnp.pad(lengths, (0, more))
+
+    pairs = zip(rows(*states), rows(*chunks), strict=True)
+    return TokenRows(*(jnp.stack(pair) for pair in pairs))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from qrag_jax.learners.pqn import Feedback, FusedGradient, Sums, Towers
+from qrag_jax.learners.pqn import Feedback, FusedGradient, Towers
 from qrag_jax.learners.state import Total, TrainState, apply_update, dropout_key
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
@@ -48,14 +48,15 @@ def make_train_step(towers: TwoTowers, feedback: Feedback) -> TrainStep:
 
 def make_step(
     towers: TwoTowers,
-    gradient_of: Callable[..., tuple[Params, Sums]],
+    gradient_of: Callable[..., tuple[Params, Any]],
     more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
 ) -> TrainStep:
     """As `make_train_step`, with any function that gives the gradient of the summed loss.
 
     Args:
         gradient_of: `(towers, episodes, draws, dropout_key)` → the gradient and its sums, such as
-            `FusedGradient`; episodes are a pytree with the batch on axis 0.
+            `FusedGradient`; episodes are a pytree with the batch on axis 0, and the sums have
+            `loss`, `transitions` and `means()`.
         more_metrics: `(episodes, metrics)` → the metrics with more of them from the episodes.
     """
     mesh, shardings, config = towers.mesh, towers.shardings, towers.config
@@ -111,7 +112,7 @@ def make_step(
         new_state, grad_norm, finite = apply_update(
             state, gradient, total, towers.optimizer, config.tau
         )
-        metrics = _means(sums) | {
+        metrics = sums.means() | {
             "grad_norm": grad_norm,
             "skipped": 1.0 - finite.astype(jnp.float32),
             "learning_rate": learning_rate,
@@ -128,19 +129,3 @@ def make_step(
         out_shardings=(shardings, NamedSharding(mesh, replicated)),
         compiler_options=compiler_options(mesh, adapters=base_shardings is not None),
     )
-
-
-def _means(sums: Sums) -> Metrics:
-    """Means over transitions, over episodes and over computed tokens."""
-    transitions = jnp.maximum(sums.transitions, 1.0)
-    episodes = jnp.maximum(sums.episodes, 1.0)
-    return {
-        "loss": sums.loss / transitions,
-        "mean_q": sums.q / transitions,
-        "mean_target": sums.target / transitions,
-        "td_error": sums.td_error / transitions,
-        "entropy": sums.entropy / transitions,
-        "return": sums.reward / episodes,
-        "fact_em": sums.solved / episodes,
-        "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),
-    }

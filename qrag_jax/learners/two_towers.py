@@ -14,7 +14,7 @@ from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.pqn import PQNConfig
-from qrag_jax.learners.state import TrainState, episode_keys
+from qrag_jax.learners.state import TrainState, episode_keys, init_state
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -63,12 +63,16 @@ class TwoTowers:
         optimizer: OptimizerConfig,
         accumulation: int = 1,
         placed: bool = True,
+        first: int = 0,
     ) -> TwoTowers:
         """The towers that start from a loaded encoder.
 
         A frozen base is placed on the mesh; if `placed` is False, it is described by shapes.
+
+        Args:
+            first: the step of the run with which their schedule begins.
         """
-        transformation = make_optimizer(optimizer)
+        transformation, schedule = make_optimizer(optimizer), learning_rate_schedule(optimizer)
         base = base_shardings = None
         if loaded.adapters is not None:
             base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
@@ -80,12 +84,31 @@ class TwoTowers:
             actor=actor,
             config=config,
             optimizer=transformation,
-            schedule=learning_rate_schedule(optimizer),
+            schedule=lambda step: schedule(step - first),
             peak=optimizer.learning_rate,
             accumulation=accumulation,
             base_shardings=base_shardings,
             base=base,
         )
+
+    def imitating(self, optimizer: OptimizerConfig) -> TwoTowers:
+        """As they learn in a first stage, without targets of their own."""
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, tau=1.0),
+            optimizer=make_optimizer(optimizer),
+            schedule=learning_rate_schedule(optimizer),
+            peak=optimizer.learning_rate,
+        )
+
+    def next_stage(self, state: TrainState) -> TrainState:
+        """The state with which a later stage begins: targets are the towers, moments zero."""
+
+        def begin(state: TrainState) -> TrainState:
+            begun = init_state(state.params, self.optimizer, state.key)
+            return begun._replace(step=state.step, env_steps=state.env_steps)
+
+        return jax.jit(begin, out_shardings=self.shardings)(state)
 
     @property
     def drops(self) -> bool:

@@ -1,0 +1,307 @@
+"""Imitation: both towers learn from the labels which passages each state needs next.
+
+The states of a question are the question alone, the question with supporting facts already taken
+and, as an option, what the towers' own greedy search reaches (DAgger, Ross et al., arXiv
+1011.0686). Q / temperature are the logits of a softmax over all passages not taken yet. The loss
+depends on the towers only through embeddings, so its gradient is pulled back through them in
+blocks, as that of `learners.pqn`, by the same step (`learners.step.make_step`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.algorithms import imitation, pqn
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.learners.pqn import Feedback, PQNConfig, Towers, over_towers, tower_rows, with_dropout
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.ragged import (
+    TokenCount,
+    TokenRows,
+    embed_rows,
+    first_of_its_kind,
+    pull_back,
+)
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.policies import soft_q
+from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, positions_of, rollout
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitateConfig:
+    """Section `imitate`: a stage that learns from the supporting facts, before or without RL.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    steps: int = 150  # optimizer steps of the stage
+    batch_size: int = 8  # questions per optimizer step
+    learning_rate: float = 5e-5  # peak; all else is as section optimizer says
+    temperature: float = 0.0  # Q is divided by it; 0: policy.alpha, so that the policy is learned
+    # weight of ½(2q_1 - G)² + ½(2q_2 - G)² on the facts' own path, so that Q means returns, as PQN
+    # needs it; 0: Q is known but for a constant of each state
+    returns: float = 0.0
+    own_states: bool = False  # also learn in the states that the own greedy search reaches
+    shared_by: int = 1  # questions that see the passages of each other as wrong ones; 1: none
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "batch_size": 1, "temperature": 0, "returns": 0, "shared_by": 1}
+        check_least("imitate", self, **least)
+        if not self.learning_rate > 0:
+            rate = self.learning_rate
+            raise InputError(f"config.imitate.learning_rate is {rate}; it must be above 0.")
+
+
+class Sums(NamedTuple):
+    """Totals over states or questions of a batch; see `learners.pqn.Sums`."""
+
+    transitions: jax.Array  # states that are learned from
+    loss: jax.Array
+    right: jax.Array  # of these states, where the best passage is one that is needed
+    q: jax.Array  # of the best passage
+    real_tokens: jax.Array
+    computed_tokens: jax.Array
+
+    def means(self) -> dict[str, jax.Array]:
+        """Means over states and over computed tokens."""
+        states = jnp.maximum(self.transitions, 1.0)
+        return {
+            "loss": self.loss / states,
+            "accuracy": self.right / states,
+            "mean_q": self.q / states,
+            "padding_share": 1.0 - self.real_tokens / jnp.maximum(self.computed_tokens, 1.0),
+        }
+
+
+class States(NamedTuple):
+    """What a batch learns in; S states of each question. The first T follow the facts' own path.
+
+    Attributes:
+        taken: `[B, S, T]`, passages in the order taken, `NOT_TAKEN` for steps to come.
+        valid: `[B, S]`, whether the state is learned in. No state of a question is there twice.
+        available: `[B, S, C]`, passages that may be taken.
+        needed: `[B, S, C]`, those that should be; of a state that needs none, STOP.
+    """
+
+    taken: jax.Array
+    valid: jax.Array
+    available: jax.Array
+    needed: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitationGradient:
+    """The gradient of the SUMMED loss of a batch, with the sums to divide by.
+
+    Attributes:
+        config: of the stage.
+        pqn: γ of the returns, and the usual temperature.
+        feedback: gives the rewards on the facts' own path.
+    """
+
+    actor: Actor
+    config: ImitateConfig
+    pqn: PQNConfig
+    feedback: Feedback
+
+    def __call__(
+        self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
+    ) -> tuple[Params, Sums]:
+        """The gradient of the online towers (or of their adapters), and the sums.
+
+        Args:
+            draws: its keys order facts whose order is not known.
+        """
+        actor, encoder, blocks = self.actor, self.actor.encoder, self.actor.block_shapes.gradients
+        if actor.config.stop_action:
+            batch = with_stop(batch)
+        params = with_dropout(towers.online, dropout_key)
+        states = self.states(params, batch, draws)
+        tokens, lengths = jax.vmap(partial(actor.state_rows, batch), 1, 1)(states.taken)
+        rows = tower_rows(
+            TokenRows(tokens, jnp.where(states.valid, lengths, 0)), actor.chunk_rows(batch)
+        )
+
+        def embed(tower: tuple) -> tuple[jax.Array, TokenCount]:
+            one, rows = tower
+            alone = encoder.alone(one)
+            return embed_rows(encoder, blocks, alone, rows)
+
+        (of_states, of_chunks), used = over_towers(embed, params, (rows,))
+        count, chunks = states.valid.size, batch.chunk_mask.size
+        embedded = (
+            of_states[:count].reshape(*states.valid.shape, -1),
+            of_chunks[:chunks].reshape(*batch.chunk_mask.shape, -1),
+        )
+        learn = partial(self._loss, batch=batch, draws=draws, states=states, rows=rows)
+        (total, (right, q)), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
+        most = rows.lengths.shape[1]
+        flat = [leaf.reshape(-1, encoder.width) for leaf in cotangents]
+        stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
+
+        def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+            return pull_back(encoder, blocks, *tower)
+
+        gradient, again = over_towers(of_tower, params, (rows, stacked))
+        used = TokenCount.total([used, again])
+        return gradient, Sums(
+            transitions=states.valid.sum().astype(jnp.float32),
+            loss=total,
+            right=right,
+            q=q,
+            real_tokens=used.real,
+            computed_tokens=used.computed,
+        )
+
+    def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
+        """The states of a batch: of two orders of the facts, and of the own search if asked for.
+
+        Facts of equal rank come in a random order and in its reverse, which for two facts are all
+        orders there are. Where the order is known the second one is the first, and drops out.
+        """
+        steps, stop = self.actor.config.max_steps, self.actor.config.stop_action
+        support = batch.support
+        facts = support.sum(axis=1)
+        assert draws.keys is not None
+        # No action is drawn at time 2**31 - 2.
+        keys = jax.vmap(jax.random.fold_in, (0, None))(draws.keys, 2**31 - 2)
+        noise = jax.vmap(lambda key: jax.random.uniform(key, support.shape[1:]))(keys)
+        place, column = jnp.arange(steps)[None], jnp.arange(support.shape[1])[None, None]
+        paths = []
+        for tie in (noise, 1 - noise):
+            # The noise orders facts of equal rank alone.
+            order = jnp.lexsort((tie, batch.rank, ~support), axis=1)[:, :steps]
+            order = jnp.pad(order, ((0, 0), (0, steps - order.shape[1])))
+            order = jnp.where(place < facts[:, None], order, NOT_TAKEN)
+            paths.append((order, place <= facts[:, None]))
+        if self.config.own_states:
+            own = rollout(self.actor, (params,), batch, Draws.greedy())
+            paths.append((own.actions, own.valid))
+        # State t of a path has the first t of its passages. All paths have the start in common.
+        before = jnp.tri(steps, k=-1, dtype=bool)[None]
+        of_paths = [(jnp.where(before, path[:, None], NOT_TAKEN), valid) for path, valid in paths]
+        parts = [of_paths[0], *((taken[:, 1:], valid[:, 1:]) for taken, valid in of_paths[1:])]
+        taken, valid = (jnp.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True))
+        was_taken = (taken[..., None] == column[None]).any(axis=2)
+        available = batch.chunk_mask[:, None] & ~was_taken
+        needed = imitation.needed_next(batch.rank[:, None], available)
+        if stop:
+            known = (facts > 0)[:, None, None] & ~needed.any(axis=-1, keepdims=True)
+            needed |= known & (column == support.shape[1] - 1)
+        valid &= needed.any(axis=-1)
+        same = jnp.sort(taken, axis=-1) if self.actor.config.sort_by_index else taken
+        twice = (same[:, :, None] == same[:, None]).all(axis=-1) & valid[:, None]
+        twice &= jnp.tri(taken.shape[1], k=-1, dtype=bool)[None]
+        return States(taken, valid & ~twice.any(axis=-1), available, needed)
+
+    def _loss(
+        self,
+        of_states: jax.Array,
+        of_chunks: jax.Array,
+        *,
+        batch: EpisodeBatch,
+        draws: Draws,
+        states: States,
+        rows: TokenRows,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The summed loss of embeddings `[B, S, D]` and `[B, C, D]`; right states, their best Q."""
+        rules, config = self.actor.config, self.config
+        where, last = (
+            positions_of(rules, batch, draws.keys),
+            rules.last_position(batch.chunk_mask.shape[1]),
+        )
+
+        def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+            embedding, taken = state
+            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last)).sum(-1)
+
+        # One state of each question at a time: chunks are rotated anew for each.
+        by_state = jnp.moveaxis(of_states, 1, 0), jnp.moveaxis(states.taken, 1, 0)
+        q = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C]
+        logits, needed, available = q, states.needed, states.available
+        if config.shared_by > 1:
+            others, known = self._of_others(of_states, of_chunks, batch, rows)
+            shape = (*logits.shape[:2], known.shape[-1])
+            logits = jnp.concatenate([logits, others], axis=-1)
+            available = jnp.concatenate(
+                [available, jnp.broadcast_to(known[:, None], shape)], axis=-1
+            )
+            needed = jnp.concatenate([needed, jnp.zeros(shape, bool)], axis=-1)
+        logits = logits / (config.temperature or self.pqn.alpha)
+        total, _ = imitation.loss(logits, needed, available, states.valid)
+        if config.returns:
+            total += config.returns * self._of_returns(of_states, of_chunks, batch, draws, states)
+        best = jnp.where(states.available, q, soft_q.MASKED)
+        hit = jnp.take_along_axis(states.needed, best.argmax(-1)[..., None], -1)[..., 0]
+        mean = jnp.where(states.valid, best.max(-1), 0.0).sum()
+        return total, ((hit & states.valid).sum().astype(jnp.float32), mean)
+
+    def _of_others(
+        self, of_states: jax.Array, of_chunks: jax.Array, batch: EpisodeBatch, rows: TokenRows
+    ) -> tuple[jax.Array, jax.Array]:
+        """Q of the other questions' passages, and which of them a question does not have itself.
+
+        So many questions in a row share theirs that a batch in parts has the same groups.
+
+        Returns:
+            `[B, S, G·C]` and `[B, G·C]` bool, for groups of G questions.
+        """
+        questions, group = len(of_chunks), self.config.shared_by
+        shared = of_chunks.reshape(questions // group, -1, of_chunks.shape[-1])
+        shared = jnp.repeat(shared, group, axis=0)
+        of_chunk_rows = TokenRows(*(leaf[CHUNK] for leaf in rows))
+        text = first_of_its_kind(*of_chunk_rows)[: batch.chunk_mask.size]
+        text = text.reshape(batch.chunk_mask.shape)
+        present = batch.chunk_mask
+        if self.actor.config.stop_action:
+            present = present.at[:, -1].set(False)
+        texts, there = (
+            jnp.repeat(leaf.reshape(questions // group, -1), group, axis=0)
+            for leaf in (text, present)
+        )
+        own = (texts[:, :, None] == text[:, None]).any(axis=-1)
+        return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~own
+
+    def _of_returns(
+        self,
+        of_states: jax.Array,
+        of_chunks: jax.Array,
+        batch: EpisodeBatch,
+        draws: Draws,
+        states: States,
+    ) -> jax.Array:
+        """PQN's loss on the facts' own path, whose returns are known."""
+        rules = self.actor.config
+        steps, questions = rules.max_steps, jnp.arange(len(of_chunks))[:, None]
+        valid, taken = states.valid[:, :steps], states.taken[:, :steps]
+        # The action at t is what the state at t + 1 has in place t; the last fact, or STOP.
+        following = jnp.pad(taken[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=NOT_TAKEN)
+        action = jnp.diagonal(following, axis1=1, axis2=2)
+        alone = states.needed[:, :steps].argmax(axis=-1)
+        action = jnp.where(action == NOT_TAKEN, alone, action)
+        played = _Path(action, valid)
+        done = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+        rewards = jnp.where(valid, self.feedback(batch, played), 0.0)
+        goal = pqn.targets(rewards, done, jnp.zeros_like(rewards), self.pqn.gamma, 1.0)
+        where = positions_of(rules, batch, draws.keys)
+        position = jnp.stack([where(taken[:, t]) for t in range(steps)], axis=1)
+        position = jnp.take_along_axis(position, action[..., None], 2)[..., 0]
+        last = rules.last_position(batch.chunk_mask.shape[1])
+        chosen = rotate(of_chunks[questions, action], position, last)
+        return pqn.loss(of_states[:, :steps], chosen, goal, valid)[0]
+
+
+class _Path(NamedTuple):
+    """What rewards read of a trajectory."""
+
+    actions: jax.Array
+    valid: jax.Array

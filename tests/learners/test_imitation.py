@@ -1,0 +1,289 @@
+"""Imitation beside its slow definition: states listed one by one, rows embedded side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
+from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
+from qrag_jax.learners.pqn import Towers
+from qrag_jax.learners.step import make_step
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
+from qrag_jax.runtime.mesh import shard_batch
+from tests import reference
+from tests.devices import mesh_of
+from tests.episodes_maker import CLS, SEP, random_episodes, tower
+from tests.learners.three_steps import OPTIMIZER_CONFIG, flat, two_towers
+from tests.learners.whole_loss import ADAPTED, adapters, by_hand, embed, turned
+from tests.rollouts.play_setup import (
+    ALPHA,
+    CHUNK_COUNTS,
+    CONFIG,
+    ENCODER,
+    EPISODES,
+    ONE_BUCKET_ACTOR,
+    PQN,
+    SHAPE,
+    feedback,
+    jitted_gradient,
+    jitted_rollout,
+    online,
+)
+
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
+IMITATE = ImitateConfig(temperature=0.3)
+
+
+class Slow(NamedTuple):
+    """The states that are learned in: question, chunks taken, chunks needed next."""
+
+    question: int
+    taken: tuple[int, ...]
+    needed: frozenset[int]
+
+
+def in_order(batch: EpisodeBatch) -> EpisodeBatch:
+    """The last fact in document order is needed first."""
+    rank = np.where(batch.support, 0, NO_FACT)
+    for row, support in zip(rank, batch.support, strict=True):
+        places = np.flatnonzero(support)
+        row[places] = np.arange(len(places))[::-1]
+    return batch._replace(rank=rank.astype(np.int32))
+
+
+def listed(batch: EpisodeBatch, *, stop: bool = False, own: Any = None) -> list[Slow]:
+    """All states of a batch without its STOP."""
+    found = []
+    for b in range(EPISODES):
+        facts = sorted(np.flatnonzero(batch.support[b]).tolist(), key=lambda c: batch.rank[b, c])
+        known = len({batch.rank[b, c] for c in facts}) == len(facts)
+        orders = [tuple(facts)] if known else [*itertools.permutations(facts)]
+        taken = [order[:t] for order in orders for t in range(len(facts) + 1)]
+        if own is not None:
+            actions = own.actions[b].tolist()
+            taken += [tuple(actions[:t]) for t in np.flatnonzero(own.valid[b])]
+        for each in dict.fromkeys(taken):
+            missing = [c for c in facts if c not in each]
+            needed = missing[:1] if known else missing
+            if not needed and stop and facts and len(each) < CONFIG.max_steps:
+                needed = [SHAPE.chunks]
+            if needed:
+                found.append(Slow(b, each, frozenset(needed)))
+    return found
+
+
+def slow_loss(
+    batch: EpisodeBatch,
+    states: list[Slow],
+    config: ImitateConfig,
+    tower_of: Callable[[Any, int], Any],
+    *,
+    stop: bool,
+    relative: bool,
+):
+    """From parameters to the summed loss; one softmax after the other.
+
+    Args:
+        tower_of: the weights of one tower of the parameters, STATE or CHUNK.
+    """
+    rules = CONFIG
+    texts = {
+        (b, c): [CLS, *reference.chunk(batch, b, c, rules.max_chunk_tokens - 2), SEP]
+        for b in range(EPISODES)
+        for c in np.flatnonzero(batch.chunk_mask[b])
+    }
+    if stop:
+        texts |= {(b, SHAPE.chunks): [CLS, SEP] for b in range(EPISODES)}
+    names = [*texts]
+    rows = [reference.state_row(batch, s.question, [*s.taken], rules) for s in states]
+    width = max(map(len, [*rows, *texts.values()]))
+    state_rows = reference.padded(rows, width)
+    chunk_rows = reference.padded([*texts.values()], width)
+    where = np.zeros((len(states), len(names)), np.int64)
+    if relative:
+        for n, state in enumerate(states):
+            b = state.question
+            count = int(batch.chunk_mask[b].sum())
+            positions = reference.relative_positions([*state.taken], count)
+            for m, (question, chunk) in enumerate(names):
+                if question == b and chunk < count:
+                    where[n, m] = positions[chunk]
+
+    def loss(params: Any) -> jax.Array:
+        of_states = embed(ENCODER, tower_of(params, STATE), state_rows)
+        of_chunks = embed(ENCODER, tower_of(params, CHUNK), chunk_rows)
+        total = jnp.float32(0)
+        for n, state in enumerate(states):
+            b, group = state.question, state.question // config.shared_by
+            own = [texts[b, c] for q, c in names if q == b]
+            seen = [
+                m
+                for m, (q, c) in enumerate(names)
+                if (q == b and c not in state.taken)
+                or (
+                    (q != b and q // config.shared_by == group and c < SHAPE.chunks)
+                    and texts[q, c] not in own
+                )
+            ]
+            rotated = turned(of_chunks, where[n])
+            scores = (of_states[n][None] * rotated).sum(-1) / (config.temperature or PQN.alpha)
+            right = [m for m in seen if names[m][0] == b and names[m][1] in state.needed]
+            every = jax.nn.logsumexp(scores[np.array(seen)])
+            total += every - jax.nn.logsumexp(scores[np.array(right)])
+            if config.returns:  # of questions whose facts have an order
+                facts = int(batch.support[b].sum())
+                goal = returns(facts, stop=stop)[len(state.taken)]
+                (chunk,) = right
+                halves = (of_states[n] * rotated[chunk]).reshape(2, -1).sum(-1)
+                total += config.returns * 0.5 * jnp.square(2 * halves - goal).sum()
+        return total
+
+    return loss
+
+
+def one_of(params: Any, number: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[number], params)
+
+
+def returns(facts: int, *, stop: bool) -> list[float]:
+    """Of the facts' own path, by the rewards of `play_setup.feedback`."""
+    rewards = [0.25] * facts
+    rewards[-1] += 0.5 + 0.5 * facts / (facts + 1e-5)
+    if stop and facts < CONFIG.max_steps:
+        rewards.append(0.0)
+    goals = [0.0]
+    for reward in reversed(rewards):
+        goals.insert(0, reward + PQN.gamma * goals[0])
+    return goals[:-1]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "facts in any order": {},
+    "facts in their order": {"ordered": True},
+    "STOP": {"stop": True},
+    "positions and STOP, in order": {"stop": True, "relative": True, "ordered": True},
+    "returns": {"ordered": True, "stop": True, "config": {"returns": 0.7}},
+    "passages of another question": {"stop": True, "config": {"shared_by": 2}},
+    "the policy's temperature": {"config": {"temperature": 0.0}},
+    "states of the own search": {"config": {"own_states": True}},
+    "adapters": {"adapted": True},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
+    case = {"stop": False, "relative": False, "ordered": False, "config": {}, "adapted": False}
+    case |= CASES[name]
+    config = dataclasses.replace(IMITATE, **case["config"])
+    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
+    if case["ordered"]:
+        batch = in_order(batch)
+    rules = {"stop_action": case["stop"], "positions": "relative" if case["relative"] else "none"}
+    actor = dataclasses.replace(
+        ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, never_terminate=False, **rules)
+    )
+    own = None
+    if config.own_states:
+        own = jitted_rollout(actor, (online(),), batch, Draws.greedy())
+    states = listed(batch, stop=case["stop"], own=own)
+    assert len(states) > EPISODES
+    params, learned = online(), online()
+    tower_of: Callable[[Any, int], Any] = one_of
+    if case["adapted"]:
+        actor = dataclasses.replace(actor, encoder=ADAPTED["bert"])
+        base, learned = jax.tree.map(jnp.asarray, tower(ENCODER, 0)), adapters("bert", 0)
+        params, tower_of = Adapted(base, learned), partial(by_hand, base)
+    how = {"stop": case["stop"], "relative": case["relative"]}
+    slow = slow_loss(batch, states, config, tower_of, **how)
+    expected_loss, expected = jax.jit(jax.value_and_grad(slow))(learned)
+    learns = ImitationGradient(actor, config, PQN, feedback)
+    gradient, sums = jitted_gradient(learns, Towers(params, params), batch, DRAWS)
+    assert float(sums.transitions) == len(states)
+    assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    largest = max(float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected))
+    assert largest > 1e-2
+    for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
+
+
+@pytest.mark.parametrize(
+    ("data", "fsdp", "accumulation", "config"),
+    [(1, 1, 2, {"shared_by": 2}), pytest.param(2, 4, 1, {}, marks=pytest.mark.long)],
+)
+def test_a_step_in_parts_is_that_of_the_whole_batch(
+    data: int, fsdp: int, accumulation: int, config: dict[str, Any]
+) -> None:
+    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
+    one = one_of(online(), 0)
+    learns = ImitationGradient(
+        ONE_BUCKET_ACTOR, dataclasses.replace(IMITATE, **config), PQN, feedback
+    )
+    found = []
+    for mesh, parts in ((mesh_of(), 1), (mesh_of(data, fsdp), accumulation)):
+        towers = two_towers(mesh, one, accumulation=parts).imitating(OPTIMIZER_CONFIG)
+        step = make_step(towers, dataclasses.replace(learns, actor=towers.actor))
+        state, metrics = step(towers.first_state(one, 42), shard_batch(mesh, batch))
+        found.append((flat(state.params), flat(metrics)))
+        # The target towers are the online ones, with which a later stage begins.
+        for name, leaf in flat(state.target_params).items():
+            np.testing.assert_array_equal(leaf, found[-1][0][name])
+    for one, other in zip(*found, strict=True):
+        for name, value in one.items():
+            if "padding_share" not in name:
+                np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
+    batch = random_episodes(5, (6, 5, 6, 4), SHAPE, facts=3)
+    learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
+    seen = set()
+    for seed in range(20):
+        draws = Draws(jax.random.split(jax.random.key(seed), 4), ALPHA)
+        found = jax.tree.map(np.asarray, learns.states(online(), batch, draws))
+        again = learns.states(
+            online(),
+            jax.tree.map(lambda leaf: leaf[:2], batch),
+            draws._replace(keys=draws.keys[:2]),
+        )
+        np.testing.assert_array_equal(found.taken[:2], again.taken)
+        for b in range(4):
+            for taken in found.taken[b][found.valid[b]]:
+                chunks = taken[taken != NOT_TAKEN]
+                assert batch.support[b][chunks].all()
+                if b == 0 and len(chunks) == 2:
+                    seen.add(tuple(chunks.tolist()))
+        assert found.valid.sum() == 4 * 5  # two orders and the start
+    assert len(seen) == 6
+
+
+def test_the_best_passage_is_counted_right_where_it_is_needed() -> None:
+    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
+    learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
+    _, sums = jitted_gradient(learns, Towers(online(), online()), batch, DRAWS)
+    played = jitted_rollout(
+        dataclasses.replace(ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, max_steps=1)),
+        (online(),),
+        batch,
+        Draws.greedy(),
+    )
+    means = sums.means()
+    assert 0 < float(means["accuracy"]) < 1
+    facts = batch.support.any(1)
+    first = batch.support[np.arange(EPISODES), np.asarray(played.actions)[:, 0]] & facts
+    assert float(sums.right) >= first.sum()
+    with_none = batch._replace(rank=np.full_like(batch.rank, NO_FACT))
+    _, nothing = jitted_gradient(learns, Towers(online(), online()), with_none, DRAWS)
+    assert float(nothing.transitions) == float(nothing.loss) == 0
+    assert with_stop(with_none).support.sum() == 0
