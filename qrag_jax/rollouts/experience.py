@@ -71,8 +71,11 @@ class Experience(Protocol):
         samples: `[b, 2]` on this host, number and epoch of each sample of the last `next`.
     """
 
-    waited: dict[str, float]
-    samples: np.ndarray
+    @property
+    def waited(self) -> dict[str, float]: ...
+
+    @property
+    def samples(self) -> np.ndarray: ...
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         """What the step from `number` to `number` + 1 learns from.
@@ -299,6 +302,56 @@ class Deferred:
                 taken = [row[row_valid].tolist() for row, row_valid in zip(actions, valid)]
                 samples = [drawn(self._asking.samples, *which) for which in entry.samples.tolist()]
                 entry.asked = self._asking.rewards.begin(samples, taken)
+
+
+class Staged:
+    """See `Experience`: one experience after another.
+
+    Args:
+        stages: the first step of each stage, and what makes its experience; its argument says
+            whether the stage goes on where the run's progress ends.
+        step: of the run.
+    """
+
+    def __init__(
+        self, stages: Sequence[tuple[int, Callable[[bool], Experience]]], step: int
+    ) -> None:
+        current = max(place for place, (first, _) in enumerate(stages) if first <= step)
+        first, make = stages[current]
+        self._later = deque(stages[current + 1 :])
+        # The progress of a run that stands between two stages is that of the one before.
+        self._now = make(step > first or first == 0)
+        self._waited: dict[str, float] = {}
+
+    @property
+    def waited(self) -> dict[str, float]:
+        """See `Experience`."""
+        now = self._now.waited
+        return self._waited | {name: now[name] + self._waited.get(name, 0.0) for name in now}
+
+    @property
+    def samples(self) -> np.ndarray:
+        """See `Experience`."""
+        return self._now.samples
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
+        """See `Experience`."""
+        if self._later and self._later[0][0] == number:
+            self._waited, (_, make) = self.waited, self._later.popleft()
+            self._now = make(False)
+        return self._now.next(state, number, stop)
+
+    def prepare(self, state: Any) -> None:
+        """See `Experience`."""
+        self._now.prepare(state)
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """See `Experience`."""
+        return self._now.position()
+
+    def counts(self) -> dict[str, float]:
+        """See `Experience`."""
+        return self._now.counts()
 
 
 def is_computed(arrays: Any) -> bool:

@@ -41,8 +41,11 @@ class NotFinite(RuntimeError):
 class Played(Protocol):
     """The part of an experience (`rollouts.experience`) that the log reads."""
 
-    waited: dict[str, float]
-    samples: np.ndarray
+    @property
+    def waited(self) -> dict[str, float]: ...
+
+    @property
+    def samples(self) -> np.ndarray: ...
 
     def counts(self) -> dict[str, float]:
         """Further metrics."""

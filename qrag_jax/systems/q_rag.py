@@ -30,13 +30,14 @@ from qrag_jax.feedback.service import (
     open_service,
 )
 from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
+from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused
+from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
@@ -47,7 +48,7 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_time import Rounds
 from qrag_jax.systems import q_rag_config
-from qrag_jax.systems.q_rag_config import ALIASES, QRagConfig, complete, prune
+from qrag_jax.systems.q_rag_config import ALIASES, IMITATE, PQN, QRagConfig, complete, prune
 from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
@@ -83,7 +84,8 @@ def open_system(
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
         mesh = make_mesh(config.runtime.mesh, devices)
-        config.train.host_batch(mesh.size, jax.process_count())
+        for stage in config.stages:
+            config.host_batch(stage, mesh.size, jax.process_count())
         config.eval.check_devices(mesh.size)
         service = None
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
@@ -117,6 +119,7 @@ class QRag:
     service: PendingService | None
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     _rewards: Rewards | None = None
+    _step: int | None = None  # of the next update
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
@@ -135,37 +138,56 @@ class QRag:
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""
-        config, inputs, pending = self.config, self.inputs, run.progress.pending
+        config, inputs = self.config, self.inputs
         shares = config.data.shares(inputs.stores)
         if len(shares) > 1:
             log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
-        iterator = training_batches(
-            inputs.stores,
-            shares,
-            inputs.shape,
-            batch_size=config.train.host_batch(self.mesh.size, jax.process_count()),
-            seed=config.seed,
-            workers=config.data.workers,
-            shard=(jax.process_index(), jax.process_count()),
-        )
-        if run.progress.batches is not None:
-            iterator.set_state(run.progress.batches)
-        batches = Batches(self.mesh, iterator)
-        if self.service is None:
-            return Fused(batches, pending)
-        assert isinstance(config.reward, DeferredReward)
-        self._rewards = self.service.ready(stop)
-        staleness, samples = config.reward.staleness, inputs.train_samples
-        asking = Asking(self._rewards, samples, staleness, config.train.steps)
-        play = self.towers.bound(make_play_step(self.towers))
-        return Deferred(self.mesh, play, batches, asking, pending)
+        if self.service is not None:
+            self._rewards = self.service.ready(stop)
+
+        def batches(stage: str, goes_on: bool) -> Batches:
+            iterator = training_batches(
+                inputs.stores,
+                shares,
+                inputs.shape,
+                batch_size=config.host_batch(stage, self.mesh.size, jax.process_count()),
+                seed=config.seed,
+                workers=config.data.workers,
+                shard=(jax.process_index(), jax.process_count()),
+                ordered=config.data.ordered,
+            )
+            if goes_on and run.progress.batches is not None:
+                iterator.set_state(run.progress.batches)
+            return Batches(self.mesh, iterator)
+
+        def by_rewards(goes_on: bool) -> Experience:
+            pending = run.progress.pending if goes_on else ()
+            if self._rewards is None:
+                return Fused(batches(PQN, goes_on), pending)
+            assert isinstance(config.reward, DeferredReward)
+            staleness, samples = config.reward.staleness, inputs.train_samples
+            asking = Asking(self._rewards, samples, staleness, config.train.steps)
+            play = self.towers.bound(make_play_step(self.towers))
+            return Deferred(self.mesh, play, batches(PQN, goes_on), asking, pending)
+
+        def by_facts(goes_on: bool) -> Experience:
+            return Fused(batches(IMITATE, goes_on))
+
+        kinds = {IMITATE: (0, by_facts), PQN: (config.imitated, by_rewards)}
+        return Staged([kinds[stage] for stage in config.stages], run.step)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`."""
+        if self._step is None:
+            self._step = int(jax.device_get(state.step))
+        program = self._imitation if self._step < self.config.imitated else self._update
+        if self._step == self.config.imitated > 0:
+            state = self.towers.next_stage(state)
+        self._step += 1
         arguments = (state, episodes, *self._base)
         with jax.transfer_guard("disallow"):
-            self._first_calls.before("update", self._update, arguments)
-            state, metrics = self._update(*arguments)
+            self._first_calls.before("update", program, arguments)
+            state, metrics = program(*arguments)
         if not self.inputs.has_facts:  # no score of facts that nobody knows
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics
@@ -190,14 +212,20 @@ class QRag:
             (towers.with_base(state.params), scored),
             partial(self._loops, config.eval.batch_size),
         )
+        programs = []
+        if config.imitate:
+            shown = inputs.batch_shapes(config.imitate.batch_size)
+            programs.append(Program("imitation", self._imitation, (state, shown, *base)))
+        if PQN not in config.stages:
+            return [*programs, evaluation]
         if config.is_on_device:
             update = Program("update", self._update, (state, batch, *base), loops)
-            return [update, evaluation]
+            return [*programs, update, evaluation]
         number = jax.ShapeDtypeStruct((), "int32")
         played = scored_shapes(batch, config.env.max_steps)
         play = Program("play", make_play_step(towers), (state, batch, number, *base), loops)
         learn = Program("update", self._update, (state, played, *base), loops)
-        return [play, learn, evaluation]
+        return [*programs, play, learn, evaluation]
 
     def _loops(self, questions: int) -> dict[tuple[int, int], Rounds]:
         """The course of the loops of a program that computes so many questions at a time."""
@@ -229,6 +257,7 @@ class QRag:
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,
             placed=self.placed,
+            first=config.imitated,
         )
 
     @cached_property
@@ -237,6 +266,14 @@ class QRag:
         if self.config.is_on_device:
             return make_train_step(self.towers, self._feedback)
         return make_learn_step(self.towers)
+
+    @cached_property
+    def _imitation(self) -> Any:
+        """The program of an update of the first stage."""
+        config, towers = self.config, self.towers.imitating(self.config.imitating)
+        assert config.imitate is not None
+        learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
+        return make_step(towers, learn)
 
     @cached_property
     def _first_calls(self) -> FirstCalls:

@@ -19,6 +19,7 @@ from qrag_jax.feedback.deferred_reward import DeferredReward
 from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.language_model import METRICS, ModelReward
 from qrag_jax.feedback.own_reward import OWN, OwnReward
+from qrag_jax.learners.imitation import ImitateConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.llm.llm_config import LlmConfig
@@ -32,7 +33,7 @@ from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.config_fields import described, fill, internal, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
@@ -55,6 +56,7 @@ SECTIONS: dict[str, type] = {
 }
 # Sections that only some configs need. Each one comes after the section that contains it.
 OPTIONAL: dict[str, type] = {
+    "imitate": ImitateConfig,
     "encoder.scratch": ScratchConfig,
     "data.synthetic": SyntheticConfig,
     "data.columns": own.Columns,
@@ -72,8 +74,10 @@ FREE_FIELDS = (
     "reward.path",
     "reward.max_failure_share",
 )
-FIELDS = {
+IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
+FIELDS: dict[str, tuple[Any, str]] = {
     "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "stages": ((PQN,), "what is done, one after the other: imitate, pqn, or both"),
     "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
 }
 
@@ -85,10 +89,13 @@ class QRagConfig:
     Attributes:
         llm: settings of the language model that gives the rewards; None if the supporting facts
             give them, or if the run is only scored.
+        imitate: settings of imitation; None if it is none of the stages.
+        imitated: steps of imitation, with which the run begins.
     """
 
     seed: int
     profile: int
+    stages: tuple[str, ...]
     encoder: EncoderConfig
     data: DataConfig
     env: ChunksConfig
@@ -100,7 +107,9 @@ class QRagConfig:
     eval: EvalConfig
     runtime: RuntimeConfig
     log: LogConfig
+    imitate: ImitateConfig | None = None
     llm: LlmConfig | None = None
+    imitated: int = internal(0)
 
     @classmethod
     @refusing_types("the config")
@@ -113,7 +122,7 @@ class QRagConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
+        known = {*FIELDS, *SECTIONS, "system", "imitate", "data", "reward", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {
@@ -123,7 +132,23 @@ class QRagConfig:
         reward["name"] = ALIASES.get(reward["name"], reward["name"])
         by_model = _asks_model(reward["name"])
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
-        total = {"total_steps": parts["train"].steps}
+        stages = tuple(config.stages)
+        if not stages or stages != tuple(each for each in STAGES if each in stages):
+            raise InputError(
+                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use imitate, pqn, or "
+                "imitate,pqn."
+            )
+        steps = parts["train"].steps if PQN in stages else 0
+        imitate = fill(ImitateConfig, config.imitate, "imitate") if IMITATE in stages else None
+        if imitate and imitate.shared_by > 1 and parts["env"].positions != NO_POSITIONS:
+            raise InputError(
+                f"config.imitate.shared_by is {imitate.shared_by}, but passages of another "
+                "question have no place in a document: set config.env.positions to "
+                f"{NO_POSITIONS} (it is {parts['env'].positions})."
+            )
+        imitated = imitate.steps if imitate else 0
+        parts["train"] = dataclasses.replace(parts["train"], steps=imitated + steps)
+        total = {"total_steps": max(steps, 1)}
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
         llm = dict(config.llm.items()) if by_model and not scoring else {}
         if llm.get("url"):
@@ -145,10 +170,42 @@ class QRagConfig:
         return cls(
             seed=config.seed,
             profile=config.profile,
+            stages=stages,
+            imitate=imitate,
+            imitated=imitated,
             data=data,
             reward=fill(_reward_kind(reward["name"]), reward, "reward"),
             llm=fill(LlmConfig, llm, "llm") if llm else None,
             **parts,
+        )
+
+    def host_batch(self, stage: str, devices: int, hosts: int) -> int:
+        """Number of questions per optimizer step of a stage on one host.
+
+        Raises:
+            InputError: the batch does not split evenly.
+        """
+        if stage == PQN or self.imitate is None:
+            return self.train.host_batch(devices, hosts)
+        size, parts = self.imitate.batch_size, devices * self.train.accumulation
+        if size % (least := parts * self.imitate.shared_by):
+            raise InputError(
+                f"config.imitate.batch_size is {size}, which does not split into {parts} equal "
+                "parts (devices × config.train.accumulation) of whole groups of "
+                f"config.imitate.shared_by, {self.imitate.shared_by}; use a multiple of {least}."
+            )
+        return size // hosts
+
+    @property
+    def imitating(self) -> OptimizerConfig:
+        """How imitation's optimizer differs from the other one: its own peak and length."""
+        assert self.imitate is not None
+        steps = self.imitate.steps
+        return dataclasses.replace(
+            self.optimizer,
+            learning_rate=self.imitate.learning_rate,
+            warmup_steps=min(self.optimizer.warmup_steps, steps // 10),
+            total_steps=steps,
         )
 
     @property
@@ -248,6 +305,11 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
                 f"config.{name} is given, but the data are {', '.join(config.data.sources)}, whose "
                 "fields have their own names; leave it out, or use --config=configs/own.py."
             )
+        if name.startswith("imitate.") and "imitate" not in config:
+            raise InputError(
+                f"config.{name} is given, but config.stages has no imitate; give "
+                "--config.stages=imitate or --config.stages=imitate,pqn."
+            )
         if name.startswith("llm.") and "llm" not in config:
             raise InputError(
                 f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
@@ -302,6 +364,7 @@ def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]
     paths = (chosen("data.path"), chosen("eval.path"))
     by_model = _asks_model(chosen("reward.name"))
     return {
+        "imitate": IMITATE in chosen("stages"),
         "encoder.scratch": chosen("encoder.path") in ("", MINILM_OR_SCRATCH),
         "data.synthetic": SYNTHETIC in official or bool(official and SYNTHETIC in paths),
         "data.columns": own.NAME in official,
@@ -357,7 +420,8 @@ def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
 def help_lines() -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field that a config can have."""
     lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in {**SECTIONS, "reward": ModelReward, "llm": LlmConfig}.items():
+    more = {"imitate": ImitateConfig, "reward": ModelReward, "llm": LlmConfig}
+    for name, kind in {**SECTIONS, **more}.items():
         lines += described(kind, name)
     lines += [line for line in described(OwnReward, "reward") if line[0] == "reward.path"]
     lines += described(DataConfig, "data") + described_sources()

@@ -98,6 +98,8 @@ def load_inputs(
         )
     labels = with_labels(config, train_samples, dev)
     read, train_samples = train_samples, labels.train
+    if config.imitated:
+        _check_facts(read)
     for line in [*train_samples.report, *dev.report]:
         log(line)
     steps = _max_steps(config.env.max_steps, {"training": read, "evaluation": dev})
@@ -141,6 +143,23 @@ def load_inputs(
         max_steps=steps,
         has_facts=labels.has_facts,
     )
+
+
+def _check_facts(loaded: LoadedSamples) -> None:
+    """Refuses training questions from which imitation learns nothing.
+
+    Raises:
+        InputError: some name no supporting facts.
+    """
+    for name, samples in loaded.by_source.items():
+        if isinstance(samples, LazySamples):
+            continue  # such sources make their facts
+        if without := sum(not sample.support for sample in samples):
+            raise InputError(
+                f"config.stages has imitate, which learns from supporting facts, and {without} of "
+                f"{len(samples)} training questions of {name} name none; set config.stages to pqn, "
+                "or leave these questions out."
+            )
 
 
 def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
