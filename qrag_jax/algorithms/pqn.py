@@ -47,6 +47,10 @@ def loss(
         valid: `[...]` bool.
     """
     product = state_embeddings * chunk_embeddings
-    twin = product.reshape(*product.shape[:-1], 2, -1).sum(-1)
+    return twin_loss(product.reshape(*product.shape[:-1], 2, -1).sum(-1), target, valid)
+
+
+def twin_loss(twin: jax.Array, target: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """As `loss`, from the two critics' values `[..., 2]`."""
     errors = 0.5 * jnp.square(2.0 * twin - target[..., None]).sum(-1)
     return jnp.where(valid, errors, 0.0).sum(), valid.sum().astype(jnp.float32)

@@ -222,11 +222,12 @@ class ImitationGradient:
 
         def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
             embedding, taken = state
-            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last)).sum(-1)
+            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last))
 
         # One state of each question at a time: chunks are rotated anew for each.
         by_state = jnp.moveaxis(of_states, 1, 0), jnp.moveaxis(states.taken, 1, 0)
-        q = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C]
+        twin = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C, 2]
+        q = twin.sum(-1)
         logits, needed, available = q, states.needed, states.available
         if config.shared_by > 1:
             others, known = self._of_others(of_states, of_chunks, batch, rows)
@@ -239,7 +240,7 @@ class ImitationGradient:
         logits = logits / (config.temperature or self.pqn.alpha)
         total, _ = imitation.loss(logits, needed, available, states.valid)
         if config.returns:
-            total += config.returns * self._of_returns(of_states, of_chunks, batch, draws, states)
+            total += config.returns * self._of_returns(twin, batch, states)
         best = jnp.where(states.available, q, soft_q.MASKED)
         hit = jnp.take_along_axis(states.needed, best.argmax(-1)[..., None], -1)[..., 0]
         mean = jnp.where(states.valid, best.max(-1), 0.0).sum()
@@ -271,33 +272,20 @@ class ImitationGradient:
         own = (texts[:, :, None] == text[:, None]).any(axis=-1)
         return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~own
 
-    def _of_returns(
-        self,
-        of_states: jax.Array,
-        of_chunks: jax.Array,
-        batch: EpisodeBatch,
-        draws: Draws,
-        states: States,
-    ) -> jax.Array:
-        """PQN's loss on the facts' own path, whose returns are known."""
-        rules = self.actor.config
-        steps, questions = rules.max_steps, jnp.arange(len(of_chunks))[:, None]
+    def _of_returns(self, twin: jax.Array, batch: EpisodeBatch, states: States) -> jax.Array:
+        """PQN's loss on the facts' own path, whose returns are known; twin `[B, S, C, 2]`."""
+        steps = self.actor.config.max_steps
         valid, taken = states.valid[:, :steps], states.taken[:, :steps]
         # The action at t is what the state at t + 1 has in place t; the last fact, or STOP.
         following = jnp.pad(taken[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=NOT_TAKEN)
         action = jnp.diagonal(following, axis1=1, axis2=2)
         alone = states.needed[:, :steps].argmax(axis=-1)
         action = jnp.where(action == NOT_TAKEN, alone, action)
-        played = _Path(action, valid)
         done = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        rewards = jnp.where(valid, self.feedback(batch, played), 0.0)
+        rewards = jnp.where(valid, self.feedback(batch, _Path(action, valid)), 0.0)
         goal = pqn.targets(rewards, done, jnp.zeros_like(rewards), self.pqn.gamma, 1.0)
-        where = positions_of(rules, batch, draws.keys)
-        position = jnp.stack([where(taken[:, t]) for t in range(steps)], axis=1)
-        position = jnp.take_along_axis(position, action[..., None], 2)[..., 0]
-        last = rules.last_position(batch.chunk_mask.shape[1])
-        chosen = rotate(of_chunks[questions, action], position, last)
-        return pqn.loss(of_states[:, :steps], chosen, goal, valid)[0]
+        chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
+        return pqn.twin_loss(chosen, goal, valid)[0]
 
 
 class _Path(NamedTuple):
