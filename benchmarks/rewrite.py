@@ -36,7 +36,7 @@ BY, POOLED, SAMPLED = "ndcg@10", "all of them", "sampled"
 LEAST_GAIN, MOST_MINUTES = 0.20, 20
 # How ways are called in the summary of `evaluate`.
 SCRIPT, ORIGINAL = "SFT alone", "original query"
-SIMPLE = ("without function words", "pseudo-relevance expansion")
+SIMPLE = ("without function words",)
 TINY = (
     *("--config.model.tiny.layers=1", "--config.model.tiny.copies=False"),
     *("--config.model.tiny.hidden=32", "--config.model.tiny.intermediate=32"),

@@ -15,11 +15,11 @@ from benchmarks.kept_runs import metrics
 from benchmarks.which_cases import course, single, writers
 from benchmarks.which_cases.found import MOST, Asking, Found, read_list
 from benchmarks.which_cases.measured import once
+from benchmarks.which_cases.pseudo_document import PROMPT, PassageAgent
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
 from benchmarks.which_cases.settings import Setting
 from configs.deepretrieval import get_config
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
-from qrag_jax.environments.query_rewriting.pseudo_document import PROMPT, PassageAgent
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_log import RewriteRow

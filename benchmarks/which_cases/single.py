@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.which_cases.found import MOST, Asking, Found, by_turns, fused, read_list
-from benchmarks.which_cases.measured import once
-from benchmarks.which_cases.settings import Asked, Setting
-from qrag_jax.retrieval.bm25 import BM25Config, Words
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.feedback_terms import (
+from benchmarks.which_cases.feedback_terms import (
     DOCUMENTS,
     expanded,
     feedback_of,
     feedback_terms,
     passages_with,
 )
+from benchmarks.which_cases.found import MOST, Asking, Found, by_turns, fused, read_list
+from benchmarks.which_cases.measured import once
+from benchmarks.which_cases.settings import Asked, Setting
+from qrag_jax.retrieval.bm25 import BM25Config, Words
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, HYBRID, IndexAt
 from qrag_jax.retrieval.single_step import SingleStepSearch

@@ -8,7 +8,7 @@ over the queries that failed in neither.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ def way_scores(
 
 
 def compared(
-    ways: Mapping[str, WayScores], main: str, places: np.ndarray, by: str, oracles: Collection[str]
+    ways: Mapping[str, WayScores], main: str, places: np.ndarray, by: str
 ) -> dict[str, Any]:
     """Compares all ways on some queries.
 
@@ -58,7 +58,6 @@ def compared(
         main: the one that the others are compared with.
         places: numbers of the queries, such as those of one collection.
         by: the measure that says who won.
-        oracles: ways that cannot win, because they know the judgements.
 
     Returns:
         `queries`, their number; `scored`, how many of them failed in no way (a way in which all
@@ -85,7 +84,7 @@ def compared(
             for told, way in ways.items()
             if told != main and (found := _gains(ways[main], way, places))
         },
-        "winner": _winner({t: w for t, w in usable.items() if t not in oracles}, common, by),
+        "winner": _winner(usable, common, by),
     }
 
 

@@ -23,7 +23,6 @@ class RewriteRow:
         text: what the model wrote.
         found: ids and scores of documents, best first; None: nothing was searched.
         sampled: tokens.
-        draw: number of the episode among those of this query.
     """
 
     id: str
@@ -34,7 +33,6 @@ class RewriteRow:
     text: str = ""
     found: tuple[tuple[str, float], ...] | None = ()
     sampled: int = 0
-    draw: int = 0
 
     @property
     def failed(self) -> bool:

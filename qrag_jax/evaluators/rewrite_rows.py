@@ -12,14 +12,13 @@ from qrag_jax.environments.query_rewriting.output import REWRITTEN, read_output
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_scores import measured
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 
 
 def played_row(
-    task: RewriteTask, episode: TokenEpisode, speech: Speech, form: str = "", draw: int = 0
+    task: RewriteTask, episode: TokenEpisode, speech: Speech, form: str = ""
 ) -> RewriteRow:
     """The row of an episode.
 
@@ -27,7 +26,6 @@ def played_row(
         task: its query.
         form: of the output, by which the query is read of an episode whose search failed; "": it
             is none of `output.FORMS`, and the query is lost.
-        draw: its number among the episodes of this query.
     """
     ended = episode.ended
     turn = next((turn for segment in episode.segments for turn in segment), None)
@@ -39,7 +37,6 @@ def played_row(
         query="",
         text=text,
         sampled=0 if turn is None else len(turn.sampled),
-        draw=draw,
     )
     if isinstance(ended, Failed):
         cut_off = turn is None or turn.finish == "length"
@@ -60,31 +57,6 @@ def searched_row(task: RewriteTask, query: str, found: Sequence[Document] | Fail
 
 def _found(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
     return tuple((each.id, float(each.score)) for each in documents)
-
-
-def best_rows(
-    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measure: str
-) -> list[RewriteRow]:
-    """Of the episodes of each query the one that found most; of equal ones the first.
-
-    It is an oracle: who has no judgements cannot choose so. Episodes that failed are chosen only
-    where all of a query did. The tokens of a row are those of all episodes.
-
-    Args:
-        tasks: the queries.
-        rows: equally many for each of them, which are neighbours.
-        measure: of rankings, see `metrics.ranking`.
-    """
-    draws = len(rows) // len(tasks)
-    each = [task for task in tasks for _ in range(draws)]
-    (values,) = measured(each, [row.ranking for row in rows], [measure]).values()
-    found = []
-    for place in range(0, len(rows), draws):
-        own = range(place, place + draws)
-        best = max(own, key=lambda n: (not rows[n].failed, values[n], -n))
-        sampled = sum(rows[n].sampled for n in own)
-        found.append(dataclasses.replace(rows[best], sampled=sampled))
-    return found
 
 
 def shape_of_rows(

@@ -177,21 +177,11 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
         return token_episodes(policy, batch, shape)
 
     def play(
-        self,
-        params: Any,
-        tasks: Sequence[RewriteTask],
-        stop: StopSignal,
-        *,
-        greedy: bool,
-        draws: int = 1,
+        self, params: Any, tasks: Sequence[RewriteTask], stop: StopSignal, *, greedy: bool
     ) -> list[TokenEpisode]:
-        """Plays queries for evaluation; they find as many documents as its measures need.
-
-        Args:
-            draws: episodes of a query, which are neighbours.
-        """
+        """Plays queries for evaluation; they find as many documents as its measures need."""
         agent = agent_of(self.config, self.config.eval.depth)
-        starts = self.player.starts(tasks, draws, EVALUATED)
+        starts = self.player.starts(tasks, 1, EVALUATED)
         return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property

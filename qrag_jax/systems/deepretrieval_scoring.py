@@ -1,6 +1,7 @@
 """Scores a DeepRetrieval run on its test queries, beside all that it should be better than.
 
-See `deepretrieval_ways` for the ways that are compared. Each has a log, which is not made twice,
+Beside the checkpoint are: the weights at the end of the script (SFT alone), the untrained ones, the
+original query, and its words without function words. Each way has a log, which is not played twice,
 and a TREC run for each collection. Rankings are scored by trec_eval's own code, with intervals by
 the bootstrap; differences are paired by the queries.
 """
@@ -8,6 +9,7 @@ the bootstrap; differences are paired by the queries.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,23 +19,26 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from qrag_jax.data.generators.function_words import content_words
 from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_comparison, rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
+from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
+from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
-from qrag_jax.systems.deepretrieval_config import RewriteConfig
+from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import SEARCH, fingerprint, load_inputs
-from qrag_jax.systems.deepretrieval_ways import BEST, Ways
 from qrag_jax.systems.own_questions import are_others
 from qrag_jax.systems.rewrite_search import OWN
-from qrag_jax.systems.saved_token_run import mesh_of_run
-from qrag_jax.systems.scored_ways import Way, WayLogs, WayOptions
+from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights, mesh_of_run
+from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
 
 SUMMARY, TABLE, RUNS, QRELS = "summary.json", "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
@@ -61,13 +66,11 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dic
         logs = WayLogs(
             out,
             rewrite_log.LOG,
-            read=lambda path, way: _whole(path, tasks, way.draws),
+            read=lambda path, way: _whole(path, tasks),
             record=lambda way: _record(way, system, tasks, given),
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
         config = system.config
-    if BEST in rows:
-        rows[BEST] = best_rows(tasks, rows[BEST], config.eval.best_by)
     named = {way.told: way.name for way in ways}
     notes += _write_runs(out / RUNS, tasks, {named[told]: own for told, own in rows.items()})
     main = ways[0].told
@@ -79,7 +82,6 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dic
     found |= {
         "main": main,
         "best_by": config.eval.best_by,
-        "oracles": [BEST],
         "shapes": shapes,
         "notes": notes,
         "config": given.to_dict(),
@@ -96,6 +98,97 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
     """So many of the queries, in their order; 0: all."""
     order = np.random.default_rng(seed).permutation(len(tasks))[: samples or len(tasks)]
     return [tasks[number] for number in sorted(order.tolist())]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """All ways to write some queries.
+
+    Attributes:
+        system: the run's.
+        tasks: the queries.
+        stop: looked at while they are played.
+    """
+
+    system: DeepRetrieval
+    tasks: Sequence[RewriteTask]
+    stop: StopSignal
+
+    def all(self, checkpoint: str) -> list[Way[RewriteRow]]:
+        """The ways, the run's own first.
+
+        Args:
+            checkpoint: "best" or "last".
+
+        Raises:
+            InputError: the run has no sound checkpoint.
+        """
+        config, saved = self.system.config, SavedWeights(self.system)
+        own, end = saved.checkpoint(checkpoint), config.first_steps
+
+        def imitated() -> list[RewriteRow] | str:
+            if not {SCRIPT, RL} <= {*config.stages}:
+                return f"the run has the stage {config.stages[0]} alone"
+            if own.step == end:
+                return f"the {checkpoint} checkpoint is that of its end"
+            kept = saved.after(end)
+            return NOT_KEPT if kept is None else self._by(kept)
+
+        def without_function_words() -> list[RewriteRow]:
+            queries = [task.question for task in self.tasks]
+            # A query that has none but function words stays as it is.
+            return self._searched([" ".join(content_words(each)) or each for each in queries])
+
+        return [
+            Way(own.name, own.told, lambda: self._by(own.params), by=digest_of_weights(own.params)),
+            Way(f"script-{end}", f"SFT alone, step {end}", imitated),
+            Way("untrained", "untrained", lambda: self._by(self.system.untrained)),
+            Way(
+                "original",
+                "original query",
+                lambda: self._searched([task.question for task in self.tasks]),
+                by_model=False,
+            ),
+            Way("content_words", "without function words", without_function_words, by_model=False),
+        ]
+
+    def _by(self, params: Any) -> list[RewriteRow]:
+        """Rewritings by these weights."""
+        system, config = self.system, self.system.config
+        episodes = system.play(params, self.tasks, self.stop, greedy=config.eval.greedy)
+        speech, form = system.inputs.speech, config.writing.kind.form
+        return [
+            played_row(task, episode, speech, form)
+            for task, episode in zip(self.tasks, episodes, strict=True)
+        ]
+
+    def _searched(self, queries: Sequence[str]) -> list[RewriteRow]:
+        """What queries find; searches that fail are repeated.
+
+        Raises:
+            FeedbackLost: too many fail for good.
+        """
+        system, rules = self.system, self.system.config.rollout
+        depth = system.config.eval.depth
+        found: list[tuple[Document, ...] | Failure] = [Failure("connection", "", 0)] * len(queries)
+        failed = [*range(len(queries))]
+        for _ in range(rules.attempts):
+            self.stop.check()
+            again = [self.tasks[n] for n in failed], depth, [queries[n] for n in failed]
+            for number, each in zip(failed, system.episodes.searched(*again), strict=True):
+                found[number] = each
+            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
+            if not failed:
+                break
+        if len(failed) > rules.max_failed_share * len(queries):
+            first = found[failed[0]]
+            assert isinstance(first, Failure)
+            raise FeedbackLost(
+                f"{len(failed)} of {len(queries)} searches failed, for example: "
+                f"{first.message.rstrip('.')}; config.rollout.max_failed_share allows "
+                f"{rules.max_failed_share:g}"
+            )
+        return [searched_row(*each) for each in zip(self.tasks, queries, found, strict=True)]
 
 
 def _record(
@@ -118,10 +211,9 @@ def _record(
     return record
 
 
-def _whole(path: Path, tasks: Sequence[RewriteTask], draws: int) -> list[RewriteRow]:
+def _whole(path: Path, tasks: Sequence[RewriteTask]) -> list[RewriteRow]:
     rows = rewrite_log.read(path)
-    keys = [(task.collection, task.id) for task in tasks for _ in range(draws)]
-    if not rewrite_log.of_queries(rows, keys):
+    if not rewrite_log.of_queries(rows, [(task.collection, task.id) for task in tasks]):
         raise InputError(f"{path} has other queries; give --restart to throw it away.")
     return rows
 
@@ -139,7 +231,7 @@ def _compared(
         places.setdefault(task.collection or OWN, []).append(number)
 
     def on(numbers: Sequence[int]) -> dict[str, Any]:
-        return compared(ways, main, np.array(numbers), config.eval.best_by, [BEST])
+        return compared(ways, main, np.array(numbers), config.eval.best_by)
 
     return {
         "pooled": on(range(len(tasks))),

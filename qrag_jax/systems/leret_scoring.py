@@ -2,8 +2,7 @@
 
 Beside the trained weights, asked by the bare prompt, are: the question itself as the query, the
 question with the best passage found so far, the weights at the end of each earlier stage, the
-untrained ones, the prompts that made the tries by the weights that they were made with, and the
-best of these prompts for each question after the last hop, which nobody can know beforehand.
+untrained ones, and the prompts that made the tries by the weights that they were made with.
 """
 
 from __future__ import annotations
@@ -71,9 +70,6 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
             record=lambda way: {"way": way.name, "by": way.by, **of_all},
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
-        prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
-        if len(prompts) > 1:
-            rows["best of these prompts, by the gold pages"] = _best([*prompts.values()])
     main = ways[0].told
     summaries = {told: hop_log.summary(each) for told, each in rows.items()}
     found = {
@@ -166,14 +162,6 @@ def _question(state: QueryState) -> str:
 def _with_passage(state: QueryState) -> str:
     passage = state.pool[0].text if state.pool else ""
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
-
-
-def _best(ways: list[list[Searched]]) -> list[Searched]:
-    """For each question the way that found most, by average precision after the last hop."""
-    return [
-        max(each, key=lambda row: (not row.failed, row.hops[-1].scores["ap"]))
-        for each in zip(*ways, strict=True)
-    ]
 
 
 def _settings(given: ConfigDict) -> dict[str, Any]:

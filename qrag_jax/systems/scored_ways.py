@@ -43,7 +43,6 @@ class Way(Generic[Row]):
         told: what people are told of it.
         play: plays what is asked; a text says why the way is not here.
         by_model: whether a model writes.
-        draws: rows of each that is asked.
         by: a digest of the weights or the prompt that writes, where these are known before.
     """
 
@@ -51,7 +50,6 @@ class Way(Generic[Row]):
     told: str
     play: Callable[[], list[Row] | str]
     by_model: bool = True
-    draws: int = 1
     by: str = ""
 
 

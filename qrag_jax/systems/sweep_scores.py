@@ -93,7 +93,7 @@ def _of_rewrites(path: Path) -> RunScores:
     found: Scores = {}
     own: dict[str, dict[str, Sequence[str]]] = {}
     for row in rewrite_log.read(path):
-        if row.draw == 0 and not row.failed:
+        if not row.failed:
             own.setdefault(row.collection, {})[row.id] = row.ranking
     for collection, rankings in own.items():
         qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)

@@ -1,4 +1,4 @@
-"""Ways to write queries beside each other: failures in pairs, who won, and the oracle."""
+"""Ways to write queries beside each other: failures in pairs, and who won."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
+from qrag_jax.evaluators.rewrite_rows import shape_of_rows
 
 ALL = np.arange(4)
 
@@ -25,21 +25,20 @@ WAYS = {
     "model": way(1.0, 0.5, None, 0.25),
     "original": way(1.0, 1.0, 0.5, 0.5),
     "expansion": way(None, 0.5, 0.5, 1.0),
-    "oracle": way(1.0, 1.0, 1.0, 1.0),
 }
 
 
 def test_means_are_over_the_queries_that_failed_in_no_way() -> None:
-    found = compared(WAYS, "model", ALL, "rr", ["oracle"])
+    found = compared(WAYS, "model", ALL, "rr")
     assert (found["queries"], found["scored"]) == (4, 2)
-    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1, "oracle": 0}
+    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1}
     means = {told: each["rr"]["mean"] for told, each in found["scores"].items()}
-    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75, "oracle": 1.0}
+    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75}
 
 
 def test_differences_are_over_pairs() -> None:
-    gains = compared(WAYS, "model", ALL, "rr", ["oracle"])["gains"]
-    assert [*gains] == ["original", "expansion", "oracle"]
+    gains = compared(WAYS, "model", ALL, "rr")["gains"]
+    assert [*gains] == ["original", "expansion"]
     assert gains["original"]["queries"] == 3
     assert gains["original"]["rr"]["mean"] == pytest.approx((0 - 0.5 - 0.25) / 3)
     assert gains["expansion"]["queries"] == 2
@@ -47,8 +46,8 @@ def test_differences_are_over_pairs() -> None:
 
 
 def test_who_won() -> None:
-    """Two are equal; the oracle cannot win."""
-    found = compared(WAYS, "model", ALL, "rr", ["oracle"])
+    """Two are equal."""
+    found = compared(WAYS, "model", ALL, "rr")
     winner = found["winner"]
     assert (winner["ways"], winner["next"]) == (["original", "expansion"], "model")
     assert winner["lead"]["mean"] == 0.375
@@ -58,13 +57,13 @@ def test_who_won() -> None:
         "set: won by original and expansion, rr 0.750, +0.375 [+0.250, +0.500] over model" in text
     )
     assert "model - original, rr: -0.250 [-0.500, +0.000] (3 queries)" in text
-    alone = compared(WAYS, "model", np.array([3]), "rr", ["oracle"])["winner"]
+    alone = compared(WAYS, "model", np.array([3]), "rr")["winner"]
     assert (alone["ways"], alone["next"], alone["mean"]) == (["expansion"], "original", 1.0)
 
 
 def test_a_way_in_which_all_failed_does_not_take_the_others_away() -> None:
     ways = {**WAYS, "dead": way(None, None, None, None)}
-    found = compared(ways, "model", ALL, "rr", ["oracle"])
+    found = compared(ways, "model", ALL, "rr")
     assert found["scored"] == 2
     assert "dead" not in found["scores"]
     assert "dead" not in found["gains"]
@@ -74,7 +73,7 @@ def test_a_way_in_which_all_failed_does_not_take_the_others_away() -> None:
 
 def test_nothing_is_scored() -> None:
     ways = {"model": way(None, 1.0), "original": way(1.0, None)}
-    found = compared(ways, "model", np.arange(2), "rr", [])
+    found = compared(ways, "model", np.arange(2), "rr")
     assert (found["scored"], found["scores"], found["gains"], found["winner"]) == (0, {}, {}, None)
     assert lines("set", found, "model", "rr")[0].startswith("set: 0 queries; 2 more failed")
 
@@ -93,22 +92,6 @@ def test_scores_are_measures_of_rankings() -> None:
     assert found.columns["rr"].tolist() == [0.5, 0.0]
     assert found.columns["recall@1"].tolist() == [0.0, 0.0]
     assert found.failed.tolist() == [False, True]
-
-
-def test_the_best_of_several_episodes() -> None:
-    rows = [
-        *(row("1", "xg", sampled=3), row("1", "gx", sampled=4, draw=1), row("1", "g", draw=2)),
-        *(
-            row("2", "", "server"),
-            row("2", "", "no_query", draw=1),
-            row("2", "", "timeout", draw=2),
-        ),
-    ]
-    first, second = best_rows(TASKS, rows, "rr")
-    assert (first.draw, first.sampled) == (1, 7)
-    assert (second.draw, second.outcome) == (1, "no_query")
-    lost = [row("1", "g"), row("2", "", "server")]
-    assert [each.failed for each in best_rows(TASKS, lost, "rr")] == [False, True]
 
 
 def test_what_rows_look_like() -> None:

@@ -15,7 +15,7 @@ ROWS = [
     RewriteRow(
         "1", "a", "Where?", "place", "rewritten", " place\u2028", (("d1", 2.5), ("d2", 0.0)), 7
     ),
-    RewriteRow("1", "b", "Who?", "", "query_too_long", "who who", (), 40, 1),
+    RewriteRow("1", "b", "Who?", "", "query_too_long", "who who", (), 40),
     RewriteRow("2", "b", "Why?", "why", "server", "why", None, 2),
 ]
 

@@ -29,14 +29,14 @@ WORDS = {
     REWRITES: {"score": "", "hops": "", "solved": "", "unsolved": "", "regret": ""},
 }
 
-Key = tuple[str, str, int]
+Key = tuple[str, str]
 
 
 def key_of(row: Searched | AgentRow | RewriteRow) -> Key:
     """What is the same in the rows of one question in two logs."""
     if isinstance(row, RewriteRow):
-        return row.collection, row.id, row.draw
-    return "", row.id, 0
+        return row.collection, row.id
+    return "", row.id
 
 
 def search_episodes(
@@ -127,7 +127,7 @@ def _rewrites(row: RewriteRow) -> dict[str, Any]:
         "facts": [
             ["original query", row.original],
             ["collection", row.collection],
-            ["id", f"{row.id}, draw {row.draw}"],
+            ["id", row.id],
         ],
         "steps": [
             {

@@ -34,7 +34,6 @@ WRITERS = ("query_writing", "bare_query")
 REWRITERS = (
     *(f"rewrite_{each}" for each in ("bm25", "boolean", "dense", "pico", "plain")),
     "bare_rewrite",
-    "write_passage",
 )
 
 

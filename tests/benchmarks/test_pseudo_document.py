@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.which_cases.pseudo_document import PROMPT, PassageAgent
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
-from qrag_jax.environments.query_rewriting.pseudo_document import PROMPT, PassageAgent
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Ended, Failed, Look, Said, Speak, ToolTally
 from qrag_jax.errors import InputError
@@ -47,11 +47,6 @@ def test_a_passage_that_is_cut_off_counts() -> None:
     assert query == "Ada Berg Ada Berg She was"
     assert ended.tally.truncated
     assert played(AGENT, Said("", "stop"))[1] == "Ada Berg Ada Berg"
-
-
-def test_a_boolean_search_takes_any_of_the_words() -> None:
-    agent = PassageAgent(AGENT.prompt, 3, boolean=True)
-    assert played(agent, Said("Ada (Oslo", "stop"))[1] == "ada OR berg OR oslo"
 
 
 def test_failures_are_values() -> None:

@@ -1,16 +1,16 @@
 """Searches for a query together with a passage that a language model has written for it.
 
 It is query2doc (Wang et al., EMNLP 2023, arXiv 2303.07678) without its examples: the model writes
-what a relevant document may say. For a search for words, the original query is repeated five times
-as there, so that it keeps its weight beside the longer passage; for a search by vectors, both stand
-there once. It trains nothing; it is what a rewriter is compared with.
+what a relevant document may say. The original query is repeated five times as there, so that it
+keeps its weight beside the longer passage in a search for words. It trains nothing; it is what a
+rewriter is compared with.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
-from qrag_jax.data.any_words import any_of
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
@@ -29,7 +29,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.llm.text.well_formed import well_formed
 
-PROMPT = "write_passage"
+PROMPT = str(Path(__file__).with_name("write_passage.txt"))
 REPEATS = 5  # of the original query, in a search for words
 _END_OF_THINK = "</think>"
 
@@ -42,7 +42,6 @@ class PassageAgent:
         prompt: asks for the passage.
         k: documents that are found.
         repeats: of the original query before the passage.
-        boolean: the search obeys operators; then any of all words is searched for.
 
     Raises:
         InputError: a field is below 1.
@@ -51,7 +50,6 @@ class PassageAgent:
     prompt: RewritePrompt
     k: int
     repeats: int = REPEATS
-    boolean: bool = False
 
     def __post_init__(self) -> None:
         check_least("writing", self, k=1, repeats=1)
@@ -79,7 +77,5 @@ class PassageAgent:
         )
 
     def _query(self, original: str, passage: str) -> str:
-        if self.boolean:
-            return any_of(original, passage)
         own = [one_line(original)] * self.repeats
         return one_line(" ".join([*own, well_formed(passage)]))

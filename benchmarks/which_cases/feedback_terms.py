@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from qrag_jax.data.any_words import any_of
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.bm25 import BM25Config, Words, texts_of
 from qrag_jax.retrieval.protocol import Corpus
@@ -101,14 +100,8 @@ def feedback_terms(
     return [feedback.forms[word] for word in best]
 
 
-def expanded(original: str, terms: Sequence[str], *, boolean: bool = False) -> str:
-    """The original query and the terms as one bag of words.
-
-    Args:
-        boolean: for a Boolean search, where neighbours mean AND: any of the words, each once.
-    """
-    if boolean:
-        return any_of(original, " ".join(terms))
+def expanded(original: str, terms: Sequence[str]) -> str:
+    """The original query and the terms as one bag of words."""
     own = one_line(original)
     repeats = max(1, math.ceil(_KEPT * len(terms) / max(len(own.split()), 1)))
     return " ".join([*[own] * repeats, *terms])

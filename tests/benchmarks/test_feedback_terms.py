@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.any_words import any_of
-from qrag_jax.retrieval.bm25 import BM25Config, Words
-from qrag_jax.retrieval.boolean_query import Or, parse_boolean
-from qrag_jax.retrieval.feedback_terms import (
+from benchmarks.which_cases.feedback_terms import (
     TERMS,
     expanded,
     feedback_of,
     feedback_terms,
     passages_with,
 )
+from qrag_jax.retrieval.bm25 import BM25Config, Words
 from tests.retrieval.small_corpus import stored
 
 PLAIN = BM25Config(stemmer="", stop_words="")
@@ -74,10 +72,3 @@ def test_the_original_keeps_its_weight() -> None:
     )
     long = " ".join(f"w{n}" for n in range(40))
     assert expanded(long, terms) == f"{long} {' '.join(terms)}"
-
-
-def test_a_boolean_search_takes_any_of_the_words() -> None:
-    query = expanded('cats AND (dogs NOT "well-known" AND cats', ["moon", "dogs"], boolean=True)
-    assert query == "cats OR and OR dogs OR not OR well-known OR moon"
-    assert isinstance(parse_boolean(query), Or)
-    assert any_of("(", "?") == ""
