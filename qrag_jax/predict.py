@@ -7,11 +7,10 @@ The file has one JSON line for each question and draw: the ids that were observe
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
 same command again to go on after a stop. `qrag evaluate` scores a run, `qrag analyze` shows files.
 
-    python -m qrag_jax.predict --workdir=runs/leret-quick --records=records.json
-    python -m qrag_jax.predict --workdir=runs/leret-quick --iteration=1 --preferences=pairs.json
+    python -m qrag_jax.predict --workdir=runs/leret-quick --iteration=1 --preferences=pairs.jsonl
 
 Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop.
---records writes the same as LeReT's records, --preferences what an iteration's tries teach.
+--preferences writes the pairs of an iteration's tries in TRL's columns: prompt, chosen, rejected.
 
     python -m qrag_jax.predict --workdir=runs/deepretrieval-quick --questions=queries.txt \
         --out=rewritten.jsonl
@@ -40,8 +39,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
-from qrag_jax.systems.leret_files import write_iteration_preferences
-from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside
+from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_predict import PredictOptions, open_player
 from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
 
@@ -62,9 +60,8 @@ QUESTIONS = flags.DEFINE_string(
     "file of queries, .txt, .json or .jsonl; default config.queries.test.",
 )
 RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.tools.retriever.")
-RECORDS = flags.DEFINE_string("records", None, "Of LeReT: file of its records, too: NAME.json.")
 PREFERENCES = flags.DEFINE_string(
-    "preferences", None, "Of LeReT: file of the pairs of --iteration, NAME.json; plays nothing."
+    "preferences", None, "Of LeReT: file of the pairs of --iteration, NAME.jsonl; plays nothing."
 )
 ITERATION = flags.DEFINE_integer("iteration", None, "Of LeReT: see --preferences.", lower_bound=1)
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
@@ -133,19 +130,11 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
         if weights is None:
             raise _no_imitation(workdir)
         out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
-
         asked = len(predictor.system.inputs.dev)
 
-        def play() -> None:
-            rows = predictor.predict(weights, out, restart=RESTART.value)
-            if RECORDS.value:
-                predictor.write_records(rows, Path(RECORDS.value))
-
-        if status := _played(out, play):
+        if status := _played(out, lambda: predictor.predict(weights, out, restart=RESTART.value)):
             return status
     print(f"{asked} questions hop by hop, {weights.told}: {out}")
-    if RECORDS.value:
-        print(f"as LeReT's records: {RECORDS.value}")
     return 0
 
 
@@ -181,11 +170,10 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
         commandline.writing(path, "--preferences"),
         open_hop_predictor(config, workdir, trains=True) as predictor,
     ):
-        found = write_iteration_preferences(predictor.system, iteration, path)
-    equal = f"; {found.equal} left out whose prompt is there already" if found.equal else ""
+        found = write_pairs(predictor.system, iteration, path)
     print(
         f"{found.pairs} pairs of {found.states} states of iteration {iteration}: {path}; "
-        f"{found.left_out} states teach nothing{equal}"
+        f"{found.others} states have none"
     )
     return 0
 
@@ -234,10 +222,8 @@ def _config(workdir: Path | None) -> ConfigDict:
         )
     if system in WRITERS and (SAMPLED.value or RETRIEVER.value):
         raise InputError(f"--sampled and --retriever are for runs of {rlvr_config.NAME}.")
-    if system != leret_config.NAME and (RECORDS.value or PREFERENCES.value or ITERATION.value):
-        raise InputError(
-            f"--records, --preferences and --iteration are for runs of {leret_config.NAME}."
-        )
+    if system != leret_config.NAME and (PREFERENCES.value or ITERATION.value):
+        raise InputError(f"--preferences and --iteration are for runs of {leret_config.NAME}.")
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if system in (rlvr_config.NAME, leret_config.NAME):

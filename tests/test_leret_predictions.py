@@ -1,9 +1,8 @@
-"""LeReT's commands around a run: what it predicts, in our files and in LeReT's, and answers."""
+"""LeReT's commands around a run: what it predicts, its pairs, and answers."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.leret import read_preferences, read_records
 from qrag_jax.metrics import hop_log
 from qrag_jax.retrieval.corpus import StoredCorpus
 from tests.entry_points import Commands, refusal
@@ -52,9 +50,8 @@ def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predicted(commands: Commands, run: Path) -> Path:
-    """The log of the run's last weights, with LeReT's records beside it."""
-    records = run / "records.json"
-    out = commands.succeed("predict", *of(run), f"--records={records}")
+    """The log of the run's last weights."""
+    out = commands.succeed("predict", *of(run))
     file = run / "predictions" / f"last-{LAST}.jsonl"
     assert f"5 questions hop by hop, last checkpoint of step {LAST}: {file}" in out
     return file
@@ -124,38 +121,25 @@ def test_other_questions_bring_their_passages(
     assert [each.title for each in passages] == ["Plimp Mill", "Ada Quost"]
 
 
-def test_records_are_those_of_the_log(predicted: Path, run: Path) -> None:
-    rows, records = hop_log.read(predicted), read_records(run / "records.json")
-    assert [each.example_id for each in records] == [row.id for row in rows]
-    for row, record in zip(rows, records):
-        assert len(record.answer) == 2
-        assert [each.search_query for each in record.hops.values()] == [h.query for h in row.hops]
-        assert [each.ap for each in record.hops.values()] == [h.scores["ap"] for h in row.hops]
-        assert len(record.full_retrieved) == len(row.hops[-1].pool)
-
-
 def test_preferences_of_an_iteration(commands: Commands, run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "preferences.json"
+    file = tmp_path / "pairs.jsonl"
     given = (f"--workdir={run}", f"--preferences={file}")
     out = commands.succeed("predict", *given, "--iteration=1")
     report = json.loads((run / "tries" / "iteration-1" / "report.json").read_text())
-    states = read_preferences(file)
-    pairs = sum(len(each.pairs) for each in states.values())
-    assert f"{pairs} pairs of {len(states)} states of iteration 1: {file}; 0 states teach" in out
-    # A query that finds nothing leads to a state with the same prompt.
-    equal = re.search(r"(\d+) left out whose prompt is there already", out)
-    assert len(states) + (int(equal[1]) if equal else 0) == report["targets"]
-    assert pairs <= report["pairs"]
+    pairs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(pairs) == report["pairs"]
+    assert f"{len(pairs)} pairs of {report['paired']} states of iteration 1: {file}; " in out
     tries = [
         json.loads(line)
         for path in sorted((run / "tries" / "iteration-1").glob("hop-*.jsonl"))
         for line in path.read_text().splitlines()
     ]
     written = {each["query"] for each in tries if "query" in each}
-    for prompt, each in states.items():
-        assert "In the style" not in prompt
-        assert each.sft_target in each.responses
-        assert set(each.responses) <= written
+    for each in pairs:
+        assert [*each] == ["prompt", "chosen", "rejected"]
+        assert "In the style" not in each["prompt"]
+        assert each["chosen"] != each["rejected"]
+        assert {each["chosen"], each["rejected"]} <= written
     told = refusal(commands.run("predict", *given, "--iteration=2"))
     assert "--iteration=2: the run has the iterations 1 to 1" in told
     assert "go together; give both" in refusal(commands.run("predict", *given))
@@ -173,7 +157,7 @@ def test_what_is_for_others_is_refused(commands: Commands, run: Path) -> None:
     assert "--sampled and --retriever are for runs of rlvr." in told
     told = refusal(commands.run("predict", *TINY[:1], "--out=x.jsonl"))
     assert "of which runs alone predict" in told
-    given = ("--config=configs/rlvr.py:tiny", "--out=x.jsonl", "--records=y.json")
+    given = ("--config=configs/rlvr.py:tiny", "--out=x.jsonl", "--iteration=1")
     assert "are for runs of leret" in refusal(commands.run("predict", *given))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tried_inputs import FileReader
-from qrag_jax.data.files import babi, beir, corpora, leret, query_lists, records
+from qrag_jax.data.files import babi, beir, corpora, query_lists, records
 from qrag_jax.data.files.asked_questions import read_questions
 from qrag_jax.data.files.text_files import read_text
 from qrag_jax.data.query_questions import read_query_questions
@@ -71,23 +71,6 @@ def _source_records(source: str) -> list[dict[str, Any]]:
         make(f"{source}{number}", "Where was Ada Berg born?", "Oslo", _PARAGRAPHS, [0, 2])
         for number in range(3)
     ]
-
-
-def _preferences(folder: Path) -> Sequence[Path]:
-    state = leret.Preference(("one query", "another"), ((0, 1),), "one query")
-    path = folder / "preferences.json"
-    leret.write_preferences(path, {"the prompt": state, "a second": state})
-    bare = folder / "bare.json"
-    leret.write_preferences(bare, {"the prompt": state}, bare=True)
-    return [path, bare]
-
-
-def _tries(folder: Path) -> Sequence[Path]:
-    found = (leret.Retrieved("Oslo | It lies on a fjord.", 1.5),)
-    hop = leret.HopRecord("oslo fjord", 1.0, 0.5, found)
-    record = leret.TryRecord("q1", "Where?", ("Oslo",), {1: hop, 2: hop}, found, 1, found)
-    leret.write_records(folder / "records.json", [record, record])
-    return [folder / "records.json"]
 
 
 def _parquet(folder: Path) -> Sequence[Path]:
@@ -246,15 +229,5 @@ def readers() -> list[FileReader]:
             lambda folder: trec.read_qrels(folder / "q.txt.gz"),
         ),
         _reader("a TREC run", {"run.txt": run}, lambda folder: trec.read_run(folder / "run.txt")),
-        FileReader(
-            "preferences",
-            _preferences,
-            lambda folder: [leret.read_preferences(path) for path in sorted(folder.iterdir())],
-        ),
-        FileReader(
-            "records of tries",
-            _tries,
-            lambda folder: leret.read_records(folder / "records.json"),
-        ),
     ]
     return found

@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.files.leret import Preference
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.levels import by_level, in_order, level_of
 from qrag_jax.feedback.pool_scores import ALL_GOLD, RECALL
@@ -117,15 +116,6 @@ class StatePairs:
     reason: str
     levels: int
     degenerate: int
-
-    @property
-    def preference(self) -> Preference | None:
-        """The state as LeReT's files have it, which know no weights; None: without a target."""
-        if self.target is None:
-            return None
-        responses = tuple(each.query for each in self.queries)
-        pairs = tuple((pair.winner, pair.loser) for pair in self.pairs)
-        return Preference(responses, pairs, responses[self.target])
 
 
 def pairs_of(tries: Sequence[Try], config: PairsConfig, seed: Sequence[int] = ()) -> StatePairs:

@@ -51,14 +51,14 @@ from qrag_jax.systems.leret_lessons import (
     lessons_of,
     pairs_batch,
 )
-from qrag_jax.systems.leret_tries import FOLDER
+from qrag_jax.systems.leret_tries import FOLDER, START
 from qrag_jax.systems.query_search import check_same_corpus
 from qrag_jax.systems.saved_token_run import digest_of_weights
 
 if TYPE_CHECKING:
     from qrag_jax.systems.leret import Leret
 
-_START, _REFERENCE, _REPORT = "start.json", "reference.json", "report.json"
+_REFERENCE, _REPORT = "reference.json", "report.json"
 _LOST = "bring it back, or begin a new --workdir"
 
 
@@ -279,7 +279,7 @@ class LessonExperience:
         Raises:
             InputError: its tries were made by other weights, or nobody knows by which.
         """
-        path = self._folder(iteration) / _START
+        path = self._folder(iteration) / START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
         kept = _read(path).get("weights") if path.exists() else None
         if number > first:

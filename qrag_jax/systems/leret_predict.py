@@ -1,4 +1,4 @@
-"""Plays questions by the query writer of a run, and writes what each hop found into a file."""
+"""Plays questions by the query writer of a run, and writes the pairs that its tries gave."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.files.leret import write_records
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import logged
+from qrag_jax.feedback.later_credit import credited
+from qrag_jax.feedback.preference_pairs import pairs_of
+from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.hop_log import Searched
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import run_lock
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import SFT, LeretConfig
-from qrag_jax.systems.leret_files import records_of
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
+from qrag_jax.systems.leret_tries import FOLDER, START
 from qrag_jax.systems.own_questions import of_others
 from qrag_jax.systems.played_parts import PlayedParts
 from qrag_jax.systems.saved_token_run import (
@@ -35,6 +41,21 @@ from qrag_jax.systems.saved_token_run import (
 KIND = "hops of a query writer"  # in the record beside a file
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "search", "writing", "sampling", "tries", "reward", "seed")
+_BARE = 0  # number of the prompt
+
+
+class Written(NamedTuple):
+    """What became of the states of an iteration.
+
+    Attributes:
+        pairs: lines of the file.
+        states: that have pairs.
+        others: states without a pair.
+    """
+
+    pairs: int
+    states: int
+    others: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +115,6 @@ class HopPredictor:
         )
         return parts.into(log, self._record(weights), self.stop, restart=restart)
 
-    def write_records(self, rows: list[Searched], path: Path) -> None:
-        """Writes the rows of all questions as LeReT's records; see `data.files.leret`.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        inputs = self.system.inputs
-        write_records(path, records_of(rows, inputs.dev, inputs.library.corpus))
-
     def _record(self, weights: Weights) -> dict[str, Any]:
         """All that the rows depend on."""
         inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
@@ -155,3 +167,59 @@ def open_hop_predictor(
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         yield HopPredictor(given, Leret(config, mesh, inputs, workdir), stop)
+
+
+def write_pairs(system: Leret, iteration: int, path: Path) -> Written:
+    """Writes the pairs of an iteration's tries as JSON lines: `prompt`, `chosen`, `rejected`.
+
+    These are the columns that TRL's `DPOTrainer` reads. `prompt` is the text of the bare prompt.
+    The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
+    the run pairs them. Weights of pairs are not in the file.
+
+    Args:
+        system: with the training questions.
+        iteration: from 1.
+        path: the file.
+
+    Raises:
+        InputError: the run has no such iteration, its tries are not finished or of other settings,
+            or another process trains in the folder.
+        OSError: the file cannot be written.
+    """
+    config = system.config
+    if not 1 <= iteration <= config.iterations:
+        raise InputError(
+            f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
+        )
+    started = system.workdir / FOLDER / f"iteration-{iteration}" / START
+
+    def refused(*_: Any) -> list[TokenEpisode]:
+        raise InputError(
+            f"the tries of iteration {iteration} in {started.parent} are not finished; train on "
+            "first."
+        )
+
+    with run_lock(system.workdir):
+        if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
+            refused()
+        prompt = system.prompt(None)
+        weights = str(read_fields(started).get("weights"))
+        found = system.tries.iteration(iteration, refused, weights, StopSignal())
+    by_state: dict[StateKey, list[Try]] = {}
+    for each in credited(found.tries, found.grown_from, config.reward):
+        by_state.setdefault(each.at, []).append(each)
+    speech = system.inputs.speech
+    lines, states = list[str](), 0
+    for at, tries in by_state.items():
+        state = pairs_of(tries, config.pairs, (config.seed, iteration))
+        if not state.pairs:
+            continue
+        states += 1
+        ids = speech.scaffold.opening(prompt.messages(found.states[at].asked_by(_BARE)))
+        text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        for pair in state.pairs:
+            chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
+            # ASCII alone, so that half surrogate pairs, which models do write, survive.
+            lines.append(json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+    return Written(len(lines), states, len(by_state) - states)

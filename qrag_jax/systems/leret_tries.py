@@ -30,6 +30,7 @@ from qrag_jax.systems.kept_tries import KeptTries
 from qrag_jax.systems.leret_config import LeretConfig
 
 FOLDER = "tries"  # in the run's folder
+START = "start.json"  # in an iteration's folder: what made its tries
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
 

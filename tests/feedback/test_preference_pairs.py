@@ -268,14 +268,6 @@ def test_all_gold_is_solved_whatever_its_order() -> None:
 # ---------------------------------------------------------------- files and bad input
 
 
-def test_a_state_as_lerets_files_have_it() -> None:
-    preference = pairs_of(FOUR, LERET).preference
-    assert preference is not None
-    assert preference.responses == ("a", "b", "c", "d")
-    assert preference.pairs == ((1, 0), (2, 1), (3, 2))
-    assert preference.sft_target == "d"
-    assert pairs_of(state(("a", 1.0)), LERET).preference is None
-
 
 def test_tries_of_two_states_are_refused() -> None:
     with pytest.raises(ValueError, match="of several states"):

@@ -178,7 +178,7 @@ def test_what_is_refused(commands: Commands, run: Path, listed: Path, tmp_path: 
         told = refusal(commands.run("predict", *given, flag))
         assert "--sampled and --retriever are for runs of rlvr." in told
     told = refusal(commands.run("predict", *given, "--records=y.json"))
-    assert "--records, --preferences and --iteration are for runs of leret." in told
+    assert "--preferences and --iteration are for runs of leret." in told
     absent = *of(run), f"--questions={tmp_path / 'none.txt'}", f"--out={tmp_path / 'x.jsonl'}"
     assert "none.txt cannot be read" in refusal(commands.run("predict", *absent))
     tiny = "--config=configs/deepretrieval.py:tiny", f"--out={tmp_path / 'x.jsonl'}"

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.data.files.dates import last_day
-from qrag_jax.data.files.strict_json import shown
 from qrag_jax.data.judged_query import JudgedQuery
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.bounded_json import shown
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
 _DIGITS = 8  # of the hash, in hex

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from qrag_jax.data.files.judged_rows import judged_row
 from qrag_jax.data.files.records import SUFFIXES, read_records
-from qrag_jax.data.files.strict_json import shown
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.bounded_json import shown
 
 TEXT = ".txt"
 
