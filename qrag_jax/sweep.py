@@ -4,9 +4,10 @@
         --set=optimizer.learning_rate=1e-5,3e-5
     python -m qrag_jax.sweep --table runs/rates
 
-Every combination of the values of --set is trained with every seed. Give the same command again, or
-only --out, to go on with a sweep that was stopped: finished runs stay as they are, and a run that
-was broken off goes on from its last checkpoint.
+Every combination of the values of --set is trained with every seed, one run after the other. Give
+the same command again, or only --out, to go on with a sweep that was stopped: finished runs stay as
+they are, and a run that was broken off goes on from its last checkpoint. --commands prints a line
+for each run that is not done, for a scheduler or another machine, and runs nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems import sweep_table
-from qrag_jax.systems.sweep_plan import NAME, Plan, seeds_of, sets_of
-from qrag_jax.systems.sweep_runs import FAILED, SweepFolder, run_all, stopped_line
+from qrag_jax.systems.sweep_plan import NAME, Plan, missing, run_all, seeds_of, sets_of
 
 CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
 OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
@@ -33,10 +33,9 @@ SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", l
 CHECKPOINT = flags.DEFINE_enum(
     "checkpoint", "", ["", "best", "last"], "Which checkpoint is scored; default: the command's."
 )
-JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time on this machine.", lower_bound=1)
 SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
 TABLE = flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
-RUN = flags.DEFINE_integer("run", None, "Only do the run of this number, from 0.", lower_bound=0)
+COMMANDS = flags.DEFINE_bool("commands", False, "Only print the commands of runs that are left.")
 WORDS: list[str] = []  # the words that are no flags
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
 
@@ -46,9 +45,15 @@ def main() -> int:
     folder = _folder()
     if TABLE.value:
         with commandline.writing(folder, "--table"):
-            print(_table(Plan.read(folder), SweepFolder(folder)), end="")
+            print(_table(Plan.read(folder), folder), end="")
         return 0
-    return _run(folder, _plan(folder))
+    plan = _plan(folder)
+    if COMMANDS.value:
+        for run in plan.runs():
+            if missing(run, folder):
+                print(plan.line(run, folder))
+        return 0
+    return _run(folder, plan)
 
 
 def _folder() -> Path:
@@ -79,9 +84,7 @@ def _plan(folder: Path) -> Plan:
     )
     if not (folder / NAME).exists():
         plan.check()
-    fix = "wait a moment, or give another --out"
-    lock = folder / ".sweep.lock", f"{folder} is being begun", fix, "--out"
-    with commandline.writing(folder, "--out"), locks.held(*lock):
+    with commandline.writing(folder, "--out"):
         if (folder / NAME).exists():
             plan.refuse_other(Plan.read(folder), folder)
         else:
@@ -90,28 +93,28 @@ def _plan(folder: Path) -> Plan:
 
 
 def _run(folder: Path, plan: Plan) -> int:
-    runs, kept = plan.runs(), SweepFolder(folder)
-    if RUN.value is not None:
-        if RUN.value >= len(runs):
-            raise InputError(f"--run={RUN.value} is no run; they are 0 to {len(runs) - 1}.")
-        runs = [runs[RUN.value]]
+    fix = "wait until it ends, or end it, or give another --out"
+    lock = folder / ".sweep.lock", f"{folder} is being run", fix, "--out"
     try:
-        with commandline.writing(folder, "--out"), StopSignal() as stop:
-            run_all(plan, kept, runs, JOBS.value, stop)
+        with commandline.writing(folder, "--out"), locks.held(*lock), StopSignal() as stop:
+            run_all(plan, folder, stop)
     except Stopped as stopped:
-        print(stopped_line(kept, runs, stopped))
+        runs = plan.runs()
+        done = sum(not missing(run, folder) for run in runs)
+        print(
+            f"{stopped}: stopped, {done} of {len(runs)} runs are done; give the same command to "
+            "go on."
+        )
         return 128 + signal.Signals[str(stopped)]
-    if RUN.value is None:
-        with commandline.writing(folder, "--out"):
-            print(_table(plan, kept), end="")
-    states = [kept.state(run) for run in runs]
-    return int(any(state is not None and state.status == FAILED for state in states))
+    with commandline.writing(folder, "--out"):
+        print(_table(plan, folder), end="")
+    return int(any(missing(run, folder) for run in plan.runs()))
 
 
-def _table(plan: Plan, folder: SweepFolder) -> str:
+def _table(plan: Plan, folder: Path) -> str:
     found = sweep_table.scored(plan, folder, SCORE.value)
-    text = sweep_table.write(folder.path, plan, sweep_table.compared(found))
-    return f"{text}\n{folder.path / sweep_table.MARKDOWN}, {folder.path / sweep_table.JSON}\n"
+    text = sweep_table.write(folder, plan, sweep_table.compared(found))
+    return f"{text}\n{folder / sweep_table.MARKDOWN}, {folder / sweep_table.JSON}\n"
 
 
 if __name__ == "__main__":

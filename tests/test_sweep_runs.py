@@ -60,7 +60,10 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     summary = json.loads((first / "summary.json").read_text())
     assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
-    assert f"- {NAMES[1]}: train: exit 1: error: the loss or its gradient was" in result.stdout
+    assert f"- {NAMES[1]}: not finished: error: the loss or its gradient was" in result.stdout
+    # What is left can be run elsewhere.
+    (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()
+    assert f"--workdir={out / NAMES[1]} && " in line
     # Once more: what is done stays, what failed is tried again.
     before = (first / "summary.json").stat().st_mtime_ns
     again = commands.run("sweep", f"--out={out}")
@@ -90,5 +93,3 @@ def test_what_is_refused_before_anything_starts(commands: Commands, tmp_path: Pa
     ):
         assert told in refusal(commands.run("sweep", *words))
         assert not out.exists()
-    text = refusal(commands.run("sweep", *SWEEP, f"--out={out}", "--run=2"))
-    assert "--run=2 is no run; they are 0 to 1" in text

@@ -1,4 +1,8 @@
-"""What a sweep does: one experiment, trained with every seed and every combination of settings."""
+"""A sweep: one experiment, trained with every seed and every combination of settings.
+
+Each run is trained and scored by the commands `train` and `evaluate`. Its folder says how far it
+is: with the summary of its evaluation it is done.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,18 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json, typed_json, whole_files
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
 from qrag_jax.systems import run_flags
 
 NAME = "sweep.json"
@@ -20,6 +30,10 @@ _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _OPEN, _CLOSED = "([{", ")]}"
 _BASE = "base"  # the name of the combination in which nothing is varied
 _LONGEST = 80  # characters of a folder's name, without the seed
+_SUMMARIES = ("summary.json", "eval/summary.json")  # of Q-RAG; of the other systems
+_TURN = 0.2  # seconds between looks at a command and at the signals
+_TAIL = 65536  # bytes of a log in which its last line is looked for
+_SHOWN = 300  # characters of that line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +89,22 @@ class Plan:
         """The trainer's flags of a run, but for its folder."""
         fields = [f"--config.{field}={value}" for field, value in run.values]
         return [f"--config={self.config}", f"--config.seed={run.seed}", *fields]
+
+    def commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """The words of the two commands of a run, in a sweep's folder."""
+        where = f"--workdir={folder / run.name}"
+        checkpoint = [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
+        return [
+            [sys.executable, "-m", "qrag_jax.train", *self.words(run), where],
+            [
+                *(sys.executable, "-m", "qrag_jax.evaluate", where),
+                *(f"--samples={self.samples}", *checkpoint),
+            ],
+        ]
+
+    def line(self, run: PlannedRun, folder: Path) -> str:
+        """Both commands of a run as a line for a shell."""
+        return " && ".join(map(shlex.join, self.commands(run, folder)))
 
     def check(self) -> None:
         """Refuses values that no training could use, before any of them starts.
@@ -136,6 +166,71 @@ class Plan:
                     f"{_shown(ours)} given); leave the flags out to go on with it, or give "
                     "another --out."
                 )
+
+
+def missing(run: PlannedRun, folder: Path) -> str:
+    """Why a run is not done: with the last line that its commands wrote; "": it is done."""
+    workdir = folder / run.name
+    if any((workdir / name).exists() for name in _SUMMARIES):
+        return ""
+    if not (log_path := folder / f"{run.name}.log").exists():
+        return "not finished" if workdir.exists() else "not begun"
+    return f"not finished: {_last_line(log_path)}"
+
+
+def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
+    """Does the runs that are not done, one after the other; those that failed are tried again.
+
+    Raises:
+        Stopped: a signal came; the run in progress has saved, and goes on from there.
+    """
+    for run in plan.runs():
+        stop.check()
+        if not missing(run, folder):
+            log(f"{run.name}: done already")
+            continue
+        for words in plan.commands(run, folder):
+            command = words[2].rpartition(".")[2]
+            log(f"{run.name}: {command}")
+            status = _done(words, folder / f"{run.name}.log", stop)
+            stop.check()
+            if status:
+                log(f"{run.name}: {command} failed with {status}; {missing(run, folder)}")
+                break
+
+
+def _done(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
+    """Runs a command to its end; returns its status.
+
+    A stop is passed on once, as SIGTERM: the command saves and ends.
+    """
+    with log_path.open("ab") as file:
+        process = subprocess.Popen(  # noqa: S603  a list of arguments, no shell
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+        )
+        passed_on = False
+        while True:
+            try:
+                return process.wait(_TURN)
+            except subprocess.TimeoutExpired:
+                if stop.requested and not passed_on:
+                    passed_on = True
+                    process.send_signal(signal.SIGTERM)
+
+
+def _last_line(path: Path) -> str:
+    """The last error, or else the last line, of a log."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL))
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    found = [*lines[-1:], *errors[-1:]]
+    return found[-1][:_SHOWN] if found else "it wrote nothing"
 
 
 def sets_of(given: Sequence[str]) -> dict[str, tuple[str, ...]]:

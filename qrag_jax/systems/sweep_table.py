@@ -15,8 +15,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.runtime import whole_files
-from qrag_jax.systems.sweep_plan import Plan, PlannedRun
-from qrag_jax.systems.sweep_runs import DONE, SweepFolder
+from qrag_jax.systems.sweep_plan import Plan, missing
 from qrag_jax.systems.sweep_scores import scores_of
 
 MARKDOWN, JSON = "table.md", "table.json"
@@ -41,7 +40,7 @@ class Scored:
     missing: Mapping[str, str]
 
 
-def scored(plan: Plan, folder: SweepFolder, score: str = "") -> Scored:
+def scored(plan: Plan, folder: Path, score: str = "") -> Scored:
     """Reads the scores of the runs that are done.
 
     Args:
@@ -51,13 +50,13 @@ def scored(plan: Plan, folder: SweepFolder, score: str = "") -> Scored:
         InputError: no run has the score, or a log cannot be read.
     """
     runs: dict[str, dict[int, Questions]] = {}
-    missing: dict[str, str] = {}
+    why_not: dict[str, str] = {}
     planned = plan.runs()
     for run in planned:
-        if why := _why_missing(run, folder):
-            missing[run.name] = why
+        if why := missing(run, folder):
+            why_not[run.name] = why
             continue
-        found = scores_of(folder.run(run))
+        found = scores_of(folder / run.name)
         score = score or found.main
         if not found.scores.get(score):
             raise InputError(
@@ -66,7 +65,7 @@ def scored(plan: Plan, folder: SweepFolder, score: str = "") -> Scored:
             )
         runs.setdefault(run.settings, {})[run.seed] = found.scores[score]
     settings = [*dict.fromkeys(run.settings for run in planned)]
-    return Scored(score, settings, runs, missing)
+    return Scored(score, settings, runs, why_not)
 
 
 def compared(given: Scored) -> dict[str, Any]:
@@ -121,9 +120,9 @@ def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", _about(rows)]
-    if missing := table["not_scored"]:
+    if unscored := table["not_scored"]:
         lines += ["", "Not scored, and not counted as 0:", ""]
-        lines += [f"- {name}: {_escaped(why)}" for name, why in missing.items()]
+        lines += [f"- {name}: {_escaped(why)}" for name, why in unscored.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -147,13 +146,6 @@ def _about(rows: Sequence[Mapping[str, Any]]) -> str:
     if all(len(row["seeds"]) <= 1 for row in rows):
         text += " There is one seed, so the intervals say nothing of how trainings differ."
     return text
-
-
-def _why_missing(run: PlannedRun, folder: SweepFolder) -> str:
-    state = folder.state(run)
-    if state is None:
-        return "not finished" if folder.run(run).exists() else "not begun"
-    return "" if state.status == DONE else state.told
 
 
 def _values(

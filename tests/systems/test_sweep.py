@@ -1,9 +1,10 @@
-"""A sweep's plan, its table and its Slurm script; the runs themselves are in `test_sweep_runs`."""
+"""A sweep's plan and its table; the runs themselves are in `test_sweep_runs`."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.systems import sweep_table
 from qrag_jax.systems.sweep_plan import Plan, seeds_of, sets_of
-from qrag_jax.systems.sweep_runs import FAILED, RunState, SweepFolder
 from qrag_jax.systems.sweep_table import Scored, compared, markdown
 from tests.entry_points import ROOT
 
@@ -170,22 +170,30 @@ def test_only_common_questions_and_seeds_are_compared() -> None:
 
 
 def test_runs_that_failed_are_listed_with_the_reason(tmp_path: Path) -> None:
-    plan, folder = Plan(TINY, (1, 2, 3), {}), SweepFolder(tmp_path)
-    one, two, _ = plan.runs()
-    folder.keep(one, RunState(FAILED, "train", 2, "error: no such file."))
-    folder.keep(two, RunState(FAILED, "evaluate", -9, "a | b"))
-    found = sweep_table.scored(plan, folder)
+    plan = Plan(TINY, (1, 2, 3), {})
+    (tmp_path / "base-seed1").mkdir()
+    (tmp_path / "base-seed1.log").write_text("error: no such | file.\nstep 3\r\n\n")
+    (tmp_path / "base-seed2").mkdir()
+    found = sweep_table.scored(plan, tmp_path)
     assert found.missing == {
-        "base-seed1": "train: exit 2: error: no such file.",
-        "base-seed2": "evaluate: killed by SIGKILL: a | b",
+        "base-seed1": "not finished: error: no such | file.",
+        "base-seed2": "not finished",
         "base-seed3": "not begun",
     }
     text = sweep_table.write(tmp_path, plan, compared(found))
     assert (tmp_path / "table.md").read_text() == text
-    assert r"killed by SIGKILL: a \| b" in text
+    assert r"no such \| file" in text
     assert "| base | none |  |  |  |" in text
     rows = json.loads((tmp_path / "table.json").read_text())
     assert rows["settings"] == [{"settings": "base", "seeds": []}]
-    (tmp_path / "base-seed1.state.json").write_text("[]")
-    with pytest.raises(InputError, match="delete it to run base-seed1 again"):
-        folder.state(one)
+
+
+def test_a_run_is_two_commands(tmp_path: Path) -> None:
+    plan = Plan("c.py", (1,), {"data.path": ("a b",)}, samples=8, checkpoint="last")
+    (run,) = plan.runs()
+    where = f"--workdir={tmp_path / run.name}"
+    assert plan.line(run, tmp_path) == (
+        f"{sys.executable} -m qrag_jax.train --config=c.py --config.seed=1 "
+        f"'--config.data.path=a b' {where} && "
+        f"{sys.executable} -m qrag_jax.evaluate {where} --samples=8 --checkpoint=last"
+    )
