@@ -21,7 +21,6 @@ from configs import quickstart
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import q_rag
-from qrag_jax.systems.q_rag_config import complete
 
 # Seconds that an answer takes, and a staleness K that gives the model this time.
 SECONDS, STALENESS, ROUNDS, STEPS = 2.0, 1, 9, 6
@@ -53,7 +52,6 @@ def cases(quick: bool) -> list[Case]:
     with echo_server(seconds) as url, tempfile.TemporaryDirectory() as folder:
         config = quickstart.get_config("tiny" if quick else "").unlock()
         config.reward.name = "answer_f1"
-        complete(config)
         config.reward.staleness = staleness
         config.llm.update(url=url, model="echo", cache="", concurrency=1024)
         config.train.steps = 10_000

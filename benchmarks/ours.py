@@ -40,7 +40,7 @@ from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.systems.q_rag_config import QRagConfig, complete
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 SCHEDULED = 1000  # optimizer steps for which the peers get learning rates
@@ -101,7 +101,7 @@ def read_texts(
         config.data.limit = questions
         config.data.path = str(DATA / name) if (DATA / name).exists() else SYNTHETIC
         if config.data.path == SYNTHETIC:
-            complete(config).data.synthetic.update(train=questions, dev=16)
+            config.data.synthetic.update(train=questions, dev=16)
         config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     taken = QRagConfig.of(config)
     samples = load_split(taken.data, "train", hold_out=True).all[:questions]

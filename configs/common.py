@@ -6,7 +6,7 @@ in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes)
 
 from ml_collections import ConfigDict
 
-from qrag_jax.systems.q_rag_config import complete, default_config
+from qrag_jax.systems.q_rag_config import default_config
 
 VARIANTS = ("", "tiny")
 
@@ -22,12 +22,10 @@ def tiny(config: ConfigDict) -> ConfigDict:
     config.encoder.path = ""
     config.encoder.length_buckets = 2
     config.data.path = "synthetic"
-    complete(config)
     config.encoder.scratch.update(layers=2, hidden=32, heads=2, vocab=500, positions=256)
     config.data.max_chunk_tokens = 48
     config.data.max_chunk_tokens_in_state = 48
-    if "synthetic" in config.data:
-        config.data.synthetic.update(hops=(2,), chunks=8, train=64, dev=16)
+    config.data.synthetic.update(hops=(2,), chunks=8, train=64, dev=16)
     config.env.max_steps = min(config.env.max_steps, 2)  # 0 stays: the data settle it
     config.pqn.learning_start = 8
     config.optimizer.learning_rate = 1e-3

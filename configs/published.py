@@ -22,7 +22,6 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.q_rag_config import complete
 
 
 def questions(transitions: int, max_steps: int, accumulation: int) -> int:
@@ -116,7 +115,6 @@ def contriever_babilong_em() -> ConfigDict:
     config = contriever_babilong()
     config.env.never_terminate = False
     config.reward.name = "babilong_em"
-    complete(config)
     config.reward.update(scale=1.0, completion_threshold=1.0, staleness=0)
     config.llm.update(
         max_tokens=32, temperature=0.0, top_p=0.95, concurrency=20, enable_thinking=False

@@ -20,7 +20,7 @@ from qrag_jax.llm.server.sidecar import sidecar
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
 
-CONFIG = run_flags.define_experiment(also=("llm", "llm.server"))
+CONFIG = run_flags.define_experiment()
 LOOK_EVERY = 0.5  # seconds
 
 

@@ -18,7 +18,6 @@ from ml_collections import config_flags
 
 from benchmarks.__main__ import SUITES
 from qrag_jax.__main__ import COMMANDS
-from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.answer_settings import answer_settings
 from tests.entry_points import ROOT
 
@@ -142,25 +141,22 @@ def check(command: Command, runs: dict[str, Any]) -> None:
     if command.name == "serve_llm":
         file = file or SIDECAR_CONFIG
     if file:
-        also = ("llm", "llm.server") if command.name == "serve_llm" else ()
-        config = experiment(file, command.words, also)
+        config = experiment(file)
         if command.name == "train":
-            runs[folder or default_folder(file)] = (file, command.words)
+            runs[folder or default_folder(file)] = file
     elif given:
         assert folder in runs or of_default(folder), f"which config has the run {folder}?"
-        file, words = runs.get(folder) or (of_default(folder), ())
-        config = experiment(file, (*words, *command.words))
+        config = experiment(runs.get(folder) or of_default(folder))
     if config is not None:
         parse("config", config, given)
 
 
-def experiment(file: str, words: tuple[str, ...], also: tuple[str, ...] = ()) -> Any:
-    """The config of `FILE:VARIANT` in configs/, with the fields that the words choose."""
+def experiment(file: str) -> Any:
+    """The config of `FILE:VARIANT` in configs/."""
     path, _, variant = file.partition(":")
     assert (ROOT / path).is_file(), file
     module = importlib.import_module(f"configs.{Path(path).stem}")
-    config = module.get_config(variant)
-    return q_rag_config.complete(config, words, also) if config.system == "q_rag" else config
+    return module.get_config(variant)
 
 
 def parse(name: str, config: Any, words: list[str]) -> None:

@@ -96,7 +96,7 @@ def test_help_tells_the_fields_of_an_experiment() -> None:
         in told
     )
     assert "\n  optimizer.learning_rate=0.001\n      lr_0, peak\n" in told
-    assert "\n  llm.max_tokens=256 (not read by it)\n" in told
+    assert "\n  llm.max_tokens=256 (not read)\n" in told
     # Every field of every experiment is told, with a comment of its own.
     known = {name: comment for name, _, comment in q_rag_config.help_lines()}
     assert all(comment for name, comment in known.items())

@@ -105,12 +105,11 @@ def test_variants_of_agents(name: str) -> None:
     agents = [f"{data}-{agent}-{size}" for data, agent, size in AGENT_VARIANTS]
     for variant in (*known[:2], *agents):
         config = module(name).get_config(variant)
-        if "llm" in config and not config.llm.server.model:
+        if not config.llm.server.model:
             config.llm.update(url="http://127.0.0.1:8000/v1", model="a-model")
         systems.check(config)
         assert config.is_locked
         assert config.algorithm == name.removeprefix("harr_")
-        assert ("llm" in config) == (config.agent.name != "scripted")
     for wrong in ("hotpotqa-react", "hotpotqa-react-1b", "nq-react-4b", "-tiny"):
         with pytest.raises(ValueError, match=f"the variant '{wrong}' is unknown"):
             module(name).get_config(wrong)

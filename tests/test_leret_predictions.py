@@ -128,7 +128,9 @@ def test_preferences_of_an_iteration(commands: Commands, run: Path, tmp_path: Pa
     report = json.loads((run / "tries" / "iteration-1" / "report.json").read_text())
     pairs = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(pairs) == report["pairs"]
-    assert f"{len(pairs)} pairs of {report['paired']} states of iteration 1: {file}; " in out
+    assert (
+        f"{len(pairs)} pairs of {report['states']['paired']} states of iteration 1: {file}; " in out
+    )
     tries = [
         json.loads(line)
         for path in sorted((run / "tries" / "iteration-1").glob("hop-*.jsonl"))

@@ -17,7 +17,6 @@ from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.systems.q_rag_config import complete
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.parts import samples_of
@@ -142,7 +141,7 @@ def test_asked_after_every_step_trains_as_facts_that_end_episodes(
         config.data.cache = str(tmp_path / "cache")
         if name == "model":
             config.reward.update(name="answer_em", staleness=0, completion_threshold=1.0)
-            complete(config).llm.update(url=server.url, model="tiny")
+            config.llm.update(url=server.url, model="tiny")
         assert train.train(config.lock(), tmp_path / name) == 0
     one, other = (saved_state(tmp_path / name, steps) for name in ("model", "facts"))
     for name, value in other.items():
@@ -299,7 +298,7 @@ def test_failed_episodes_are_masked_and_too_many_pause_the_run(
 def test_refusals(changes: dict[str, Any], says: str, server: ModelServer, tmp_path: Path) -> None:
     config = hotpotqa.get_config("tiny").unlock()
     config.reward.name = "answer_em"
-    complete(config).llm.update(url=server.url, model="tiny")
+    config.llm.update(url=server.url, model="tiny")
     config.update_from_flattened_dict(changes)
     with pytest.raises(InputError, match=re.escape(says)):
         train.train(config, tmp_path / "run")

@@ -16,7 +16,7 @@ from configs import hotpotqa, own
 from qrag_jax import train
 from qrag_jax.errors import InputError
 from qrag_jax.systems.q_rag import QRag
-from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig, complete
+from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
 from tests.entry_points import metric_lines, saved_state
 
 IMITATED, STEPS = 3, 6
@@ -27,7 +27,6 @@ def config_of(*stages: str, **fields: Any) -> ConfigDict:
     config.encoder.scratch.update(layers=1, hidden=16)
     config.encoder.update(length_buckets=1, block_sizes=1)
     config.stages = stages
-    complete(config, also=("imitate",))
     config.imitate.update(steps=IMITATED, batch_size=8, learning_rate=1e-3)
     config.train.update(steps=STEPS - IMITATED, eval_every=100, checkpoint_every=100, log_every=1)
     for name, value in fields.items():
@@ -99,7 +98,6 @@ def test_questions_without_facts_are_refused(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps(each) for each in records))
     config = own.get_config("tiny").unlock()
     config.data.path, config.stages = str(path), (IMITATE,)
-    complete(config)
     config.reward.name = "answer_in_chunk"
     with pytest.raises(InputError, match="imitate"):
         train.train(config, tmp_path / "run")

@@ -63,8 +63,9 @@ class DataConfig:
     workers: int = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
-    synthetic: SyntheticConfig | None = None  # for the source "synthetic" and the path "synthetic"
-    columns: Columns | None = None  # for the source "own"
+    # For the source "synthetic" and the path "synthetic"
+    synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
+    columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
     sources: Mapping[str, float] = internal(factory=dict)
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)

@@ -139,7 +139,7 @@ def paths_of(config: DataConfig) -> dict[str, str]:
 
 
 def _made(config: DataConfig) -> synthetic.SyntheticConfig:
-    return config.synthetic or synthetic.SyntheticConfig()
+    return config.synthetic
 
 
 def _written_corpus(config: DataConfig, name: str) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from qrag_jax.data import decompositions
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.decompositions import Decomposition
-from qrag_jax.data.generators.synthetic import SyntheticConfig, puzzle_at
+from qrag_jax.data.generators.synthetic import puzzle_at
 from qrag_jax.data.loading import LoadedSamples, load_split, paths_of, without_questions
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources.registry import Split, files_of
@@ -110,7 +110,7 @@ def _decompositions(
     config: DataConfig, source: str, split: Split, samples: Sequence[Sample]
 ) -> Mapping[str, Decomposition]:
     if source == SYNTHETIC:
-        made = config.synthetic or SyntheticConfig()
+        made = config.synthetic
         numbers = {sample.id: int(sample.id.rsplit("-", 1)[1]) for sample in samples}
         return {
             name: decompositions.of_puzzle(puzzle_at(made, split, number))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from qrag_jax.learners.placement import place
@@ -19,8 +18,7 @@ class Critic(NamedTuple):
     """What estimates the return of a state: a tower of its own and a linear map of its embedding.
 
     Attributes:
-        tower: parameters of one tower, or of adapters on the policy's base; {} if the map is of
-            the policy's tower.
+        tower: parameters of one tower, or of adapters on the policy's base.
         weights: float32 `[D]`, zeros at first.
         bias: float32 scalar.
     """
@@ -69,13 +67,8 @@ class Parts(NamedTuple):
     keeps_reference: bool
     width: int
 
-    def build(self, params: Params, key: jax.Array, base: Params | None = None) -> PolicyState:
-        """The first state.
-
-        Args:
-            params: of the tower, or its adapters.
-            base: what the adapters are on; None: all weights are trained.
-        """
+    def build(self, params: Params, key: jax.Array) -> PolicyState:
+        """The first state; `params` are of the tower, or its adapters."""
         critic = critic_opt_state = None
         if self.critic_optimizer is not None:
             weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
@@ -94,54 +87,34 @@ class Parts(NamedTuple):
         )
 
 
-def next_stage(parts: Parts, state: PolicyState, base: Params | None = None) -> PolicyState:
+def next_stage(parts: Parts, state: PolicyState) -> PolicyState:
     """The state with which a later stage of training begins: its moments are zero.
 
     A KL is to the parameters of its start. A critic begins as the policy is then.
-
-    Args:
-        base: what the policy's adapters are on; None: all weights are trained.
     """
-    begun = parts.build(state.params, state.key, base)
+    begun = parts.build(state.params, state.key)
     return begun._replace(step=state.step, env_steps=state.env_steps)
 
 
-def state_shapes(parts: Parts, tower: Params, base: Params | None = None) -> PolicyState:
-    """Shape and dtype of every array of the state, from arrays or shapes of the tower.
-
-    Args:
-        tower: or its adapters; then
-        base: what these are on.
-    """
-    key = jax.eval_shape(jax.random.key, 0)
-    return jax.eval_shape(parts.build, tower, key, base)
+def state_shapes(parts: Parts, tower: Params) -> PolicyState:
+    """Shape and dtype of every array of the state, from those of the tower or its adapters."""
+    return jax.eval_shape(parts.build, tower, jax.eval_shape(jax.random.key, 0))
 
 
-def state_shardings(
-    mesh: Mesh, rules: Rules, parts: Parts, tower: Params, base: Params | None = None
-) -> PolicyState:
-    """The sharding of every array of the state; moments, critic and reference follow the tower.
-
-    A critic that is trained whole beside adapters follows their base.
-    """
-    state = state_shapes(parts, tower, base)
-    named = state.params
-    if base is not None:
-        named = unflatten_dict(flatten_dict(base) | flatten_dict(named))
-    return shardings_of(mesh, rules, state, named)
+def state_shardings(mesh: Mesh, rules: Rules, parts: Parts, tower: Params) -> PolicyState:
+    """The sharding of every array of the state; moments, critic and reference follow the tower."""
+    state = state_shapes(parts, tower)
+    return shardings_of(mesh, rules, state, state.params)
 
 
-def first_state(
-    shardings: PolicyState, parts: Parts, tower: Params, seed: int, base: Params | None = None
-) -> PolicyState:
+def first_state(shardings: PolicyState, parts: Parts, tower: Params, seed: int) -> PolicyState:
     """The first state on the mesh; no device ever holds more than its part of an array.
 
     Args:
         tower: parameters of the tower, or of its adapters: host arrays, or `StoredLeaf`s.
-        base: what adapters are on, on the mesh; None: all weights are trained.
     """
 
-    def build(tower: Params, base: Params | None) -> Any:
-        return parts.build(tower, jax.random.key(seed), base)
+    def build(tower: Params) -> PolicyState:
+        return parts.build(tower, jax.random.key(seed))
 
-    return jax.jit(build, out_shardings=shardings)(place(tower, shardings.params), base)
+    return jax.jit(build, out_shardings=shardings)(place(tower, shardings.params))

@@ -90,7 +90,7 @@ class EncoderConfig:
     block_tokens: int = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     block_sizes: int = 2  # number of block sizes compiled, each half of the next
     lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
-    scratch: ScratchConfig | None = None  # sizes of an encoder from scratch
+    scratch: ScratchConfig = dataclasses.field(default_factory=ScratchConfig)  # if path is ""
 
     def __post_init__(self) -> None:
         check_least("encoder", self, length_buckets=1, block_tokens=0, block_sizes=1)

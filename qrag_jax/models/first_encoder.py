@@ -24,7 +24,7 @@ from qrag_jax.models.pretrained import (
     with_lora,
     with_new_adapters,
 )
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.scratch import make_scratch_folder
 from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
@@ -102,7 +102,7 @@ def _build(
     try:
         origin = _pretrained_folder(config.path)
         if origin is None:
-            make_scratch_folder(building, texts, config.scratch or ScratchConfig(), seed)
+            make_scratch_folder(building, texts, config.scratch, seed)
         else:
             state, *chunk = _towers(origin, config)
             save_encoder(load_encoder(state, **settings), state, building)

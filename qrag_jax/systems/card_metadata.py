@@ -57,7 +57,7 @@ def _model_index(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str
     ]
     shown = [*COLUMNS, *(column for column in scores if column.startswith(RECALL_AT))]
     for column in shown:
-        if column in scores:  # summaries that older versions wrote lack some
+        if column in scores:  # of those at k
             interval = scores[column]
             lines += [
                 f"    - type: {_text(column)}",

@@ -210,7 +210,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
-load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, LAYOUT.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import SYNTHETIC, DataConfig
-from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.data.config import DataConfig
 from qrag_jax.environments.rag.episode import Limits
 from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
@@ -22,12 +22,12 @@ from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.log_config import LogConfig
+from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
@@ -253,14 +253,14 @@ class HarrConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        name = config.get("algorithm", GRPO)
+        name = config.algorithm
         if name not in ALGORITHMS:
             raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")
-        known = {*FIELDS, *SECTIONS, name, "system", "data", "llm"}
+        known = {*FIELDS, *SECTIONS, *OF_ALGORITHM, "system", "data", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
-        algorithm: Any = fill(OF_ALGORITHM[name], config.get(name, {}), name)
+        algorithm: Any = fill(OF_ALGORITHM[name], config[name], name)
         train = parts["train"]
         if train.accumulation != 1:
             raise InputError(
@@ -310,22 +310,32 @@ def load_config(path: Path) -> ConfigDict:
 
 def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:
     """The section `llm`, if the agent or a reward asks its model."""
-    asks = ""
-    if LLM in rewards.weights:
-        asks = f"config.reward.mixture has {LLM}"
-    if agent.name not in WITHOUT_MODEL:
-        asks = f"config.agent.name is {agent.name}"
-    if not asks:
+    if LLM not in rewards.weights and agent.name in WITHOUT_MODEL:
         return None
-    if "llm" not in config:
-        raise InputError(
-            f"{asks}, which needs a language model, and this config has no section llm; begin from "
-            "one with such an agent, for example configs/harr_grpo.py:two_wiki-react-minilm."
-        )
     fields = dict(config.llm.items())
-    if fields.get("url"):
-        fields.pop("server", None)  # no server is started
+    if fields["url"]:
+        fields.pop("server")  # no server is started
     return fill(LlmConfig, fields, "llm")
+
+
+def unread(fields: Mapping[str, Any]) -> list[str]:
+    """Sections that a run with these values does not read.
+
+    Args:
+        fields: of a config, by names with dots.
+    """
+    rewards = Mixture.of(fields["reward.mixture"]).weights
+    by_model = LLM in rewards or fields["agent.name"] not in WITHOUT_MODEL
+    read = {
+        GRPO: fields["algorithm"] == GRPO,
+        PPO: fields["algorithm"] == PPO,
+        "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
+        "data.columns": False,
+        "llm": by_model,
+        "llm.server": by_model and not fields["llm.url"],
+        "reranker": RELEVANCE in rewards,
+    }
+    return [name for name, is_read in read.items() if not is_read]
 
 
 def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
@@ -333,7 +343,7 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
 
     Args:
         algorithm: "grpo" or "ppo".
-        agent: one of `AGENTS`; all but the scripted one get a section for their language model.
+        agent: one of `AGENTS`.
     """
     config = ConfigDict({"system": NAME})
     for name, (value, _) in FIELDS.items():
@@ -341,14 +351,12 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
     config.algorithm = algorithm
     for name, kind in SECTIONS.items():
         config[name] = section(kind)
-    config[algorithm] = section(OF_ALGORITHM[algorithm])
+    for name, kind in OF_ALGORITHM.items():
+        config[name] = section(kind)
     config.data = data_section(sources)
     config.agent.name = agent
-    if agent not in WITHOUT_MODEL:
-        config.llm = section(LlmConfig)
-        config.llm.server = section(ServerConfig)
-    if SYNTHETIC in sources:
-        config.data.synthetic = section(SyntheticConfig)
+    config.llm = section(LlmConfig)
+    config.llm.server = section(ServerConfig)
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
@@ -364,7 +372,6 @@ def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
     """The config for an encoder from scratch, which is trained whole."""
     config.encoder.path = ""
     config.encoder.lora.rank = 0
-    config.encoder.scratch = section(ScratchConfig)
     config.encoder.scratch.update(**sizes)
     return config
 

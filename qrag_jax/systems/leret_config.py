@@ -205,7 +205,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
 }
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
-load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, LAYOUT.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.

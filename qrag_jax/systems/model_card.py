@@ -268,7 +268,7 @@ def _scores(facts: Facts) -> str:
         f"## Scores\n\n{told}. Means with bootstrap 95 % intervals; fact EM: all supporting chunks "
         "were taken.",
     ]
-    if summary.get("mode", FULL_BUDGET) == FULL_BUDGET:
+    if summary["mode"] == FULL_BUDGET:
         parts.append(_scores_table(f"{FULL_BUDGET}: all steps", summary, recalls))
     if "until_found" in summary:
         title = f"{UNTIL_FOUND}: ends once all facts are found, so it uses the answer key"
@@ -278,7 +278,7 @@ def _scores(facts: Facts) -> str:
 
 def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]) -> str:
     names = [name for name in RETRIEVERS if name in summary]
-    # Summaries that older versions wrote lack some of these.
+    # Questions without facts, or without answers, have only some of these.
     there = [name for name in COLUMNS if name in summary["trained"]["intervals"]]
     last = [name for name in ("return",) if name in summary["trained"]["intervals"]]
     columns = [*there, *recalls, *last]

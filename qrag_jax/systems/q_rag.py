@@ -48,19 +48,17 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_time import Rounds
 from qrag_jax.systems import q_rag_config
-from qrag_jax.systems.q_rag_config import ALIASES, IMITATE, PQN, QRagConfig, complete, prune
+from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
 from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data, and removes the fields that nothing reads.
+    """Refuses values that are wrong for any data; the reward has its own name in the config then.
 
     Raises:
         InputError: a field is unknown, or its value makes no sense.
     """
-    prune(complete(config))
-    config.reward.name = ALIASES.get(config.reward.name, config.reward.name)
-    QRagConfig.of(config)
+    config.reward.name = QRagConfig.of(config).reward.name
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:

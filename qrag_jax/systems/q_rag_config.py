@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import SETTINGS, SYNTHETIC, DataConfig
-from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
@@ -26,14 +25,20 @@ from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
 from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.config_fields import described, fill, internal, refusing_types, section
+from qrag_jax.runtime.config_fields import (
+    described,
+    fields_of,
+    fill,
+    internal,
+    refusing_types,
+    section,
+)
 from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
@@ -48,20 +53,12 @@ SECTIONS: dict[str, type] = {
     "env": ChunksConfig,
     "policy": SoftQConfig,
     "pqn": PQNConfig,
+    "imitate": ImitateConfig,
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
     "log": LogConfig,
-}
-# Sections that only some configs need. Each one comes after the section that contains it.
-OPTIONAL: dict[str, type] = {
-    "imitate": ImitateConfig,
-    "encoder.scratch": ScratchConfig,
-    "data.synthetic": SyntheticConfig,
-    "data.columns": own.Columns,
-    "llm": LlmConfig,
-    "llm.server": ServerConfig,
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
@@ -122,15 +119,14 @@ class QRagConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system", "imitate", "data", "reward", "llm"}
+        known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {
             name: fill(kind, config[name], name) for name, kind in SECTIONS.items()
         }
-        reward = dict(config.reward.items())
-        reward["name"] = ALIASES.get(reward["name"], reward["name"])
-        by_model = _asks_model(reward["name"])
+        reward = _filled_reward(config.reward)
+        by_model = isinstance(reward, ModelReward)
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
         stages = tuple(config.stages)
         if not stages or stages != tuple(each for each in STAGES if each in stages):
@@ -139,7 +135,7 @@ class QRagConfig:
                 "imitate,pqn."
             )
         steps = parts["train"].steps if PQN in stages else 0
-        imitate = fill(ImitateConfig, config.imitate, "imitate") if IMITATE in stages else None
+        imitate = parts["imitate"] = parts["imitate"] if IMITATE in stages else None
         if imitate and imitate.shared_by > 1 and parts["env"].positions != NO_POSITIONS:
             raise InputError(
                 f"config.imitate.shared_by is {imitate.shared_by}, but passages of another "
@@ -171,10 +167,9 @@ class QRagConfig:
             seed=config.seed,
             profile=config.profile,
             stages=stages,
-            imitate=imitate,
             imitated=imitated,
             data=data,
-            reward=fill(_reward_kind(reward["name"]), reward, "reward"),
+            reward=reward,
             llm=fill(LlmConfig, llm, "llm") if llm else None,
             **parts,
         )
@@ -256,125 +251,45 @@ class QRagConfig:
 
 
 def default_config(*sources: str) -> ConfigDict:
-    """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328), on these data sources.
-
-    Optional fields are there only if these settings need them: those of a language model, of
-    invented questions and of an encoder from scratch. `complete` adds others later.
-    """
+    """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328), on these data sources."""
     config = ConfigDict({"system": "q_rag"})
     for name, (value, _) in FIELDS.items():
         config[name] = value
     for name, kind in SECTIONS.items():
         config[name] = section(kind)
     config.data = data_section(sources)
-    config.reward = section(FactReward)
-    return complete(config)
+    config.reward = section(ModelReward, path=OwnReward.path)
+    config.llm = section(LlmConfig)
+    config.llm.server = section(ServerConfig)
+    return config
 
 
-def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] = ()) -> ConfigDict:
-    """Adds the optional fields that the values in a config and on a command line need.
+def unread(fields: Mapping[str, Any]) -> list[str]:
+    """Sections and fields that a run with these values does not read.
 
     Args:
-        words: words of the command line; only `--config.FIELD=VALUE` are read.
-        also: optional sections to add in any case, such as "llm" and "llm.server".
-
-    Raises:
-        InputError: the command line gives a field that the config does not use.
+        fields: of a config, by names with dots.
     """
-    given = _overrides(words)
-    also = tuple(also)
-
-    def chosen(name: str) -> Any:
-        return given.get(name, _at(config, name))
-
-    if given.get("reward.path") and given.get("reward.name", OWN) == OWN:
-        config.reward.name = OWN  # the path alone says it
-    reward = chosen("reward.name")
-    wanted = _wanted(config, chosen)
-    with config.unlocked():
-        for name, kind in OPTIONAL.items():
-            part, last = _part_of(config, name)
-            if (wanted[name] or name in also) and part is not None and last not in part:
-                part[last] = section(kind)
-        for name, value in section(_reward_kind(reward)).items():
-            if name not in config.reward:
-                config.reward[name] = value
-    for name in given:
-        if name.startswith("data.columns.") and "columns" not in config.data:
-            raise InputError(
-                f"config.{name} is given, but the data are {', '.join(config.data.sources)}, whose "
-                "fields have their own names; leave it out, or use --config=configs/own.py."
-            )
-        if name.startswith("imitate.") and "imitate" not in config:
-            raise InputError(
-                f"config.{name} is given, but config.stages has no imitate; give "
-                "--config.stages=imitate or --config.stages=imitate,pqn."
-            )
-        if name.startswith("llm.") and "llm" not in config:
-            raise InputError(
-                f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
-                f"language model; use one of {', '.join(METRICS)}."
-            )
-        if name.startswith("reward.") and name.partition(".")[2] not in config.reward:
-            if name == "reward.path":
-                raise InputError(
-                    f"config.{name} is given, but config.reward.name is {reward!r}; leave one out."
-                )
-            if name.partition(".")[2] in section(ModelReward):
-                raise InputError(
-                    f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
-                    f"language model; leave it out, or use one of {', '.join(METRICS)}."
-                )
-    return config
-
-
-def prune(config: ConfigDict) -> ConfigDict:
-    """Removes the optional fields that a config does not use.
-
-    So two configs that do the same are equal.
-    """
-    wanted = _wanted(config, lambda name: _at(config, name))
-    with config.unlocked():
-        for name in reversed(OPTIONAL):
-            part, last = _part_of(config, name)
-            if not wanted[name] and part is not None and last in part:
-                del part[last]
-        for name in set(config.reward) - set(section(_reward_kind(config.reward.name))):
-            del config.reward[name]
-    return config
-
-
-def add_missing_sections(config: ConfigDict, other: ConfigDict) -> None:
-    """Adds the optional fields that `other` has and `config` lacks, with their defaults."""
-    with config.unlocked():
-        for name, kind in OPTIONAL.items():
-            part, last = _part_of(config, name)
-            if _at(other, name) is not None and part is not None and last not in part:
-                part[last] = section(kind)
-        for kind in (ModelReward, OwnReward):
-            for name, value in section(kind).items():
-                if name in other.get("reward", {}) and name not in config.reward:
-                    config.reward[name] = value
-
-
-def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]:
-    """Which of the optional sections a config needs; `chosen` gives the value of a field."""
     # BabiLong and needles make their own documents.
-    official = [name for name in config.data.sources if name not in SETTINGS]
-    paths = (chosen("data.path"), chosen("eval.path"))
-    by_model = _asks_model(chosen("reward.name"))
-    return {
-        "imitate": IMITATE in chosen("stages"),
-        "encoder.scratch": chosen("encoder.path") in ("", MINILM_OR_SCRATCH),
-        "data.synthetic": SYNTHETIC in official or bool(official and SYNTHETIC in paths),
+    sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
+    official, kind = sources - SETTINGS.keys(), _reward_kind(_name_of(fields, "reward."))
+    invented = SYNTHETIC in (fields["data.path"], fields["eval.path"])
+    by_model = kind is ModelReward
+    read = {
+        "imitate": IMITATE in fields["stages"],
+        "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
+        "data.synthetic": SYNTHETIC in official or bool(official and invented),
         "data.columns": own.NAME in official,
         "llm": by_model,
-        "llm.server": by_model and not chosen("llm.url"),
+        "llm.server": by_model and not fields["llm.url"],
     }
+    of_reward = {f"reward.{each.name}" for each in fields_of(kind)}
+    others = [name for name in fields if name.startswith("reward.") and name not in of_reward]
+    return [*(name for name, is_read in read.items() if not is_read), *others]
 
 
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run. Fields that the run does not read are dropped.
+    """Reads the config of a run.
 
     Raises:
         InputError: the file is missing, is not a JSON object, or is not the config of a run.
@@ -386,7 +301,7 @@ def load_config(path: Path) -> ConfigDict:
             "folder of a training."
         )
     with refusing_types(path):
-        return prune(complete(ConfigDict(saved)))
+        return ConfigDict(saved)
 
 
 def resume_config(given: ConfigDict, run: Run) -> None:
@@ -420,57 +335,38 @@ def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
 def help_lines() -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field that a config can have."""
     lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    more = {"imitate": ImitateConfig, "reward": ModelReward, "llm": LlmConfig}
-    for name, kind in {**SECTIONS, **more}.items():
+    for name, kind in {**SECTIONS, "reward": ModelReward, "llm": LlmConfig}.items():
         lines += described(kind, name)
     lines += [line for line in described(OwnReward, "reward") if line[0] == "reward.path"]
     lines += described(DataConfig, "data") + described_sources()
     return sorted(lines, key=lambda line: line[0].split("."))
 
 
-def _asks_model(reward: str) -> bool:
-    names = (GROUND_TRUTH, *ALIASES, ANSWER_IN_CHUNK, *METRICS, OWN)
-    if reward not in names:
-        raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
-    return reward in METRICS
+def _filled_reward(given: ConfigDict) -> FactReward:
+    """The settings of the reward; fields that it does not have are not read."""
+    kinds = (FactReward, ModelReward, OwnReward)
+    known = {field.name for kind in kinds for field in fields_of(kind)}
+    if unknown := sorted(set(given) - known):
+        raise InputError(f"config.reward.{unknown[0]} is unknown; there are {', '.join(known)}.")
+    name = _name_of(given)
+    kind = _reward_kind(name)
+    read = {field.name for field in fields_of(kind)}
+    fields = {each: value for each, value in given.items() if each in read}
+    return fill(kind, fields | {"name": name}, "reward")
+
+
+def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
+    """The reward's name; a path alone says that it is a function of the user's own."""
+    name = fields[f"{prefix}name"]
+    name = ALIASES.get(name, name)
+    return OWN if name == GROUND_TRUTH and fields.get(f"{prefix}path") else name
 
 
 def _reward_kind(reward: str) -> type[FactReward]:
     """The settings that a reward has."""
-    if _asks_model(reward):
+    names = (GROUND_TRUTH, *ALIASES, ANSWER_IN_CHUNK, *METRICS, OWN)
+    if reward not in names:
+        raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
+    if reward in METRICS:
         return ModelReward
     return OwnReward if reward == OWN else FactReward
-
-
-def _part_of(config: ConfigDict, name: str) -> tuple[ConfigDict | None, str]:
-    """The section that a field is in (None if it does not exist), and the field's last name."""
-    *sections, last = name.split(".")
-    return (_at(config, ".".join(sections)) if sections else config), last
-
-
-def _at(config: ConfigDict, name: str) -> Any:
-    part: Any = config
-    for word in name.split("."):
-        if not isinstance(part, Mapping | ConfigDict) or word not in part:
-            return None
-        part = part[word]
-    return part
-
-
-def _overrides(words: Sequence[str]) -> dict[str, str]:
-    """The values of `--config.FIELD=VALUE` and `--config.FIELD VALUE`, as they are written."""
-    found: dict[str, str] = {}
-    for number, word in enumerate(words):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name.startswith("config."):
-            following = words[number + 1] if number + 1 < len(words) else ""
-            found[name.removeprefix("config.")] = _unquoted(value if equals else following)
-    return found
-
-
-def _unquoted(text: str) -> str:
-    """The text without the quotes around it, as ml_collections reads it."""
-    for quote in "\"'":
-        if len(text) >= 2 and text[0] == text[-1] == quote:
-            return text[1:-1]
-    return text

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +57,9 @@ class _NamesParser(tuple_parser.TupleParser):
 config_flags.register_flag_parser_for_type(tuple, _NamesParser())
 
 
-class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):
-    """Reads a config file, and adds the optional fields that it and the command line need."""
-
-    def __init__(self, also: Iterable[str], words: Sequence[str] | None = None) -> None:
-        super().__init__(name="config", lock_config=True)
-        self._also, self._words = tuple(also), words
-
-    def parse(self, path: str) -> Any:
-        """The config of a file."""
-        config = super().parse(path)
-        # Another system's config is complete as it is.
-        if isinstance(config, ml_collections.ConfigDict) and config.get("system") == Q_RAG:
-            words = sys.argv[1:] if self._words is None else self._words
-            q_rag_config.complete(config, words, self._also)
-        return config
-
-
-def define_experiment(also: Iterable[str] = ()) -> flags.FlagHolder:
-    """Defines `--config`, an experiment's FILE or FILE:VARIANT.
-
-    Args:
-        also: optional sections that the command reads with any experiment.
-    """
-    holder = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
-    flags.FLAGS["config"].parser = _CompleteParser(also)
-    return holder
+def define_experiment() -> flags.FlagHolder:
+    """Defines `--config`, an experiment's FILE or FILE:VARIANT."""
+    return config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
 
 
 def fields_help(argv: Sequence[str]) -> str:
@@ -93,13 +69,15 @@ def fields_help(argv: Sequence[str]) -> str:
     """
     file, values = _argument(argv, "config"), {}
     if file:
-        values = flat(_CompleteParser(()).parse(file).to_dict())
+        parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
+        values = flat(parser.parse(file).to_dict())
     of_system = _CONFIGS.get(values.get("system", ""), q_rag_config)
+    unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
         shown = values.get(name, value)
-        absent = " (not read by it)" if file and name not in values else ""
-        lines.append(f"  {name}={shown!r}{absent}")
+        absent = file and (name not in values or f"{name}.".startswith(unread))
+        lines.append(f"  {name}={shown!r}{' (not read)' if absent else ''}")
         lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
@@ -141,7 +119,6 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
     """
     argv, values = ["train", *words], flags.FlagValues()
     holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
-    values["config"].parser = _CompleteParser((), words)
     try:
         values(argv)
         return given_experiment(holder)
@@ -224,7 +201,6 @@ def define(
         config = q_rag_config.load_config(path)
         if file:
             _replace_fields(config, file)
-        q_rag_config.complete(config, argv)
     else:
         read = _CONFIGS[system].load_config if system in _CONFIGS else _plain_config
         config = read(path)
@@ -282,9 +258,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
         if "sources" in fields.get("data", {}):
             del config.data.sources
             config.data.sources = fields.data.sources
-        q_rag_config.add_missing_sections(config, fields)
         config.lock().update(fields)
-        q_rag_config.prune(config)
         q_rag_config.fill_from_saved(config, saved)  # FILE may leave these fields open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")

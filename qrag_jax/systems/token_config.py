@@ -15,7 +15,7 @@ from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
@@ -105,6 +105,10 @@ class ConfigLayout:
                 "blocks of config.model.block_tokens, which bound the memory: set it to 1."
             )
         return found
+
+    def unread(self, fields: Mapping[str, Any]) -> list[str]:
+        """Sections that a run with these values does not read; `fields` by names with dots."""
+        return [] if fields["sampling.engine"] == SERVER else ["llm"]
 
     def help_lines(self) -> list[tuple[str, Any, str]]:
         """Name, default and comment of every field that a config can have."""

@@ -29,8 +29,7 @@ class Stage(NamedTuple):
         policy: how it learns.
         update: the jitted update.
         parts: what its state is made of.
-        begin: (state, base) → the state with which it begins behind another stage; without
-            adapters there is no base.
+        begin: state → the state with which it begins behind another stage.
         first: its first step.
     """
 
@@ -83,7 +82,7 @@ def make_stage(
         of_base = placement.base_shardings(mesh, partition, model.base)
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
-        shardings=state_shardings(mesh, partition, parts, model.trained, model.base),
+        shardings=state_shardings(mesh, partition, parts, model.trained),
         trunk=trunk,
         vocabulary=Vocabulary(temperature, products=trunk.precision.products),
         config=rules.algorithm,

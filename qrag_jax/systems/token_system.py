@@ -119,7 +119,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     def first_state(self) -> PolicyState:
         """See `System`."""
-        stage, given = self.stages[0], (self.inputs.model.trained, self.config.seed, *self.base)
+        stage, given = self.stages[0], (self.inputs.model.trained, self.config.seed)
         return first_state(stage.policy.shardings, stage.parts, *given)
 
     @property
@@ -152,7 +152,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         stage = next(each for each in reversed(self.stages) if each.first <= step)
         if step == stage.first > 0:
             self.keep(step, state.params)
-            state = stage.begin(state, *self.base)
+            state = stage.begin(state)
         self._step = step + 1
         return stage, state
 
@@ -203,7 +203,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
         )
         model = self.inputs.model
-        state = state_shapes(stage.parts, model.trained, model.base)
+        state = state_shapes(stage.parts, model.trained)
         return Program(name, stage.update, (state, shapes, *self.base))
 
     # ---------------------------------------------------------------- play

@@ -268,7 +268,6 @@ def test_all_gold_is_solved_whatever_its_order() -> None:
 # ---------------------------------------------------------------- files and bad input
 
 
-
 def test_tries_of_two_states_are_refused() -> None:
     with pytest.raises(ValueError, match="of several states"):
         pairs_of([made("a", 0.5), made("b", 0.5, state=1)], LERET)

@@ -30,7 +30,7 @@ from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.opening import Place
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems.q_rag_config import QRagConfig, complete
+from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.entry_points import Commands, refusal
 from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
@@ -44,7 +44,7 @@ FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 def config(**llm: Any):
     made = hotpotqa.get_config("tiny")
     made.reward.name = "answer_f1"
-    complete(made).llm.update(llm)
+    made.llm.update(llm)
     return made
 
 

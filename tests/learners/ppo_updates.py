@@ -57,7 +57,7 @@ class Learning:
         )
         split = Qwen3.SPLIT
         rules = resolve(((".*", "model"),), split_rules(split.columns, split.rows))
-        shardings = state_shardings(self.mesh, rules, parts, self.params, self.base)
+        shardings = state_shardings(self.mesh, rules, parts, self.params)
         of_base = None
         if self.base is not None:
             of_base = shardings_of(self.mesh, rules, self.base, self.base)
@@ -76,7 +76,7 @@ class Learning:
         )
         self.update = make_ppo_update(self.policy)
         self.placed = () if self.base is None else (jax.device_put(self.base, of_base),)
-        self.state: PolicyState = first_state(shardings, parts, self.params, 42, *self.placed)
+        self.state: PolicyState = first_state(shardings, parts, self.params, 42)
 
     def step(self, batch: TokenBatch) -> dict[str, float]:
         """One update; returns its metrics."""

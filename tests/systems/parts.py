@@ -16,7 +16,7 @@ from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems.data_section import source_section
-from qrag_jax.systems.q_rag_config import QRagConfig, load_config, prune
+from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.saved_run import SavedRun
 
 
@@ -24,7 +24,6 @@ def only_source(config: ConfigDict, name: str) -> None:
     """Replaces all sources of a config by one."""
     with config.unlocked():
         config.data.sources = ConfigDict({name: source_section(name)})
-    prune(config)
 
 
 def samples_of(config: ConfigDict, split: Split, *, hold_out: bool = True) -> LoadedSamples:

@@ -32,9 +32,7 @@ from qrag_jax.systems.q_rag import open_system
 from qrag_jax.systems.q_rag_config import (
     FREE_FIELDS,
     QRagConfig,
-    complete,
     load_config,
-    prune,
 )
 from qrag_jax.systems.q_rag_inputs import load_inputs
 from tests.systems.parts import only_source, prepared, samples_of, tokenised
@@ -52,9 +50,7 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
 def with_model(config: ml_collections.ConfigDict) -> None:
     """The rewards are a language model's."""
     config.reward.name = "answer_em"
-    complete(config)
     config.llm.update(url="http://127.0.0.1:9/v1", model="any")
-    prune(config)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +236,6 @@ def test_steps_are_as_many_as_the_facts_of_own_data(
         config = own.get_config("tiny")
         config.data.update(path=str(tmp_path), cache=str(tmp_path / "cache"))
         config.env.max_steps = given
-        prune(config)
         with Run.open(tmp_path / workdir, 0.0) as run, open_system(config, run, dry=True) as system:
             saved = load_config(run.config_path).env.max_steps
             assert saved == config.env.max_steps == system.config.rollout.max_steps
@@ -271,14 +266,12 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
         config.reward.completion_threshold = threshold
         with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
             QRagConfig.of(config)
-    config.reward.name = "gt"
-    with pytest.raises(InputError, match="completion_threshold is unknown; there are"):
+    config.reward.name = "gt"  # which does not read the threshold
+    assert QRagConfig.of(config).is_ground_truth
+    with config.unlocked():
+        config.reward.threshold = 1.0
+    with pytest.raises(InputError, match="threshold is unknown; there are"):
         QRagConfig.of(config)
-    given = ["--config.reward.completion_threshold=1.0"]
-    with pytest.raises(InputError, match="asks no language model; leave it out, or use one of"):
-        complete(hotpotqa.get_config("tiny"), given)
-    with pytest.raises(InputError, match=r"config\.llm\.url is given, but config\.reward\.name is"):
-        complete(hotpotqa.get_config("tiny"), ["--config.llm.url=http://127.0.0.1:1/v1"])
 
 
 @pytest.mark.parametrize("chunks", [2000, 2001])

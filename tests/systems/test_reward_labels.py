@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
@@ -13,7 +12,7 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.systems.q_rag_config import QRagConfig, complete
+from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.reward_labels import Labelled, with_labels
 
 KNOWN = Sample("a", "Where?", ("In Oslo.", "No."), (1,), ("Oslo",), "own")
@@ -27,9 +26,7 @@ def labels(
 ) -> Labelled:
     config = own.get_config("tiny")
     config.reward.name = reward
-    complete(config)
-    if "llm" in config:
-        config.llm.update(url="http://127.0.0.1:9/v1", model="any")
+    config.llm.update(url="http://127.0.0.1:9/v1", model="any")
     config.eval.best_by = best_by
     splits = (LoadedSamples({"own": samples}, ["read"]) for samples in (train, dev))
     return with_labels(QRagConfig.of(config), *splits)
@@ -121,27 +118,12 @@ def test_documents_that_are_made_know_their_facts() -> None:
         with_labels(QRagConfig.of(config), made, made)
 
 
-def test_columns_are_for_own_data_alone() -> None:
-    from configs import hotpotqa
-
-    config = hotpotqa.get_config("tiny")
-    words = ["--config.data.columns.question=query"]
-    with pytest.raises(InputError, match=r"the data are hotpotqa, .* use --config=configs/own.py"):
-        complete(config, words)
-    assert Path(own.__file__).name == "own.py"
-    assert own.get_config("tiny").data.columns.question == "question"
-
-
 def test_a_path_alone_says_whose_reward_it_is() -> None:
     config = own.get_config("tiny")
-    complete(config, ["--config.reward.path=mine.py:score"])
-    assert config.reward.name == "own"
-    assert config.reward.staleness == 1
     config.reward.path = "mine.py:score"
     settings = QRagConfig.of(config)
+    assert settings.reward.name == "own"
     assert not settings.is_on_device
     assert settings.rollout.never_terminate
-    for words in (["--config.reward.name=ground_truth"], ["--config.reward.name=judge"]):
-        given = [*words, "--config.reward.path=mine.py:score"]
-        with pytest.raises(InputError, match=r"config\.reward\.path is given, but .*leave one out"):
-            complete(own.get_config("tiny"), given)
+    config.reward.name = "answer_in_chunk"  # which reads no path
+    assert QRagConfig.of(config).is_on_device
