@@ -40,7 +40,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.chunk_notes import write_note
+from qrag_jax.systems.deployed import write_note
 from qrag_jax.systems.indexing import (
     DTYPES,
     ENGINES,

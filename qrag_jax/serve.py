@@ -26,8 +26,8 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
 from qrag_jax.serving.worker import Worker, WorkerConfig
 from qrag_jax.systems import search_flags
+from qrag_jax.systems.plain_search import ServedSearch
 from qrag_jax.systems.retriever import LoadSettings
-from qrag_jax.systems.served_search import ServedSearch
 
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 

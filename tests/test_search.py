@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
-from qrag_jax.systems.chunk_notes import NOTE
+from qrag_jax.systems.deployed import NOTE
 from tests.entry_points import ROOT, Commands, log_rows, refusal
 from tests.serving.served import started
 from tests.systems.corpora import write_corpus_file, write_tower

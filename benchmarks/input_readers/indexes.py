@@ -21,7 +21,7 @@ from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.retrieval.protocol import Passage, Queries, SavedIndex
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
-from qrag_jax.systems import chunk_notes
+from qrag_jax.systems import deployed
 
 _TEXTS = (
     "Oslo is the capital of Norway.",
@@ -133,7 +133,7 @@ def _finish_parts(folder: Path) -> None:
 
 
 def _note(folder: Path) -> Sequence[Path]:
-    chunk_notes.write_note(folder, "abc", "def")
+    deployed.write_note(folder, "abc", "def")
     return _files(folder)
 
 
@@ -170,6 +170,6 @@ def readers() -> list[FileReader]:
         FileReader("a flat file of faiss", _flat, _read_flat),
         FileReader("parts of vectors", _write_parts, _finish_parts),
         FileReader(
-            "a note on an exported tower", _note, lambda folder: chunk_notes.noted(folder, "abc")
+            "a note on an exported tower", _note, lambda folder: deployed.noted(folder, "abc")
         ),
     ]

@@ -7,12 +7,12 @@ Scores are in `model-index`, the form that the hub shows them from
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.metrics.until_found import FULL_BUDGET
-from qrag_jax.systems.shown_paths import without_folders
 
 HEAD = """\
 library_name: sentence-transformers
@@ -81,3 +81,21 @@ def _dataset(sources: list[str], path: str) -> str:
 def _text(value: str) -> str:
     """A text in double quotes, with JSON's escapes, which YAML reads, too."""
     return json.dumps(value, ensure_ascii=False)
+
+
+# An absolute path, up to the last slash before its last part. Parts of data are written as
+# path,split;path,split and settings as name=path.
+_FOLDERS = re.compile(r"(?<![^=,;])[~/][^=,;]*/(?=[^=,;/])")
+
+
+def without_folders(value: Any) -> Any:
+    """The value with all absolute paths in it, at any depth, cut to their last part.
+
+    Args:
+        value: a text, or mappings, lists and tuples of such values; all else stays as it is.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_folders(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_folders(item) for item in value)
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -21,10 +22,17 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
-from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.ppo_update import ppo_episodes, ppo_shardings
-from qrag_jax.learners.token_update import episode_shardings, token_episodes
+from qrag_jax.learners.optimizers import (
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from qrag_jax.learners.policy_state import Parts, PolicyState
+from qrag_jax.learners.ppo_config import NONE
+from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
+from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -45,13 +53,12 @@ from qrag_jax.systems.deepretrieval_config import (
 )
 from qrag_jax.systems.deepretrieval_episodes import REWARD, SCRIPTED, RewriteEpisodes, longest
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.deepretrieval_stages import stages_of
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 from qrag_jax.systems.rewrite_search import REMOTE
 from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage
+from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
 
@@ -252,3 +259,71 @@ OPENING = Opening(
     load=_load,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+
+
+_WARM_UP = 25  # imitation warms up for one part of so many
+
+
+def stages_of(config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
+    """The stages of a config, in their order."""
+    found = []
+    if SCRIPT in config.stages:
+        steps = config.script.steps * config.script.epochs
+        optimizer = dataclasses.replace(
+            config.optimizer,
+            learning_rate=config.script.learning_rate,
+            total_steps=steps,
+            schedule="cosine",
+            warmup_steps=steps // _WARM_UP,
+            final_ratio=0.1,
+            clip_norm=1.0,
+        )
+        found.append(_rules(config, model, SCRIPT, optimizer))
+    if RL in config.stages:
+        found.append(_rules(config, model, RL, config.optimizer))
+    return [make_stage(config, mesh, model, rules) for rules in found]
+
+
+def _rules(
+    config: RewriteConfig, model: FirstLanguageModel, kind: str, optimizer: OptimizerConfig
+) -> StageRules:
+    learns, ppo = kind == RL, config.algorithm == PPO
+    algorithm: Any = config.rule if learns else config.script
+    first = config.first_steps if learns else 0
+    per_batch = algorithm.updates_per_batch if learns and ppo else algorithm.epochs
+    schedule, critic = learning_rate_schedule(optimizer), _critic(config)
+    return StageRules(
+        kind=kind,
+        algorithm=algorithm,
+        parts=_parts(config, make_optimizer(optimizer), critic, model),
+        weights=(1.0,),
+        schedule=lambda step: schedule(step - first * per_batch),
+        make_update=make_ppo_update if learns and ppo else make_token_update,
+        first=first,
+        critic_optimizer=critic,
+        rests_until=first + config.ppo.critic_warmup if learns and ppo else 0,
+    )
+
+
+def _critic(config: RewriteConfig) -> optax.GradientTransformation | None:
+    if RL not in config.stages or config.algorithm != PPO or config.ppo.critic == NONE:
+        return None
+    rate = config.ppo.critic_learning_rate
+    return make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+
+
+def _parts(
+    config: RewriteConfig,
+    optimizer: optax.GradientTransformation,
+    critic: optax.GradientTransformation | None,
+    model: FirstLanguageModel,
+) -> Parts:
+    """One state serves all stages, so all of them have a reference and a critic if one does."""
+    ppo = config.algorithm == PPO
+    weight = config.ppo.kl if ppo else config.grpo.beta
+    return Parts(
+        optimizer,
+        critic,
+        keeps_reference=RL in config.stages and weight > 0,
+        width=model.loaded.model.trunk.config.hidden_size,
+    )

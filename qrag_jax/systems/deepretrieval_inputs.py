@@ -33,8 +33,7 @@ from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.deepretrieval_judged import check_depths, on_corpora
-from qrag_jax.systems.made_queries import MadeQueries
+from qrag_jax.systems.deepretrieval_judged import MadeQueries, check_depths, on_corpora
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
     OWN,
@@ -45,7 +44,7 @@ from qrag_jax.systems.rewrite_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_speech import speech_of
+from qrag_jax.systems.token_stages import speech_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here

@@ -30,7 +30,6 @@ from qrag_jax.systems.deepretrieval_inputs import (
 )
 from qrag_jax.systems.deepretrieval_listed import IfThere, listed_inputs
 from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, drawn
-from qrag_jax.systems.own_questions import of_others
 from qrag_jax.systems.played_parts import PlayedParts
 from qrag_jax.systems.saved_token_run import (
     FIRST,
@@ -40,6 +39,7 @@ from qrag_jax.systems.saved_token_run import (
     digest_of_weights,
     mesh_of_run,
 )
+from qrag_jax.systems.scored_ways import of_others
 
 KIND = "queries of a rewriter"  # in the record beside a file
 # Sections of the config that the play of given weights depends on.

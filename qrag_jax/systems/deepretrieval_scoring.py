@@ -20,6 +20,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.generators.function_words import content_words
+from qrag_jax.environments.query_rewriting.output import TAGGED
+from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
@@ -28,17 +30,18 @@ from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
-from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import NAME, PPO, RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import SEARCH, fingerprint, load_inputs
-from qrag_jax.systems.own_questions import are_others
+from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
 from qrag_jax.systems.rewrite_search import OWN
 from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights, mesh_of_run
-from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
+from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions, are_others
 
 SUMMARY, TABLE, RUNS, QRELS = "summary.json", "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
@@ -296,3 +299,45 @@ def _opened(
             config, workdir, mesh, test=config.queries.test, trains=False, search=search
         )
         yield DeepRetrieval(config, mesh, inputs, workdir), stop
+
+
+def _told(fields: Fields) -> str:
+    writing, queries = fields["writing"], fields["queries"]
+    kind = prompt_kind(writing["prompt"], writing["form"], boolean=writing["boolean"])
+    writes = (
+        '`<think>…</think><answer>{"query": "…"}</answer>`'
+        if kind.form == TAGGED
+        else "the query alone"
+    )
+    told = (
+        f"Its prompt is `config.writing.prompt={writing['prompt']}`, and its output is {writes}. "
+        f"It was trained on `config.queries.train={queries['train']}`."
+    )
+    if RL in fields["stages"] and fields["algorithm"] == PPO and fields["ppo"]["critic"] != NONE:
+        told += " PPO's critic, with its value head, is not part of this model."
+    return told
+
+
+def _scores(summary: Fields, checkpoint: str) -> Scores:
+    found = dict(summary["collections"])
+    if len(found) > 1:
+        found[POOLED] = summary["pooled"]
+    return {
+        f"{name}, {own['scored']} queries": {
+            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
+        }
+        for name, own in found.items()
+        if checkpoint in own["scores"]
+    }
+
+
+DEEPRETRIEVAL = ExportedSystem(
+    name=NAME,
+    title="DeepRetrieval",
+    learned="rewrite search queries",
+    read=RewriteConfig.of,
+    told=_told,
+    scored="collection",
+    scores=_scores,
+    private=("engine.email", "engine.url", "llm.url"),
+)

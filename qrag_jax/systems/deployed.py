@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,8 +12,38 @@ from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.retrieval.exported import chunk_digest, read_rows
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.systems.chunk_notes import NOTE
+from qrag_jax.runtime.whole_files import write_whole
+
+NOTE = "chunk_tower.json"
+
+
+def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
+    """Notes what embedded an index.
+
+    Args:
+        index: its folder.
+        encoder: the digest in the manifest of its vectors.
+        chunk_tower: the digest of the exported tower.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    said = {"encoder": encoder, "chunk_tower": chunk_tower}
+    write_whole(index / NOTE, json.dumps(said, indent=1) + "\n")
+
+
+def noted(index: Path, encoder: str) -> str:
+    """The digest of the exported tower that the vectors of this encoder are of; "": unknown.
+
+    A note on other vectors, which were in the folder before, is not read.
+    """
+    try:
+        said = bounded_json.load(index / NOTE)
+        return str(said["chunk_tower"]) if said["encoder"] == encoder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)

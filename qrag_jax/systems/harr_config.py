@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
 from qrag_jax.environments.rag.episode import Limits
 from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
@@ -31,7 +31,6 @@ from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")

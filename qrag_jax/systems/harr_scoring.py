@@ -39,7 +39,7 @@ from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_inputs import Asked, load_inputs
 from qrag_jax.systems.harr_models import open_models
-from qrag_jax.systems.own_questions import of_others
+from qrag_jax.systems.scored_ways import of_others
 from qrag_jax.systems.scoring import check_own_data
 
 SUMMARY = "summary.json"

@@ -14,13 +14,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from jax.sharding import Mesh
+
 from qrag_jax.environments.query_writing.few_shot import split_questions
 from qrag_jax.environments.query_writing.few_shot_file import NAME
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.feedback.pool_scores import PoolScores
-from qrag_jax.learners.policy_state import PolicyState
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_state import Parts, PolicyState
+from qrag_jax.learners.preference_update import make_preference_update
+from qrag_jax.learners.token_update import make_token_update
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
@@ -42,12 +48,11 @@ from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
-from qrag_jax.systems.leret_stages import stages_of
 from qrag_jax.systems.leret_tries import TryMaker
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import check_server
 from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage
+from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
 
@@ -273,3 +278,41 @@ OPENING = Opening(
     load=load_inputs,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+
+
+_WARM_UP = 25  # a stage warms up for one part of so many
+
+
+def stages_of(config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
+    """The stages of a config, in their order; those of a kind differ in their first step alone."""
+    width = model.loaded.model.trunk.config.hidden_size
+    by_kind = {
+        kind: make_stage(config, mesh, model, _rules(kind, config, width))
+        for kind in dict.fromkeys(each.kind for each in config.plan)
+    }
+    return [by_kind[each.kind]._replace(first=each.first) for each in config.plan]
+
+
+def _rules(kind: str, config: LeretConfig, width: int) -> StageRules:
+    """Of the first stage of a kind."""
+    algorithm: Any = getattr(config, kind)
+    steps = algorithm.steps * getattr(algorithm, "epochs", 1)
+    optimizer = dataclasses.replace(
+        config.optimizer,
+        learning_rate=algorithm.learning_rate,
+        total_steps=steps,
+        warmup_steps=min(config.optimizer.warmup_steps, steps // _WARM_UP),
+    )
+    firsts = [each.first for each in config.plan if each.kind == kind]
+    # Stages of a kind begin again after as many steps as an iteration has.
+    period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
+    schedule = learning_rate_schedule(optimizer)
+    return StageRules(
+        kind=kind,
+        algorithm=algorithm,
+        parts=Parts(make_optimizer(optimizer), None, False, width),
+        weights=(),
+        schedule=lambda step: schedule((step - firsts[0]) % period),
+        make_update=make_preference_update if kind == PREFERENCE else make_token_update,
+        first=firsts[0],
+    )

@@ -27,7 +27,6 @@ from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
 from qrag_jax.systems.leret_tries import FOLDER, START
-from qrag_jax.systems.own_questions import of_others
 from qrag_jax.systems.played_parts import PlayedParts
 from qrag_jax.systems.saved_token_run import (
     FIRST,
@@ -37,6 +36,7 @@ from qrag_jax.systems.saved_token_run import (
     digest_of_weights,
     mesh_of_run,
 )
+from qrag_jax.systems.scored_ways import of_others
 
 KIND = "hops of a query writer"  # in the record beside a file
 # Sections of the config that the play of given weights depends on.

@@ -17,23 +17,32 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_writing.few_shot_file import NAME, read_few_shot
+from qrag_jax.environments.query_writing.few_shot_file import NAME as EXAMPLES
+from qrag_jax.environments.query_writing.few_shot_file import read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
-from qrag_jax.metrics.hop_log import Searched
+from qrag_jax.metrics.hop_log import SHOWN, Searched
 from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT
+from qrag_jax.systems.leret_config import FEW_SHOT, NAME, SCRIPT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint
 from qrag_jax.systems.leret_predict import open_hop_predictor
-from qrag_jax.systems.own_questions import ASKED, are_others, of_others
+from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
 from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights
-from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
+from qrag_jax.systems.scored_ways import (
+    ASKED,
+    NOT_KEPT,
+    Way,
+    WayLogs,
+    WayOptions,
+    are_others,
+    of_others,
+)
 from qrag_jax.systems.token_system import EVALUATED
 
 SUMMARY = "summary.json"
@@ -148,7 +157,7 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
 
 def _has_prompts(system: Leret) -> bool:
     """Whether all ways to ask are known; those with examples are made in training."""
-    path = system.workdir / NAME
+    path = system.workdir / EXAMPLES
     if system.config.tries.ways != FEW_SHOT:
         return True
     template = system.inputs.agent.prompt.prompt.fingerprint
@@ -169,3 +178,36 @@ def _settings(given: ConfigDict) -> dict[str, Any]:
     every = json.loads(json.dumps(given.to_dict()))
     of_play = ("model", "search", "writing", "sampling", "reward", "seed")
     return {name: every[name] for name in of_play} | {"greedy": every["eval"]["greedy"]}
+
+
+def _told(fields: Fields) -> str:
+    writing, questions = fields["writing"], fields["questions"]
+    words = writing["passage_words"]
+    cut = f"the first {words} words" if words else "all"
+    return (
+        f"Its prompt is `config.writing.prompt={writing['prompt']}`, without examples or marks, "
+        f"and shows {cut} of each passage found so far. It was trained on "
+        f"`config.questions.train={questions['train']}`, by {writing['hops']} queries of "
+        f"{writing['k']} passages each."
+    )
+
+
+def _scores(summary: Fields, checkpoint: str) -> Scores:
+    """Of the pool after the last hop."""
+    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
+    if checkpoint not in scores:
+        return {}
+    own = scores[checkpoint]
+    row = f"after hop {last}, {own['questions']} questions"
+    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
+
+
+LERET = ExportedSystem(
+    name=NAME,
+    title="LeReT",
+    learned="write search queries, one at each hop",
+    read=LeretConfig.of,
+    told=_told,
+    scored="passages found",
+    scores=_scores,
+)

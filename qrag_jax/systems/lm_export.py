@@ -22,11 +22,10 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
-from qrag_jax.systems.deepretrieval_export import DEEPRETRIEVAL
-from qrag_jax.systems.exported_system import ExportedConfig
-from qrag_jax.systems.leret_export import LERET
-from qrag_jax.systems.lm_card import ADAPTER, language_model_card
-from qrag_jax.systems.rlvr_export import RLVR
+from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
+from qrag_jax.systems.leret_scoring import LERET
+from qrag_jax.systems.lm_card import ADAPTER, ExportedConfig, language_model_card
+from qrag_jax.systems.rlvr_scoring import RLVR
 
 CARD = "README.md"
 # config.system → what it says of its models.

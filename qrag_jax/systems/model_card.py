@@ -14,9 +14,8 @@ from qrag_jax.learners.optimizers import MUON
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter
+from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter, without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig
-from qrag_jax.systems.shown_paths import without_folders
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
 # How the card explains the positions of chunks, by the value of config.env.positions.

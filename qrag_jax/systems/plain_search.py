@@ -11,7 +11,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.single_step import SingleStepSearch
+from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.retriever import LoadSettings, Retriever
 
 BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
 BY_WORDS = OF_WORDS
@@ -92,3 +94,32 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
             "prefix or length, than those given; give the ones that it was built with."
         )
     return SingleStepSearch(index.open(digest), QuestionTower(own))
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedSearch:
+    """Which search is served; with neither a retriever nor an encoder it compares words.
+
+    Attributes:
+        index: the index, and what searches it.
+        retriever: folder of an export or of a run, which searches in steps as it was trained.
+        settings: how it is loaded.
+        encoder: a plain encoder, which searches in one step.
+    """
+
+    index: IndexAt
+    retriever: str = ""
+    settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
+    encoder: PlainEncoder | None = None
+
+    def open(self) -> Searcher:
+        """Loads it.
+
+        Raises:
+            InputError: the index or the encoder cannot be used, or they do not belong together.
+        """
+        if not self.retriever:
+            return SingleStep(open_plain(self.index, self.encoder))
+        retriever = Retriever.load(self.retriever, self.settings)
+        retriever.open_at(self.index)
+        return MultiStep(retriever.multi_step)

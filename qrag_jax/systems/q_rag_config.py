@@ -9,7 +9,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import SETTINGS, SYNTHETIC, DataConfig
+from qrag_jax.data.config import (
+    SETTINGS,
+    SYNTHETIC,
+    DataConfig,
+    data_section,
+    described_sources,
+    fill_data,
+)
 from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
@@ -45,7 +52,6 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
 ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
 SECTIONS: dict[str, type] = {

@@ -33,8 +33,7 @@ from qrag_jax.retrieval.tower_rows import Towers
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems.chunk_notes import noted, write_note
-from qrag_jax.systems.deployed import DeployedTowers, Endpoints
+from qrag_jax.systems.deployed import DeployedTowers, Endpoints, noted, write_note
 
 if TYPE_CHECKING:
     from qrag_jax.systems.indexing import IndexSettings

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
@@ -27,12 +28,21 @@ from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, score
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.learners.optimizers import (
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from qrag_jax.learners.policy_state import Parts
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
     episode_shardings,
+    make_token_update,
     token_episodes,
 )
 from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
@@ -57,10 +67,9 @@ from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_o
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
-from qrag_jax.systems.rlvr_stages import stages_of
 from qrag_jax.systems.rlvr_tools import told_documents
 from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage
+from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
 _SCRIPTED = "scripted"  # among the facts of a demonstration
@@ -320,3 +329,43 @@ def open_system(
 
         return open_environment(given, run, dry=dry, devices=devices)
     return OPENING.open_system(given, run, dry=dry, devices=devices)
+
+
+_WARM_UP = 25  # imitation warms up for one part of so many
+
+
+def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
+    """The stages of a config, in their order."""
+    width = model.loaded.model.trunk.config.hidden_size
+    return [make_stage(config, mesh, model, _rules(kind, config, width)) for kind in config.stages]
+
+
+def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
+    algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
+    optimizer = _of_imitation(config) if kind == SFT else config.optimizer
+    first = 0 if kind == SFT else config.sft_steps
+    schedule = learning_rate_schedule(optimizer)
+    # One state serves all stages, so all of them keep a reference if one needs it.
+    keeps = GRPO in config.stages and config.grpo.beta > 0
+    return StageRules(
+        kind=kind,
+        algorithm=algorithm,
+        parts=Parts(make_optimizer(optimizer), None, keeps, width),
+        # A part that groups must differ by is a second reward, of no weight.
+        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
+        schedule=lambda step: schedule(step - first * algorithm.epochs),
+        make_update=make_token_update,
+        first=first,
+    )
+
+
+def _of_imitation(config: RlvrConfig) -> OptimizerConfig:
+    return dataclasses.replace(
+        config.optimizer,
+        learning_rate=config.sft.learning_rate,
+        total_steps=config.sft_steps * config.sft.epochs,
+        schedule="cosine",
+        warmup_steps=config.sft_steps // _WARM_UP,
+        final_ratio=0.1,
+        clip_norm=1.0,
+    )

@@ -37,7 +37,7 @@ from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig
 from qrag_jax.systems.rlvr_tools import open_library
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_speech import speech_of
+from qrag_jax.systems.token_stages import speech_of
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 

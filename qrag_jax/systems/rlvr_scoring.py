@@ -21,9 +21,11 @@ from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.own_questions import ASKED, check_own_questions, of_others
+from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
+from qrag_jax.systems.rlvr_config import NAME, RlvrConfig
 from qrag_jax.systems.rlvr_predict import Player, PredictOptions, open_player
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, Weights
+from qrag_jax.systems.scored_ways import ASKED, check_own_questions, of_others
 
 SUMMARY = "summary.json"
 # Names of the evaluation that RLVR's README plans, and ours.
@@ -208,3 +210,34 @@ def _table(summary: Mapping[str, Any]) -> list[str]:
             lines.append(prediction_scores.gain_line(f"{retriever}, gain over {told}", found))
     notes = [f"note: {each}" for each in summary["notes"]]
     return [*prediction_scores.table(lines), *after, *notes]
+
+
+_SHOWN = ("em", "f1", "recall", "citation", "reward")
+
+
+def _told(fields: Fields) -> str:
+    tools, questions = fields["tools"], fields["questions"]
+    return (
+        f"Its prompt is `config.tools.prompt={tools['prompt']}`, its calls are written as "
+        f"`config.tools.form={tools['form']}`, and it was trained on "
+        f"`config.questions.train={questions['train']}`."
+    )
+
+
+def _scores(summary: Fields, checkpoint: str) -> Scores:
+    return {
+        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in _SHOWN}
+        for retriever, weights in summary["scores"].items()
+        if checkpoint in weights
+    }
+
+
+RLVR = ExportedSystem(
+    name=NAME,
+    title="RLVR",
+    learned="search with tools",
+    read=RlvrConfig.of,
+    told=_told,
+    scored="retriever",
+    scores=_scores,
+)

@@ -11,13 +11,16 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.systems.token_config import TokenConfig
 
 
@@ -96,3 +99,22 @@ def make_stage(
     )
     begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
     return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)
+
+
+def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
+    """Between the text and the ids of a model.
+
+    Args:
+        turn: most tokens that a turn may sample.
+
+    Raises:
+        InputError: the model has fewer positions than an episode may have tokens.
+    """
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded, room = model.loaded, config.sampling.room
+    if room > loaded.model.max_positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has "
+            f"{loaded.model.max_positions} positions; lower it."
+        )
+    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)

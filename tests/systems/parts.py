@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from qrag_jax.data.config import source_section
 from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources.registry import Split
@@ -15,7 +16,6 @@ from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems.data_section import source_section
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.saved_run import SavedRun
 

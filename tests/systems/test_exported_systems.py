@@ -20,9 +20,8 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import deepretrieval, leret
 from qrag_jax.systems.deepretrieval_config import default_config
-from qrag_jax.systems.deepretrieval_export import DEEPRETRIEVAL
-from qrag_jax.systems.deepretrieval_scoring import POOLED
-from qrag_jax.systems.leret_export import LERET
+from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL, POOLED
+from qrag_jax.systems.leret_scoring import LERET
 from qrag_jax.systems.lm_card import language_model_card
 from qrag_jax.systems.lm_export import EXPORTED, export_language_model
 from tests.systems import query_play, rewrite_play

@@ -30,8 +30,7 @@ from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.serving.searcher import Ask, MultiStep
-from qrag_jax.systems.chunk_notes import NOTE
-from qrag_jax.systems.deployed import Endpoints
+from qrag_jax.systems.deployed import NOTE, Endpoints
 from qrag_jax.systems.further_engines import make_engine
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.systems.parts import chunks_of

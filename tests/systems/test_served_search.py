@@ -20,9 +20,8 @@ from qrag_jax.retrieval.vector_files import replace_vectors
 from qrag_jax.serving.searcher import Ask, Searcher
 from qrag_jax.systems.indexing import index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder
+from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
 from qrag_jax.systems.retriever import Retriever
-from qrag_jax.systems.served_search import ServedSearch
 from tests.serving.small_index import words_index
 from tests.systems.corpora import records, write_corpus_file, write_tower
 

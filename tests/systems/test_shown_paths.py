@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qrag_jax.systems.shown_paths import without_folders
+from qrag_jax.systems.card_metadata import without_folders
 
 
 @pytest.mark.parametrize(
