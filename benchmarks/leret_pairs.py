@@ -28,11 +28,11 @@ from benchmarks.tokens import (
     policy_of,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.learners.pair_losses import PairLoss
 from qrag_jax.learners.policy_state import first_state
 from qrag_jax.learners.preference_config import IPO, PreferenceConfig
 from qrag_jax.learners.preference_update import (
     MEMBERS,
+    PairLoss,
     make_preference_update,
     pair_episodes,
     row_log_probs,

@@ -22,19 +22,18 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline, hosts, trackers, whole_files
-from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.dry_run import program_lines
-from qrag_jax.runtime.ended import EndedEarly
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.log_config import LogConfig
+from qrag_jax.runtime.hosts import AgreedStop
+from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
 from qrag_jax.runtime.targets import described_devices
+from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, has_evaluation
 from qrag_jax.systems import run_flags
 

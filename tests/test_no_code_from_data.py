@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from configs import harr_grpo
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.chat_text import chat_tokenizer
-from tests.entry_points import ROOT
+from qrag_jax.runtime.saved_config import save_config
+from tests.entry_points import ROOT, Commands, refusal
 
 # The only modules that know of pickle; each checks what it reads before, and says how.
 WITH_PICKLE = {
@@ -146,3 +148,20 @@ def test_models_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="sentence-transformers cannot read the tower"):
         TorchTower(folder, 0)
     assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("arguments", ("--trust-remote-code",)), ("python", "/tmp/python")]
+)
+def test_a_folder_starts_no_server_by_words_of_its_own(
+    field: str, value: object, commands: Commands, tmp_path: Path
+) -> None:
+    config = harr_grpo.get_config("two_wiki-react-minilm").unlock()
+    config.llm.server.update({"model": "a/model", field: value})
+    save_config(config, tmp_path / "config.json")
+    told = refusal(commands.run("evaluate", f"--workdir={tmp_path}", "--checkpoint=last"))
+    assert f"--config.llm.server.{field}=" in told
+    config.llm.url = "http://127.0.0.1:9/v1"  # then nothing is started
+    save_config(config, tmp_path / "config.json")
+    other = refusal(commands.run("evaluate", f"--workdir={tmp_path}", "--checkpoint=last"))
+    assert "llm.server" not in other

@@ -44,7 +44,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.rollouts.replay import replay
-from qrag_jax.runtime.gpu_options import compiler_options
+from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any

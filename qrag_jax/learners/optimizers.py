@@ -4,14 +4,110 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.learners.adam import scale_by_adam
-from qrag_jax.learners.muon import MATRICES, OTHERS, matrices_and_others, scale_by_kept_muon
+from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.runtime.config_fields import internal
+
+MATRICES, OTHERS = "matrices", "others"
+_KERNEL = "kernel"
+
+
+def matrices_and_others(params: Any) -> Any:
+    """A tree like `params` that says of each leaf whether it is a matrix inside a layer.
+
+    The word table, norms, biases, adapters and what stands beside the layers are others: Muon is
+    for the linear maps between hidden states.
+    """
+
+    def label(path: tuple[Any, ...], _: Any) -> str:
+        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        return MATRICES if LAYERS in names and names[-1] == _KERNEL else OTHERS
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraArgs:
+    """Muon of leaves `[..., in, out]`, each matrix on its own, with a state of optax's.
+
+    An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule). Its
+    update function takes a bool scalar `finite`: if it is False, the momentum and its count do not
+    change, and the returned updates have no meaning.
+
+    Args:
+        beta: of the momentum, which looks ahead as Nesterov's.
+    """
+    muon = scale_by_muon(beta=beta, weight_dimension_numbers=_last_two)
+
+    def update(
+        gradient: Any,
+        state: MuonState,
+        params: Any | None = None,
+        *,
+        finite: jax.Array | bool = True,
+        **_: Any,
+    ) -> tuple[Any, MuonState]:
+        # Every product of the iteration is of float32 values in full: on a GPU, too.
+        with jax.default_matmul_precision("float32"):
+            updates, new = muon.update(gradient, state, params)
+        widened = jax.tree.map(
+            lambda leaf: leaf * max(1.0, leaf.shape[-1] / leaf.shape[-2]) ** 0.5, updates
+        )
+        return widened, keep_unless(jnp.asarray(finite), new, state)
+
+    return optax.GradientTransformationExtraArgs(muon.init, update)
+
+
+def _last_two(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)
+
+
+def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
+    """The leaves of `new` if the condition (a scalar) holds, else those of `old`, bit for bit.
+
+    Applied to each result separately, the choice becomes part of the loop that computes the result:
+    nothing is read twice, and buffers are reused. (A choice after the whole update would need a
+    second copy of all moments; `jax.lax.cond` makes a GPU wait for the host.)
+    """
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """As `optax.scale_by_adam`, with the same state, but its update takes a bool scalar `finite`.
+
+    If `finite` is False, the moments and their count do not change, and the returned updates have
+    no meaning.
+    """
+
+    def update(
+        gradient: Any,
+        state: Any,
+        params: Any | None = None,
+        *,
+        finite: jax.Array | bool = True,
+        **_: Any,
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        mu = optax.tree.update_moment(gradient, state.mu, beta1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(gradient, state.nu, beta2, 2)
+        count = state.count + jnp.asarray(finite, jnp.int32)
+        mu, nu = keep_unless(finite, mu, state.mu), keep_unless(finite, nu, state.nu)
+        updates = jax.tree.map(
+            lambda m, v: m / (jnp.sqrt(v) + eps),
+            optax.tree.bias_correction(mu, beta1, count),
+            optax.tree.bias_correction(nu, beta2, count),
+        )
+        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformationExtraArgs(
+        optax.scale_by_adam(beta1, beta2, eps).init, update
+    )
+
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
 ADAM, MUON = METHODS = ("adam", "muon")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from qrag_jax.learners.adam import keep_unless
+from qrag_jax.learners.optimizers import keep_unless
 from qrag_jax.models.heads.embedding import Params
 
 

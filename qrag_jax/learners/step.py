@@ -15,7 +15,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Draws
-from qrag_jax.runtime.gpu_options import compiler_options
+from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
 
 Metrics = dict[str, jax.Array]

@@ -11,29 +11,90 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import unflatten_dict
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.learners.block_loss import BlockLoss, BlockSums
 from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.readouts import Readout, ReadTokens
+from qrag_jax.learners.state import optimizer_step
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_losses import GrpoLoss, ImitationLoss, PerToken, Sums
+from qrag_jax.learners.token_losses import (
+    BlockLoss,
+    BlockSums,
+    GrpoLoss,
+    ImitationLoss,
+    PerToken,
+    Sums,
+)
 from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach
+from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
-from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import specs_of, sum_over_data
+
+Scores = TypeVar("Scores", covariant=True)
+
+
+class ValueHead(NamedTuple):
+    """The linear map of a critic: weights float32 `[H]`, zeros at first, and a bias, scalar."""
+
+    weights: jax.Array
+    bias: jax.Array
+
+
+class Readout(Protocol[Scores]):
+    """Reads hidden states. It is hashable."""
+
+    def __call__(
+        self, hidden: jax.Array, head: jax.Array, further: Any, tokens: jax.Array
+    ) -> Scores:
+        """What is read, `[S]`.
+
+        Args:
+            hidden: `[S, H]`, the hidden states before the tokens.
+            head: `[V, H]` of the language model, or this device's part of it.
+            further: parameters that the language model does not have; a pytree.
+            tokens: int32 `[S]`, the sampled ones.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTokens:
+    """The scores of the sampled tokens; there are no further parameters."""
+
+    vocabulary: Vocabulary
+
+    def __call__(
+        self, hidden: jax.Array, head: jax.Array, further: Any, tokens: jax.Array
+    ) -> TokenScores:
+        """See `Readout`."""
+        return token_scores(self.vocabulary, hidden, head, tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadValues:
+    """The value of the state in which each token was sampled; `further` is a `ValueHead`."""
+
+    def __call__(
+        self, hidden: jax.Array, head: jax.Array, further: ValueHead, tokens: jax.Array
+    ) -> jax.Array:
+        """See `Readout`; float32."""
+        weighed = jnp.einsum(
+            "sh,h->s", hidden.astype(jnp.float32), further.weights, precision=EXACT
+        )
+        return weighed + further.bias
+
 
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 Config = TypeVar("Config", covariant=True)
@@ -328,3 +389,56 @@ def _number(blocks: TokenBlocks) -> jax.Array:
     used = jnp.any(blocks.lengths > 0, axis=1)
     last = jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()
     return jax.lax.pmax(last, AXES)
+
+
+Metrics = dict[str, jax.Array]
+Update = Callable[..., tuple[PolicyState, Metrics]]  # (state, episodes), then a base if any
+
+
+def learn(
+    policy: TokenPolicy,
+    state: PolicyState,
+    gradient: Params,
+    loss: jax.Array,
+    *,
+    awake: jax.Array | bool = True,
+) -> tuple[PolicyState, jax.Array, jax.Array]:
+    """One optimizer step; nothing is learned if the loss or the gradient is not finite.
+
+    Args:
+        awake: else nothing is learned either.
+
+    Returns:
+        the state, whose counts are the old ones; the gradient's norm; whether both were finite.
+    """
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    params, opt_state = optimizer_step(
+        state.params, state.opt_state, gradient, policy.optimizer, finite & awake
+    )
+    return state._replace(params=params, opt_state=opt_state), norm, finite
+
+
+def counted(state: PolicyState, tokens: jax.Array, metrics: Metrics) -> tuple[PolicyState, Metrics]:
+    """The state after an update from so many sampled tokens, and the metrics with their sum."""
+    env_steps = state.env_steps + tokens.astype(jnp.int32)
+    state = state._replace(step=state.step + 1, env_steps=env_steps)
+    return state, metrics | {"env_steps": env_steps.astype(jnp.float32)}
+
+
+def jitted(policy: TokenPolicy, update: Callable[..., Any], episodes: Any) -> Update:
+    """The program `(state, episodes) → (state, metrics)`; the state's buffers are donated.
+
+    Args:
+        update: takes a base, too, if the policy is adapters.
+        episodes: shardings of what is learned from.
+    """
+    shardings, of_base = policy.shardings, policy.base_shardings
+    placed = shardings, episodes
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        in_shardings=placed if of_base is None else (*placed, of_base),
+        out_shardings=(shardings, NamedSharding(policy.mesh, PartitionSpec())),
+        compiler_options=compiler_options(policy.mesh, adapters=of_base is not None),
+    )

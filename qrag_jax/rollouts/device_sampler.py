@@ -45,8 +45,8 @@ from qrag_jax.rollouts.token_sampler import (
     SamplingConfig,
     rooms,
 )
-from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.platform import compiler_options
 
 _FEWEST = 4  # rows that are computed, at least
 _STEP = 4  # there are programs for so many rows, and for so many times fewer

@@ -24,8 +24,8 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import replicate
+from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,26 @@ import orbax.checkpoint as ocp
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import digests
 from qrag_jax.runtime.leftovers import UNFINISHED_STEP
-from qrag_jax.runtime.quiet_orbax import quiet_orbax
+
+
+def _is_other(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING or "orbax" not in record.pathname
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Drops what Orbax logs within, up to warnings: that nothing will be written, for example.
+
+    Commands log nothing of it anyway; this is for programs that load a run by themselves. What
+    absl logs for others, and Orbax's errors, are logged as before.
+    """
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_other)
+
 
 _STAGES, _KEPT_STAGES = "stages", 8
 

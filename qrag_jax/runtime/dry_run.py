@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from qrag_jax.runtime import step_time
-from qrag_jax.runtime.device_memory import shown
+from qrag_jax.runtime.device_memory import saving, shown
 from qrag_jax.runtime.device_speeds import speeds_of
-from qrag_jax.runtime.memory_fields import saving
 from qrag_jax.runtime.step_time_lines import lines
 from qrag_jax.runtime.targets import Devices, Target
 

@@ -12,11 +12,13 @@ import contextlib
 import functools
 import os
 import re
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import jax
@@ -26,7 +28,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.lifelines import Door, Lifelines, connected
 from qrag_jax.runtime.output import end_process
 
@@ -328,3 +330,39 @@ def _end_now(status: int, lifelines: Lifelines) -> None:
             stream.flush()
     lifelines.end_others(2 * _GRACE)
     os._exit(status)
+
+
+class AgreedStop(StopSignal):
+    """As `StopSignal`; of several hosts, a signal to one stops all before the same step.
+
+    JAX's preemption sync finds that step. It listens to SIGTERM itself, from when the hosts joined,
+    so there is no handler for it here, and other signals are passed on as SIGTERM. Between two
+    steps `check` does not stop a host, because the others would wait for it in vain.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._several = jax.process_count() > 1
+
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """Those that are caught here."""
+        caught = super().signals
+        return tuple(each for each in caught if not self._several or each != signal.SIGTERM)
+
+    def before_step(self, step: int) -> None:
+        """All hosts call this before each step, with one more each time.
+
+        Raises:
+            Stopped: a signal came, to this host or to another one.
+        """
+        if self._several and multihost_utils.reached_preemption_sync_point(step):
+            self.requested, self.name = True, signal.SIGTERM.name
+        self.check()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._count_interrupt(number)
+        else:
+            super()._handle(number, frame)

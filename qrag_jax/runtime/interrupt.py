@@ -1,4 +1,4 @@
-"""Stops a run in good order on SIGTERM, on Ctrl-C or when its terminal closes."""
+"""Stops a run in good order: on SIGTERM, on Ctrl-C, when its terminal closes, or by a system."""
 
 from __future__ import annotations
 
@@ -81,3 +81,7 @@ class StopSignal:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
+
+
+class EndedEarly(Exception):
+    """Why; the message is one sentence for the user. The run is saved, and no error."""

@@ -9,6 +9,7 @@ features inside a feed-forward. The models' own rules name the maps that open su
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -179,3 +180,29 @@ def _strategy(rules: Rules, name: str) -> str:
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """Section `runtime`.
+
+    Raises:
+        InputError: a sharding rule is malformed.
+    """
+
+    mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
+    # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.
+    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp
+    # alone, "replicate" copies to every device. "column" and "row" split the outputs or inputs of a
+    # map over the axis tensor; the model's own rules use them.
+    sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
+    # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
+    # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        check_rules(self.sharding)
+
+    def rules(self, own: Rules = ALL_SPLIT) -> Rules:
+        """The (regex, strategy) pairs; the model's rules, `own`, replace the strategy "model"."""
+        return resolve(self.sharding, own)

@@ -15,9 +15,9 @@ from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files, bounded_json, trackers, typed_json
-from qrag_jax.runtime.log_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.trackers.secrets_out import clean
 from qrag_jax.runtime.trackers.sender import Sender, close_all
+from qrag_jax.runtime.train_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"

@@ -31,9 +31,9 @@ from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.environment_config import V0
 from qrag_jax.systems.environment_inputs import MODEL, load_environment
+from qrag_jax.systems.rlvr import TurnTexts
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
-from qrag_jax.systems.rlvr_episodes import TurnTexts
 from qrag_jax.systems.rlvr_predict import played_config
 from qrag_jax.systems.rlvr_scoring import SUMMARY, PlayOptions
 from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run

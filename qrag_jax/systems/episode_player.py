@@ -16,8 +16,8 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
+from qrag_jax.rollouts.episode_texts import played_by_all
 from qrag_jax.rollouts.patient_play import Patience
-from qrag_jax.rollouts.shared_play import played_by_all
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Sampler,

@@ -40,16 +40,23 @@ from qrag_jax.rollouts.agents import Episode
 from qrag_jax.rollouts.block_rounds import even_rounds
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
-from qrag_jax.rollouts.kept_searches import restored, saved
+from qrag_jax.rollouts.hop_batch import (
+    HopBatch,
+    HopShape,
+    Rewarded,
+    batch_shapes,
+    hop_batch,
+    restored,
+    saved,
+)
 from qrag_jax.rollouts.pool_search import QueryRows
 from qrag_jax.runtime import determinism, hosts
-from qrag_jax.runtime.agreed_stop import AgreedStop
+from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told

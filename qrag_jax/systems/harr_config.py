@@ -26,11 +26,10 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
-from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
-from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.sharding import RuntimeConfig
+from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")

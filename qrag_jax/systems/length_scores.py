@@ -23,8 +23,8 @@ from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.runtime.length_plot import plot_lengths
 from qrag_jax.runtime.process import PeakMemory
+from qrag_jax.runtime.threshold_plot import plot_lengths
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.saved_run import SavedRun
 

@@ -22,9 +22,8 @@ from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.log_config import LogConfig
-from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.sharding import RuntimeConfig
+from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,

@@ -28,8 +28,7 @@ from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.agent_experience import QuestionOrder
-from qrag_jax.rollouts.scripted_tokens import all_sampled
-from qrag_jax.rollouts.styled_tokens import styled_episodes
+from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_sampler import STOP

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.systems.card_metadata import without_folders
 
 Fields = Mapping[str, Any]  # of a config, by section

@@ -46,12 +46,11 @@ from qrag_jax.runtime.config_fields import (
     refusing_types,
     section,
 )
-from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.sharding import RuntimeConfig
+from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 
 ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
 SECTIONS: dict[str, type] = {

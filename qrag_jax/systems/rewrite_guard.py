@@ -7,8 +7,7 @@ from typing import Any
 
 from qrag_jax.feedback.rewrite_guards import TELL, Guards, GuardsConfig
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
-from qrag_jax.runtime.ended import EndedEarly
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import log
 
 _GUARD, _BATCHES = "guard", "batches"  # in the position of an experience

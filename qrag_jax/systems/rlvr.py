@@ -47,6 +47,7 @@ from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_episodes import (
+    Speech,
     TokenEpisode,
     facts_of,
 )
@@ -65,7 +66,6 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_tools import told_documents
 from qrag_jax.systems.token_opening import Opening
@@ -368,4 +368,48 @@ def _of_imitation(config: RlvrConfig) -> OptimizerConfig:
         warmup_steps=config.sft_steps // _WARM_UP,
         final_ratio=0.1,
         clip_norm=1.0,
+    )
+
+
+class TurnTexts:
+    """The texts of turns, as a whole and token by token."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._speech, self._known = speech, dict[int, str]()
+
+    def of(self, trajectory: TokenTrajectory) -> list[dict[str, Any]]:
+        """See `predictions.Prediction.turns`."""
+        return [
+            {
+                "segment": number,
+                "observed": self._decoded(turn.observed.tolist()),
+                "sampled": self._speech.text(turn.sampled),
+                "observed_tokens": [self._token(each) for each in turn.observed.tolist()],
+                "sampled_tokens": [self._token(each) for each in turn.sampled.tolist()],
+            }
+            for number, segment in enumerate(trajectory.segments)
+            for turn in segment
+        ]
+
+    def _token(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._decoded([token])
+        return self._known[token]
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._speech.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def prediction_of(task: ToolTask, trajectory: TokenTrajectory, texts: TurnTexts) -> Prediction:
+    """The prediction of an episode."""
+    return Prediction(
+        id=task.id,
+        question=task.question,
+        answers=[*task.answers],
+        hops=task.hops,
+        draw=trajectory.member,
+        prediction=trajectory.facts.get("answer", ""),
+        reward=trajectory.parts.get(REWARD),
+        turns=texts.of(trajectory),
+        trajectory=trajectory.to_json(),
     )

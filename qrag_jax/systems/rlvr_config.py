@@ -26,9 +26,8 @@ from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.log_config import LogConfig
-from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.sharding import RuntimeConfig
+from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,

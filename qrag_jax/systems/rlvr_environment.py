@@ -48,9 +48,8 @@ from qrag_jax.systems.environment_inputs import (
 )
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import check_server, playing_of
-from qrag_jax.systems.rlvr import stages_of
+from qrag_jax.systems.rlvr import TurnTexts, stages_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_episodes import TurnTexts
 from qrag_jax.systems.served_policy import Versioned
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage

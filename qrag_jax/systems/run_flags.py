@@ -15,6 +15,7 @@ from ml_collections.config_flags import tuple_parser
 
 from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
+from qrag_jax.llm.server.server_config import OF_VLLM
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
@@ -31,6 +32,8 @@ Q_RAG = "q_rag"
 CODE_FIELDS = ("data.path", "eval.path", "agent.path", "rubric.path")
 # Fields that name an environment, which is code, and the program that runs it.
 PROGRAM_FIELDS = ("env.verifiers", "env.python")
+# Fields of a server that is started, with the values that anybody may have.
+_OF_SERVER: dict[str, Any] = {"llm.server.python": OF_VLLM, "llm.server.arguments": ()}
 # The other systems' configs, by the name in config.system.
 _CONFIGS: dict[str, Any] = {
     each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
@@ -233,13 +236,17 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
     """Refuses to run code because a folder of a run says so: folders are not trusted.
 
     Raises:
-        InputError: the config names a file of Python, an environment or its Python, and the command
-            line does not name this field.
+        InputError: the config names a file of Python, an environment, its Python, or a server's
+            program or its arguments, and the command line does not name this field.
     """
     values = flat(config.to_dict())
-    for name in (*CODE_FIELDS, *PROGRAM_FIELDS):
+    system = values.get("system", Q_RAG)
+    # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.
+    starts = system in _CONFIGS and "llm" not in _CONFIGS[system].unread(values)
+    usual = _OF_SERVER if starts and not values["llm.url"] else {}
+    for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)
-        if not isinstance(spec, str) or not spec:
+        if not spec or spec == usual.get(name):
             continue
         if name in CODE_FIELDS and not own_code.is_own_code(spec):
             continue

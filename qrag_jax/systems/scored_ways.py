@@ -1,4 +1,4 @@
-"""The ways that a run is compared with, each played once and kept in a log of its own."""
+"""The ways that a run is compared with, each with a log, and what questions they are asked."""
 
 from __future__ import annotations
 

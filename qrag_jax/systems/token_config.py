@@ -17,8 +17,8 @@ from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
-from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here

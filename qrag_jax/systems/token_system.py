@@ -23,10 +23,10 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene

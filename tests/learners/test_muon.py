@@ -11,8 +11,14 @@ import optax
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners.muon import MATRICES, OTHERS, matrices_and_others
-from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.learners.optimizers import (
+    MATRICES,
+    OTHERS,
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+    matrices_and_others,
+)
 
 CONFIG = OptimizerConfig(
     learning_rate=1e-3,

@@ -19,9 +19,8 @@ import pytest
 
 from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
 from benchmarks.tokens import Size, decoder, policy_of
-from qrag_jax.learners.pair_losses import PairLoss, PairSums
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.preference_update import pair_episodes, row_log_probs
+from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
 from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
 from qrag_jax.learners.token_update import given_tokens, token_episodes

@@ -20,7 +20,7 @@ from qrag_jax.models import smollm2
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
-from qrag_jax.runtime.wheels import downloaded_wheel
+from qrag_jax.runtime.minilm import downloaded_wheel
 
 TEXT = "The capital of France is"
 ROOM = 8  # tokens of a padded row

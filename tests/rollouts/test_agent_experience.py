@@ -15,8 +15,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch
-from qrag_jax.rollouts.kept_searches import restored, saved
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
 from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 

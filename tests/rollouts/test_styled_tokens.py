@@ -21,7 +21,7 @@ from qrag_jax.environments.query_writing.styles import (
 from qrag_jax.environments.tools.episode import ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import load
-from qrag_jax.rollouts.styled_tokens import styled_episodes
+from qrag_jax.rollouts.scripted_tokens import styled_episodes
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, token_batch
 from tests.environments.query_writing.trying import WorldSearch, tiny_speech, world, world_state

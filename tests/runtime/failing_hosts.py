@@ -19,7 +19,7 @@ from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.client.counters import Counters
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.agreed_stop import AgreedStop
+from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
 
 LAST = 600

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.runtime.memory_fields import saving
+from qrag_jax.runtime.device_memory import saving
 
 ROOT = Path(__file__).parents[2]
 # A real entry point of a few lines: it prints its config, or fails as the config says.

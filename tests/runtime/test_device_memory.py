@@ -12,10 +12,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qrag_jax.runtime.device_memory import cgroup_room, shortage
-from qrag_jax.runtime.memory_fields import SAVING, WITHOUT_CONFIG, saving
+from qrag_jax.runtime.device_memory import (
+    SAVING,
+    WITHOUT_CONFIG,
+    FirstCalls,
+    cgroup_room,
+    line,
+    saving,
+    shortage,
+)
 from qrag_jax.runtime.not_learning import KINDS
-from qrag_jax.runtime.program_memory import FirstCalls, line
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import SYSTEMS
 from qrag_jax.systems.likely_causes import CAUSES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from qrag_jax.runtime.gpu_options import compiler_options
+from qrag_jax.runtime.platform import compiler_options
 
 
 @pytest.mark.parametrize(("kind", "adapters"), [("gpu", True), ("gpu", False), ("tpu", True)])

@@ -13,7 +13,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.client.counters import Counters
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.agreed_stop import AgreedStop
+from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
 from tests.devices import run_two_processes
 from tests.runtime.failing_hosts import LAST, asked

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from qrag_jax.runtime.length_plot import plot_lengths
+from qrag_jax.runtime.threshold_plot import plot_lengths
 
 
 def result(chunks: int, em: float, seconds: float | None, memory: float | None) -> dict[str, Any]:

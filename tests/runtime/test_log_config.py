@@ -10,7 +10,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.log_config import KNOWN, LogConfig
+from qrag_jax.runtime.train_config import KNOWN, LogConfig
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
-from qrag_jax.runtime.ended import EndedEarly
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 
 

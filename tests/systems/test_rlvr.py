@@ -25,8 +25,8 @@ from qrag_jax.feedback.rubric import preset
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.readouts import ReadTokens
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_policy import ReadTokens
 from qrag_jax.models import smollm2
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.token_episodes import TokenEpisode

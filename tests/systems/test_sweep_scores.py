@@ -13,7 +13,7 @@ from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrieval_log, trec
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.metrics.facts import summarise
-from qrag_jax.systems.sweep_scores import scores_of
+from qrag_jax.systems.sweep_table import scores_of
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
 

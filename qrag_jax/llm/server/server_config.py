@@ -13,7 +13,6 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client.api_key import check_variable, read_key
 from qrag_jax.llm.listener import HOST
-from qrag_jax.llm.server.server_arguments import check_arguments
 from qrag_jax.runtime.config_fields import internal
 
 OF_VLLM = ".venv-vllm/bin/python"
@@ -102,7 +101,8 @@ class ServerConfig:
                 raise InputError(f"{_field(name)} is {value}; use seconds above 0.")
         if not self.log:
             raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
-        check_arguments(self.arguments, self.publish)
+        if other := [word for word in self.arguments if not isinstance(word, str)]:
+            raise InputError(f"{_field('arguments')}: {other[0]!r} is no text; write it in quotes.")
         check_variable(self.api_key_env, _field("api_key_env"))
 
     @classmethod
@@ -138,7 +138,8 @@ class ServerConfig:
     def command(self, port: int) -> list[str]:
         """The server's command line, without secrets: every user of the machine can read it."""
         model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
-        words = [str(interpreter(self.python)), "-m", MODULE]
+        # Of words that are given twice vLLM takes the last, so the user's own come first.
+        words = [str(interpreter(self.python)), "-m", MODULE, *self.arguments]
         words += ["--host", HOST, "--port", str(port)]
         words += ["--model", model, "--served-model-name", self.served_name]
         words += ["--dtype", self.dtype, "--gpu-memory-utilization", str(self.memory_share)]
@@ -157,7 +158,7 @@ class ServerConfig:
         if self.publish:
             # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]
-        return [*words, *self.arguments]
+        return words
 
     def environment(self) -> dict[str, str]:
         """The server's environment variables, including its API key but no other one.

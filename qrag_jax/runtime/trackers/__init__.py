@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.log_config import WANDB, LogConfig
 from qrag_jax.runtime.trackers import wandb_key
+from qrag_jax.runtime.train_config import WANDB, LogConfig
 
 FOLDER = "trackers"  # in the run's folder: what was sent to each
 

@@ -16,11 +16,11 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.trackers import sender, wandb_key
 from qrag_jax.runtime.trackers.secrets_out import clean, without_secrets
 from qrag_jax.runtime.trackers.sender import Sender, close_all
 from qrag_jax.runtime.trackers.sent_record import SentRecord
+from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import read_metrics
 
 
