@@ -13,6 +13,9 @@ class InputError(ValueError):
     Commands print only the message (no traceback) and exit with status 2. Of a message with a value
     of the input that is very long, the middle is left out. Marks of control are written as escapes,
     but for ends of lines.
+
+    Whatever reads a config, a file or a folder raises it, so docstrings do not repeat it under
+    "Raises".
     """
 
     def __init__(self, message: str = "") -> None:

@@ -53,7 +53,6 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
         others: how this host finds the others (see `hosts.joined`); "": there are none.
 
     Raises:
-        InputError: the config, the data, the encoder or the workdir cannot be used.
         SaveError: a checkpoint could not be written; the last good one is kept.
         FeedbackLost: the language model gives no more rewards; the run is saved.
         NotFinite: too many steps in a row had a loss or gradient that was not finite; the run is
@@ -134,9 +133,6 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     Args:
         config: the experiment.
         device_names: what programs are compiled for (see `described_devices`); "": what is here.
-
-    Raises:
-        InputError: as in `train`.
     """
     systems.check(config)
     _logged(config)
@@ -159,11 +155,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 
 
 def _logged(config: ml_collections.ConfigDict) -> Logged:
-    """Where metrics go, which is checked.
-
-    Raises:
-        InputError: a tracker cannot be used on this machine.
-    """
+    """Where metrics go, which is checked."""
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
     trackers.check_usable(settings)

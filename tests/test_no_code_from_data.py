@@ -151,7 +151,7 @@ def test_models_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("arguments", ("--trust-remote-code",)), ("python", "/tmp/python")]
+    ("field", "value"), [("arguments", ("--trust-remote-code",)), ("python", "/elsewhere/python")]
 )
 def test_a_folder_starts_no_server_by_words_of_its_own(
     field: str, value: object, commands: Commands, tmp_path: Path

@@ -41,11 +41,7 @@ class Found:
 
 
 def find(places: Sequence[Path]) -> Found:
-    """All that is in these folders, or in folders below them; a place may also be one file.
-
-    Raises:
-        InputError: a place does not exist or holds nothing to show.
-    """
+    """All that is in these folders, or in folders below them; a place may also be one file."""
     found: list[list[Path]] = [[], [], []]
     for place in places:
         if not place.exists():
@@ -68,11 +64,7 @@ def find(places: Sequence[Path]) -> Found:
 
 
 def table(found: Found) -> list[str]:
-    """Scores of all predictions, and of evaluations whose predictions are not here.
-
-    Raises:
-        InputError: a file has a line that is no prediction.
-    """
+    """Scores of all predictions, and of evaluations whose predictions are not here."""
     if not (found.predictions or found.summaries):
         return []
     groups: dict[str, dict[str, Any]] = {}  # what each is called → its scores by groups
@@ -97,11 +89,7 @@ def table(found: Found) -> list[str]:
 
 
 def write_curves(found: Found, out: Path) -> list[Path]:
-    """The learning curve of each training, as a PNG.
-
-    Raises:
-        InputError: a log has a line that is broken.
-    """
+    """The learning curve of each training, as a PNG."""
     names = _names([file.parent.resolve() for file in found.metrics])
     written = []
     for file, name in zip(found.metrics, names, strict=True):
@@ -115,9 +103,6 @@ def write_page(found: Found, out: Path, most: int) -> Path | None:
 
     Args:
         most: episodes to show, spread evenly over the rewards of all files; 0: all.
-
-    Raises:
-        InputError: a file has a line that is no prediction.
     """
     episodes: list[tuple[Path, ScoredEpisode]] = []
     for file in found.predictions:

@@ -99,9 +99,6 @@ def answer_log_questions(options: AnswerOptions) -> int:
 
     Returns:
         the exit status, 1 if no question has an answer.
-
-    Raises:
-        InputError: a file or a setting cannot be used.
     """
     out = options.out
     asked, all_questions = _questions(options)

@@ -73,10 +73,6 @@ def questions(
             "open_qa".
         metric: a rule of `metrics.answers`; "auto": that of the data set, which the rows name.
         golds: answers and types by id; other questions have the log's answers.
-
-    Raises:
-        InputError: an id occurs twice, a question has no right answer, or the prompt or the rule
-            cannot be used.
     """
     asking = Asking(prompt, metric)
     asked: dict[str, Question] = {}
@@ -117,7 +113,6 @@ def answer(
         the answers, those of the file first, and the questions without an answer.
 
     Raises:
-        InputError: the file is broken.
         OSError: the file cannot be written.
     """
     rows = answer_log.read_partial(out, AnswerRow)

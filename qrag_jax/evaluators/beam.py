@@ -62,9 +62,6 @@ def make_beam_search(
     Args:
         stores: tokens of samples of typical lengths, for which the block shapes are chosen.
         embeddings: folder where embeddings of chunks are kept for later commands.
-
-    Raises:
-        InputError: rows can be longer than the encoder's positions; see `check_fit`.
     """
     encoder, rollout = player.encoder, player.config
     # The longest possible rows, not the longest of these samples: other documents follow.
@@ -124,10 +121,6 @@ class SearchLog:
 
         Returns:
             all rows, and the number of rows that this call played (the last ones).
-
-        Raises:
-            InputError: the log was begun with other settings, another process writes to it, or it
-                is broken.
         """
         with log_locks(self.path):
             if restart:

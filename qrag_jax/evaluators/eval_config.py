@@ -22,11 +22,7 @@ CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `eval`."""
 
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: int = 500  # fixed questions scored during training, 0: all
@@ -54,11 +50,7 @@ class EvalConfig:
         return self.beam > 1 or self.stop_threshold > -math.inf
 
     def check_devices(self, devices: int) -> None:
-        """Refuses batches that do not split over the devices.
-
-        Raises:
-            InputError: `batch_size` is not a multiple of the number of devices.
-        """
+        """Refuses batches that do not split over the devices."""
         if self.batch_size % devices:
             raise InputError(
                 f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "

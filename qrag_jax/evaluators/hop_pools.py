@@ -31,21 +31,13 @@ class Numbered(NamedTuple):
 
 
 def corpus_of(folder: Path) -> StoredCorpus:
-    """The corpus of an index, of what a run has pooled, or the folder's own.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The corpus of an index, of what a run has pooled, or the folder's own."""
     own = (folder / stored.NAME).exists()
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
 def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbered]:
-    """Passages by their ids.
-
-    Raises:
-        InputError: the corpus lacks one.
-    """
+    """Passages by their ids."""
     listed = sorted(names)
     numbers = corpus.numbers(listed)
     if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
@@ -66,9 +58,6 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     A passage's number is its index, and its text is what the query writer has read of it. There are
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
-
-    Raises:
-        InputError: a line is no row, or the corpus is another one than that which was searched.
     """
     rows, record = hop_log.read(log), hop_log.read_record(log)
     search = record.get("search")

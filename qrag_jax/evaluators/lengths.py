@@ -45,9 +45,6 @@ def documents_of_lengths(
         lengths: lengths of documents, in chunks.
         counts: number of documents of each length.
         every_story: each length uses all stories that fit it, so the questions differ.
-
-    Raises:
-        InputError: see `documents_of_length`.
     """
     shortest = 0 if every_story else min(lengths)
     return {
@@ -57,12 +54,7 @@ def documents_of_lengths(
 
 
 def documents_of_length(config: DataConfig, chunks: int, count: int) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the data's source, made `chunks` chunks long.
-
-    Raises:
-        InputError: the source cannot make documents of a given length, or see `babilong` and
-            `haystacks`.
-    """
+    """The first `count` evaluation documents of the data's source, made `chunks` chunks long."""
     return _documents(config, chunks, count, 0).samples
 
 

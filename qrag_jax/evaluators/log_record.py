@@ -105,11 +105,7 @@ def log_record(
 
 
 def check_log(path: Path, record: Mapping[str, Any]) -> None:
-    """Guards the log at `path` against rows that were made under another `log_record`.
-
-    Raises:
-        InputError: see `retrieval_log.check_meta`.
-    """
+    """Guards the log at `path` against rows that were made under another `log_record`."""
     retrieval_log.check_meta(path, record)
 
 

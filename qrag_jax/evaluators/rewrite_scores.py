@@ -90,11 +90,7 @@ def rankings_of(episodes: Sequence[TokenEpisode]) -> list[tuple[str, ...] | None
 def measured(
     tasks: Sequence[RewriteTask], rankings: Rankings, measures: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Each measure of each query whose search has not failed, in order.
-
-    Raises:
-        InputError: a measure is unknown, or the package ir-measures is missing.
-    """
+    """Each measure of each query whose search has not failed, in order."""
     # Names, since ids of collections may be alike.
     ranked = {f"{n}": ranking for n, ranking in enumerate(rankings) if ranking is not None}
     if not ranked:

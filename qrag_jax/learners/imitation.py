@@ -37,11 +37,7 @@ from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, positions_of, rollout
 
 @dataclasses.dataclass(frozen=True)
 class ImitateConfig:
-    """Section `imitate`: a stage that learns from the supporting facts, before or without RL.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `imitate`: a stage that learns from the supporting facts, before or without RL."""
 
     steps: int = 150  # optimizer steps of the stage
     batch_size: int = 8  # questions per optimizer step

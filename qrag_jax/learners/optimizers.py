@@ -124,9 +124,6 @@ class OptimizerConfig:
 
     Attributes:
         total_steps: optimizer steps of the run.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     learning_rate: float = 1.5e-5  # lr_0, peak

@@ -10,11 +10,7 @@ from qrag_jax.errors import InputError, check_known, check_least
 
 @dataclasses.dataclass(frozen=True)
 class GRPOConfig:
-    """Section `grpo` (Shao et al., arXiv 2402.03300; HARR, arXiv 2602.03645, eq. 10 to 12).
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `grpo` (Shao et al., arXiv 2402.03300; HARR, arXiv 2602.03645, eq. 10 to 12)."""
 
     members: int = 8  # G, episodes of one question that are compared
     clip_low: float = 0.2  # ε below 1
@@ -39,11 +35,7 @@ class GRPOConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
-    """Section `ppo` (Schulman et al., arXiv 1707.06347), with HARR's constants.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `ppo` (Schulman et al., arXiv 1707.06347), with HARR's constants."""
 
     members: int = 1  # episodes of one question
     gamma: float = 1.0  # γ, discount

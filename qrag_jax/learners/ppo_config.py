@@ -18,9 +18,6 @@ class TokenPPOConfig:
     """Section `ppo` of a token policy (Schulman et al., arXiv 1707.06347).
 
     The defaults are DeepRetrieval's (arXiv 2503.00223).
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     members: int = 1  # episodes of one question

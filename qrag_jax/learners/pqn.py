@@ -38,9 +38,6 @@ class PQNConfig:
 
     Attributes:
         alpha: α_0, temperature at the peak learning rate; that of section `policy`.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     gamma: float = 0.99  # γ, discount

@@ -12,11 +12,7 @@ IPO, DPO = LOSSES = ("ipo", "dpo")
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceConfig:
-    """Section `preference`: pairs of a better and a worse answer to one prompt.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `preference`: pairs of a better and a worse answer to one prompt."""
 
     loss: str = IPO  # ipo (arXiv 2310.12036) or dpo (arXiv 2305.18290)
     # β. Of ipo: the margin that is aimed at is 1/(2β) nats, 10 as LeReT has it; of dpo: how firmly

@@ -15,11 +15,7 @@ ALL, BEST = LEARNED = ("all", "best")
 
 @dataclasses.dataclass(frozen=True)
 class TokenGRPOConfig:
-    """Section `grpo` of a token policy (Shao et al., arXiv 2402.03300).
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `grpo` of a token policy (Shao et al., arXiv 2402.03300)."""
 
     members: int = 8  # G, episodes of one question that are compared
     clip_low: float = 0.2  # ε below 1
@@ -58,11 +54,7 @@ class TokenGRPOConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
-    """Section `sft`: the policy imitates the sampled tokens of given episodes.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `sft`: the policy imitates the sampled tokens of given episodes."""
 
     members: int = 1  # episodes of one question
     epochs: int = 1  # updates from one batch

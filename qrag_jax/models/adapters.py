@@ -49,9 +49,6 @@ def target_modules(
     """The linear maps that `targets` name: path in the parameter tree → Hugging Face's name.
 
     The names contain `{}` in the place of the layer's number.
-
-    Raises:
-        InputError: `targets` is empty, or a name matches no linear map in this model's layers.
     """
     linear = {
         path[:-1]: name.removesuffix(".weight")
@@ -88,9 +85,6 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
 
     Returns:
         A tree of float32 NumPy arrays.
-
-    Raises:
-        InputError: see `target_modules`.
     """
     rng, shapes = np.random.default_rng(seed), kernel_shapes(module)
     leaves: dict[LeafPath, np.ndarray] = {}

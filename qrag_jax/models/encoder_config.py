@@ -21,11 +21,7 @@ OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNOR
 
 @dataclasses.dataclass(frozen=True)
 class AdaptersConfig:
-    """Section `encoder.lora`: low-rank adapters, trained instead of the encoder.
-
-    Raises:
-        InputError: a value is out of range, or dropout is set but there are no adapters.
-    """
+    """Section `encoder.lora`: low-rank adapters, trained instead of the encoder."""
 
     rank: int = 0  # r; 0: train the encoder itself
     alpha: float = 16.0  # an adapter's product is scaled by alpha / r
@@ -66,11 +62,7 @@ class AdaptersConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Section `encoder`.
-
-    Raises:
-        InputError: a field has a value that cannot be used.
-    """
+    """Section `encoder`."""
 
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here

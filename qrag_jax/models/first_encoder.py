@@ -41,11 +41,7 @@ _DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf
 
 
 def check_origin(config: EncoderConfig) -> None:
-    """Refuses a pretrained encoder that cannot be found, before the data are read.
-
-    Raises:
-        InputError: `config.path` is no model's folder, and the hub has none of that name.
-    """
+    """Refuses a pretrained encoder that cannot be found, before the data are read."""
     if config.path not in ("", MINILM, MINILM_OR_SCRATCH):
         for folder in _towers(resolve_folder(config.path), config):
             read_config(folder)
@@ -74,9 +70,6 @@ def prepare_encoder(
         seed: seed of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
         platform: the devices that compute; None: those of this process.
-
-    Raises:
-        InputError: the encoder or the adapters cannot be found or used.
     """
     folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
 
@@ -118,11 +111,7 @@ def _build(
 
 
 def _towers(folder: Path, config: EncoderConfig) -> list[Path]:
-    """The folder of an encoder; of an export, those of its two towers.
-
-    Raises:
-        InputError: the export's rows begin with other prefixes than the config has.
-    """
+    """The folder of an encoder; of an export, those of its two towers."""
     if not (folder / retriever_config.NAME).is_file():
         return [folder]
     exported = RetrieverConfig.read(folder)
@@ -154,10 +143,6 @@ def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int)
     """The encoder with the adapters that training starts from, if the config asks for any.
 
     Adapters from a folder keep the folder's rank, alpha and targets, but use the config's dropout.
-
-    Raises:
-        InputError: the model has no linear maps of the names given, or the folder
-            `config.lora.path` cannot be used or has another rank.
     """
     new, path = config.lora.sizes, config.lora.path
     if not path:

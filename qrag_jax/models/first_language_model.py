@@ -29,11 +29,7 @@ _SECTION = "model"
 
 @dataclasses.dataclass(frozen=True)
 class ModelAdaptersConfig:
-    """Section `model.lora`: low-rank adapters, trained instead of the model.
-
-    Raises:
-        InputError: a value is out of range.
-    """
+    """Section `model.lora`: low-rank adapters, trained instead of the model."""
 
     rank: int = 0  # r; 0: train the model itself
     alpha: float = 32.0  # an adapter's product is scaled by alpha / r
@@ -57,11 +53,7 @@ class ModelAdaptersConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig:
-    """Section `model`.
-
-    Raises:
-        InputError: a field has a value that cannot be used.
-    """
+    """Section `model`."""
 
     # Folder or hub name of a chat model; "smollm2": from a PyPI package; "": the tiny one below
     path: str = ""
@@ -115,11 +107,7 @@ class FirstLanguageModel:
 
 
 def named_folder(path: str) -> Path:
-    """The folder of a model that a config names.
-
-    Raises:
-        InputError: it cannot be found.
-    """
+    """The folder of a model that a config names."""
     if path != SMOLLM2:
         return resolve_folder(path)
     found = find_smollm2(download=False)
@@ -145,9 +133,6 @@ def prepare_language_model(
     Args:
         texts: the tokenizer of a tiny model is trained on them.
         seed: of random weights and adapters.
-
-    Raises:
-        InputError: the model cannot be found or used, or has no chat template.
     """
     if config.path:
         folder = named_folder(config.path)

@@ -158,11 +158,7 @@ class LoadedEncoder:
 
 
 def family_of(model_config: Mapping[str, Any], where: str) -> Family:
-    """The family of a parsed `config.json`; `where` names the file in errors.
-
-    Raises:
-        InputError: its model_type is not one of `FAMILIES`.
-    """
+    """The family of a parsed `config.json`; `where` names the file in errors."""
     model_type = model_config.get("model_type", "bert")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         named = model_config.get("architectures")
@@ -176,11 +172,7 @@ def family_of(model_config: Mapping[str, Any], where: str) -> Family:
 
 
 def own_pooling(folder: Path, family: Family) -> Published:
-    """How a model makes its vectors, by its sentence-transformers files, else by its family.
-
-    Raises:
-        InputError: see `read_published`.
-    """
+    """How a model makes its vectors, by its sentence-transformers files, else by its family."""
     published = read_published(folder) or Published(None, family.normalise)
     return dataclasses.replace(published, pooling=published.pooling or family.pooling)
 
@@ -230,12 +222,6 @@ def load_encoder(
         dropout: share of hidden states that the trunk drops in training.
         attention_dropout: share of attention weights that the trunk drops in training.
         platform: the devices that compute; None: those of this process.
-
-    Raises:
-        InputError: a file is missing or broken, the architecture is unknown, its width is odd, the
-            weights do not fit config.json, the tokenizer does not fit the weights, a setting is
-            unknown, the model makes its vectors in a way that is not computed here, or dropout is
-            set for a model that has none.
     """
     platform = platform or Platform.here()
     computed_in = precision(dtype, platform, activations)
@@ -299,22 +285,14 @@ def load_encoder(
 
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
-    """The encoder, frozen, with new adapters that change no output yet.
-
-    Raises:
-        InputError: the model has no linear maps of the names in `config.targets`.
-    """
+    """The encoder, frozen, with new adapters that change no output yet."""
     table = family_of(loaded.model_config, "config.json").table
     adapters = new_adapters(table, loaded.encoder.module, config, seed)
     return with_lora(dataclasses.replace(loaded, adapters=adapters), config)
 
 
 def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
-    """The encoder, frozen, with the adapters of a folder in PEFT's format.
-
-    Raises:
-        InputError: see `peft.read_adapters`.
-    """
+    """The encoder, frozen, with the adapters of a folder in PEFT's format."""
     table = family_of(loaded.model_config, "config.json").table
     config, adapters = read_adapters(folder, table, loaded.encoder.module)
     return with_lora(dataclasses.replace(loaded, adapters=adapters), config)

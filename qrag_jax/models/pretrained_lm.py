@@ -100,11 +100,6 @@ def load_language_model(
         activations: of what is between the products (see `precision` for both).
         remat: a name of `trunk.REMAT_POLICIES`.
         platform: the devices that compute; None: those of this process.
-
-    Raises:
-        InputError: a file is missing or broken, the architecture is unknown or has no
-            language-model head, the weights do not fit config.json, the tokenizer does not fit the
-            weights, or a setting is unknown.
     """
     platform = platform or Platform.here()
     computed_in = precision(dtype, platform, activations)
@@ -153,9 +148,6 @@ def save_language_model(
         params: stacked parameters; leaves as in `weight_names.save_folder`.
         tokenizer_files_from: folder whose tokenizer files, and `generation_config.json`, are
             copied.
-
-    Raises:
-        InputError: see `weight_names.save_folder`.
     """
     table = table_of(loaded.model_config["model_type"])
     kept = jax.tree.map(

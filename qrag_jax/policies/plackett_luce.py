@@ -22,11 +22,7 @@ NOTHING = -1  # in the place of an action: the pool had no passage left
 
 @dataclasses.dataclass(frozen=True)
 class PlackettLuceConfig:
-    """Section `policy`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `policy`."""
 
     tau: float = 0.05  # τ, temperature of the scores
     pool: int = 30  # K, best passages of the index that are drawn from

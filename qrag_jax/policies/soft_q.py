@@ -20,11 +20,7 @@ MASKED = -1e30  # finite, so that a row without any action stays free of NaN
 
 @dataclasses.dataclass(frozen=True)
 class SoftQConfig:
-    """Section `policy`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `policy`."""
 
     alpha: float = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
     top_k_actions: int = 5  # k, number of best actions that are drawn from, and summed over in V

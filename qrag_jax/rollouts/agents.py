@@ -48,11 +48,7 @@ class Asks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PlayConfig:
-    """How episodes are played.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """How episodes are played."""
 
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
@@ -155,7 +151,6 @@ class AgentRollout:
 
         Raises:
             Stopped: the run is told to stop; the requests in flight are cancelled.
-            InputError: the agent cannot play a question, or needs a language model.
         """
         course = _Course(self._agent, self._search, self._model, self._config, self.counts)
         try:

@@ -100,11 +100,7 @@ class RemoteLibrary:
     until: Callable[[ToolTask], str] = no_limit
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first; a search that failed is a `Failure`.
-
-        Raises:
-            InputError: fewer than 1 document is wanted, or `until` gives no date.
-        """
+        """The documents of each search, best first; a search that failed is a `Failure`."""
         wanted = [RemoteSearch(step.query, step.most, self._until(task)) for task, step in asked]
         return [
             found if isinstance(found, Failure) else _documents(task, found)
@@ -116,11 +112,7 @@ class RemoteLibrary:
         return Failure("request", f"{self.engine.title} is searched here, and gives no texts.", 0)
 
     def digest(self, task: ToolTask) -> str:
-        """Names all that decides what a query of this question finds, and no key.
-
-        Raises:
-            InputError: `until` gives no date.
-        """
+        """Names all that decides what a query of this question finds, and no key."""
         return f"{self.engine.digest} until={self._until(task) or 'open'}"
 
     def _until(self, task: ToolTask) -> str:

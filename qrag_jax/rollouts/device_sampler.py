@@ -100,7 +100,6 @@ class DeviceSampler:
 
         Raises:
             ValueError: a context is empty, or has no room for a token behind it.
-            InputError: the model's logits are not numbers.
         """
         asked = rooms(requests, self.config.room)
         # Equal prompts lie side by side, and those that share a prefix.

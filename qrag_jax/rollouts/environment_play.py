@@ -98,7 +98,6 @@ class EnvironmentPlay:
 
         Raises:
             Stopped: the run is told to stop.
-            InputError: the environment cannot be used.
         """
         played: dict[int, PlayedUnit] = {}
         for attempt in range(1, self._settings.attempts + 1):
@@ -113,7 +112,6 @@ class EnvironmentPlay:
 
         Raises:
             ProcessLost: it has ended without a reason.
-            InputError: the environment cannot be used.
         """
         self._process.start(stop.check)
 

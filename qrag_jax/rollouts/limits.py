@@ -21,11 +21,6 @@ def check_fit(
     Args:
         shape: sizes of the longest question, chunk and document.
         stores: tokens by source; the names are for messages.
-
-    Raises:
-        InputError: a row is longer than the encoder's positions, a chunk row has no room for text,
-            a document has more chunks than its positions allow, or there are more steps than
-            chunks.
     """
     check_steps(config.max_steps, stores)
     positions.check_chunks(config.positions, shape.chunks)

@@ -122,11 +122,7 @@ class PoolSearch:
     is_greedy: bool = False
 
     def __call__(self, asks: Sequence[Ask]) -> list[Found | Failure]:
-        """What is found for each; a `Failure` where not even the sub-query fits into a state.
-
-        Raises:
-            InputError: the index cannot be searched with these vectors.
-        """
+        """What is found for each; a `Failure` where not even the sub-query fits into a state."""
         fitted = [self.states.of(ask.question, ask.step) for ask in asks]
         own = [(a, f) for a, f in zip(asks, fitted, strict=True) if not isinstance(f, Failure)]
         found = iter(self._found(own))

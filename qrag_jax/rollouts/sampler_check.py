@@ -35,8 +35,6 @@ def check_log_probs(
         The mean distance of `server` and `trainer`.
 
     Raises:
-        InputError: the server gives raw log-probabilities, or it serves something else: another
-            tokenizer, other weights, another adapter.
         ValueError: the arrays are empty, or are not of the same tokens.
     """
     if not server.shape == trainer.shape == trainer_at_one.shape or not server.size:
@@ -64,9 +62,6 @@ def check_adapted(server: np.ndarray, adapted: np.ndarray, plain: np.ndarray) ->
         server: `[S]`, as the server gave them.
         adapted: `[S]`, of the trainer by the same adapters.
         plain: `[S]`, of the trainer without adapters.
-
-    Raises:
-        InputError: the server's are less than half as far from those without adapters.
     """
     distance, without = _distance(server, adapted), _distance(server, plain)
     if without < distance / 2 and distance > _ROUNDING:

@@ -113,9 +113,6 @@ def styled_episodes(
         hops: in their order.
         prompt: with `styles.style_variants`, which the numbers of prompts mean.
         speech: between text and ids.
-
-    Raises:
-        InputError: a hop has more tokens than the policy may read or sample.
     """
     return [_episode(each, prompt, speech) for each in hops]
 

@@ -53,9 +53,6 @@ class ServerSampler:
         config: the sampling.
         stop_ids: tokens that end a turn. The model's own end of text does so only if it is one.
         extra: further fields of the requests, such as `{"priority": 1}`.
-
-    Raises:
-        InputError: a field of `extra` changes the distribution, such as top_p.
     """
 
     def __init__(

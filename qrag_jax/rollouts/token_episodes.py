@@ -180,7 +180,6 @@ class TokenRollout:
 
         Raises:
             Stopped: the run is told to stop; requests in flight are cancelled.
-            InputError: a prompt is longer than the model's positions.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="search") as thread:
             course = _Course(self, thread)

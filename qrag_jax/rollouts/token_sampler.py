@@ -60,11 +60,7 @@ def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """Section `sampling`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `sampling`."""
 
     # What plays the episodes that are learned from: the device that trains, or a vLLM server
     # (section llm). Evaluations are always on the device.

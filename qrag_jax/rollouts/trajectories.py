@@ -146,9 +146,6 @@ class BatchRules:
         truncated: "masked": an episode that was cut off is not learned from and is no part of its
             group's mean; "scored": it is like any other.
         longest: most tokens of a row.
-
-    Raises:
-        InputError: `truncated` is unknown.
     """
 
     members: int

@@ -25,9 +25,6 @@ def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
         file: the open file.
         path: the file's path, for the error.
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: a line is longer than `MAX_LINE_BYTES`.
     """
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
@@ -44,9 +41,6 @@ def to_append(path: Path, fix: str) -> BinaryIO | None:
 
     Args:
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: there is something that cannot be opened, such as a folder.
     """
     if not path.exists():
         return None
@@ -62,10 +56,6 @@ def whole(file: BinaryIO, path: Path) -> bytes:
     Args:
         file: the open file; a gzip file must be open through `gzip`, which unpacks it.
         path: the file's path; its name ends in `.gz` if the file is gzip.
-
-    Raises:
-        InputError: the content is larger than `MAX_WHOLE_BYTES`, or a gzip file unpacks to more
-            than `MAX_EXPANSION` times its size (and to more than `MAX_LINE_BYTES`).
     """
     most = MAX_WHOLE_BYTES
     if path.name.endswith(".gz"):

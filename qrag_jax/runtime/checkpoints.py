@@ -132,10 +132,6 @@ class Checkpoints:
         """The newest sound training state, placed and typed as `template` (arrays or shapes).
 
         Newer damaged steps are logged and, unless `read_only`, moved to `checkpoints/damaged-STEP`.
-
-        Raises:
-            InputError: there is no checkpoint, all are damaged, or the arrays have other names or
-                shapes.
         """
         restored, troubles = self._newest_sound(self._last, template, fall_back=True)
         if self._read_only:
@@ -172,9 +168,6 @@ class Checkpoints:
         Args:
             which: "best" or "last".
             template: arrays or `jax.ShapeDtypeStruct`s with shardings, shaped like the parameters.
-
-        Raises:
-            InputError: there is no such checkpoint, it is damaged, or it has other names or shapes.
         """
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
@@ -192,9 +185,6 @@ class Checkpoints:
         Args:
             step: optimizer steps.
             template: as for `restore_params`.
-
-        Raises:
-            InputError: the arrays have other names or shapes.
         """
         managers = [(self._best, False), (self._last, True)]
         if (self.folder / _STAGES).is_dir():

@@ -60,9 +60,6 @@ def writing(place: Path | str, flag: str) -> Iterator[None]:
     Args:
         place: where the command writes; named if the error does not name a file.
         flag: the flag that names another place.
-
-    Raises:
-        InputError: instead of such an error.
     """
     try:
         yield

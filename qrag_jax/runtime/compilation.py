@@ -98,9 +98,6 @@ def enable_persistent_cache() -> Path:
 
     Returns:
         The folder that is used.
-
-    Raises:
-        InputError: the folder cannot be made, or is another user's.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"

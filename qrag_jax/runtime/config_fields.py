@@ -55,10 +55,6 @@ def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
     Args:
         what: what is read, such as the path of a file.
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: in the place of the errors that values of wrong types, and missing sections,
-            lead to.
     """
     try:
         yield
@@ -105,9 +101,6 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
 
     Args:
         place: the section's name, for messages: "train", "encoder.lora".
-
-    Raises:
-        InputError: a field is unknown, or the dataclass refuses a value.
     """
     if not isinstance(given, Mapping | ConfigDict):
         raise InputError(f"config.{place} is {_told(given)}, no section; give its fields.")

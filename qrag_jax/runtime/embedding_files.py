@@ -45,9 +45,6 @@ class MappedTable:
     Args:
         folder: where the file is made.
         width: D.
-
-    Raises:
-        InputError: the disk is full, or the folder may not be written to.
     """
 
     def __init__(self, folder: Path, width: int) -> None:
@@ -94,9 +91,6 @@ class EmbeddingFiles:
         folder: the folder for one `encoder_key`.
         width: D.
         digest_bytes: length of a text's digest.
-
-    Raises:
-        InputError: the folder cannot be made.
     """
 
     def __init__(self, folder: Path, width: int, digest_bytes: int = 16) -> None:
@@ -133,11 +127,7 @@ class EmbeddingFiles:
         return MappedTable(self._folder, self._width)
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        """Keeps the embeddings `[n, D]` of the texts with these digests.
-
-        Raises:
-            InputError: the disk is full, or the folder may not be written to.
-        """
+        """Keeps the embeddings `[n, D]` of the texts with these digests."""
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
         try:
             write_whole(self._folder / _name(data), data)

@@ -33,11 +33,7 @@ def auto_tokenizer() -> Any:
 
 
 def read_fast_tokenizer(folder: Path) -> Any:
-    """The tokenizer as transformers has it, a fast one. Nothing is downloaded, no code is run.
-
-    Raises:
-        InputError: there is none, a file of it is broken or far too large, or it is no fast one.
-    """
+    """The tokenizer as transformers has it, a fast one. Nothing is downloaded, no code is run."""
     for name in FILES:
         path = folder / name
         if path.is_file() and path.stat().st_size > MAX_BYTES:

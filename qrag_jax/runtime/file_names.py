@@ -21,9 +21,6 @@ def check_links(folder: Path) -> None:
     """Refuses a folder with a link that leads out of it; the folder itself may be a link.
 
     Without this, a folder from someone else could make a program read any file of its user.
-
-    Raises:
-        InputError: there is such a link, or links form a circle.
     """
     root = folder.resolve()
     for where, folders, files in os.walk(root):

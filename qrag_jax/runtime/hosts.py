@@ -57,7 +57,6 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         patience: seconds to wait for the others.
 
     Raises:
-        InputError: the text is none of these, or the address cannot be used.
         SystemExit: another host ended while this one waited for it.
     """
     if not text:

@@ -22,7 +22,6 @@ def run_lock(workdir: Path) -> Iterator[None]:
     """Keeps other trainings out of a run's folder; commands that score the run do not need it.
 
     Raises:
-        InputError: another process trains there, or the folder cannot be written.
         OSError: the disk is full.
     """
     fix = f"wait until it ends, or end it, or give another --workdir than {workdir}"
@@ -35,7 +34,6 @@ def log_locks(*logs: Path) -> Iterator[None]:
     """Keeps other writers from logs that are appended to.
 
     Raises:
-        InputError: another process writes to one of them, or its folder cannot be written.
         OSError: the disk is full.
     """
     with contextlib.ExitStack() as stack:
@@ -61,7 +59,6 @@ def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
         flag: the command's flag that names another folder.
 
     Raises:
-        InputError: another process holds the lock, or the file cannot be written.
         OSError: the disk is full.
     """
     try:

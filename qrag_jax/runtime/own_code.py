@@ -43,11 +43,7 @@ def is_own_code(path: str) -> bool:
 
 
 def check_form(spec: str, field: str) -> None:
-    """Refuses a text that names no file and function.
-
-    Raises:
-        InputError: it is not of the form FILE.py:FUNCTION.
-    """
+    """Refuses a text that names no file and function."""
     if not is_own_code(spec):
         raise InputError(f"{field} is {spec!r}; write FILE.py:FUNCTION, such as my_code.py:score.")
 
@@ -59,10 +55,6 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
         spec: FILE.py:FUNCTION.
         field: the config's field that names it, for errors.
         takes: names of the arguments that the function will be called with.
-
-    Raises:
-        InputError: there is no such file or function, the file cannot be run, or the function does
-            not take these arguments.
     """
     check_form(spec, field)
     file, _, name = spec.rpartition(":")
@@ -85,11 +77,7 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
 
 
 def run_file(file: str, field: str) -> ModuleType:
-    """Runs a file as a module of its own name.
-
-    Raises:
-        InputError: there is no such file, or it cannot be run.
-    """
+    """Runs a file as a module of its own name."""
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise InputError(f"{field} is {file}, but there is no file {path}; give its path.")

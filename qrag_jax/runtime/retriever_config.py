@@ -213,10 +213,6 @@ class RetrieverConfig:
         Args:
             fields: the parsed file.
             where: names the file in errors.
-
-        Raises:
-            InputError: the format is unknown, a field is missing, unknown or has a value that it
-                cannot have, or two fields do not fit together.
         """
         version = fields.get("format") if isinstance(fields, Mapping) else FORMAT
         if version is not None and (type(version) is not int or version != FORMAT):
@@ -230,11 +226,7 @@ class RetrieverConfig:
 
     @classmethod
     def read(cls, folder: Path) -> RetrieverConfig:
-        """Reads the file of an exported folder.
-
-        Raises:
-            InputError: there is no such file, it is not JSON, or see `of`.
-        """
+        """Reads the file of an exported folder."""
         path = folder / NAME
         try:
             fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # `of` names the field
@@ -251,7 +243,6 @@ class RetrieverConfig:
         """Writes the file into a folder.
 
         Raises:
-            InputError: a field has a value that `read` would refuse.
             OSError: the file cannot be written.
         """
         fields, path = dataclasses.asdict(self), folder / NAME
@@ -259,11 +250,7 @@ class RetrieverConfig:
         write_whole(path, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
 
     def check_weights(self, folder: Path) -> None:
-        """Compares the weights in the towers' folders with their digests.
-
-        Raises:
-            InputError: a file is missing or is another one than was exported.
-        """
+        """Compares the weights in the towers' folders with their digests."""
         for tower in (self.state, self.chunk):
             for name, digest in tower.weights.items():
                 path = folder / tower.folder / name

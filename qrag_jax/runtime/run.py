@@ -82,10 +82,6 @@ class Run:
         Args:
             workdir: the run's folder.
             began: time on the monotonic clock at which this start of the run began.
-
-        Raises:
-            InputError: the folder cannot be made, another process trains in it, or its config is
-                lost.
         """
         try:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -120,7 +116,6 @@ class Run:
         It is written once: a later start that fails must not lose it. All hosts call this.
 
         Raises:
-            InputError: this host does not see what the first one has written.
             OSError: the disk is full.
         """
         if self.has_begun:
@@ -146,9 +141,6 @@ class Run:
             free: beginnings of names of fields that do not change what a run computes.
             paths: names of fields of data whose digests a checkpoint keeps: `restore` compares
                 these.
-
-        Raises:
-            InputError: a field that the numbers depend on differs.
         """
         check_same_config(saved, given, (*free, *paths))
         old, new = flat(saved.to_dict()), flat(given.to_dict())
@@ -182,10 +174,6 @@ class Run:
             first_state: builds a new state, placed on the devices.
             data: content keys of the training data by source, and of `DEV`.
             provenance: what the rewards depend on.
-
-        Raises:
-            InputError: the training data differ from those that the run began with, or no
-                checkpoint can be restored.
         """
         state, progress = first_state(), Progress(data=dict(data))
         self.step = self.checkpoints.last_step() or 0

@@ -44,11 +44,7 @@ def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
 
 
 def refuse_lost_config(workdir: Path) -> None:
-    """Refuses a folder whose config was lost: the settings of its checkpoints are unknown.
-
-    Raises:
-        InputError: there are checkpoints but no config.
-    """
+    """Refuses a folder whose config was lost: the settings of its checkpoints are unknown."""
     kept = sorted(workdir.glob("checkpoints/*/[0-9]*"))
     if kept and not (workdir / CONFIG_NAME).exists():
         raise InputError(
@@ -58,11 +54,7 @@ def refuse_lost_config(workdir: Path) -> None:
 
 
 def read_fields(path: Path) -> dict[str, Any]:
-    """The fields that `save_config` wrote; lists become tuples again.
-
-    Raises:
-        InputError: the file is missing or is not a JSON object.
-    """
+    """The fields that `save_config` wrote; lists become tuples again."""
     try:
         saved = _tuples(bounded_json.load(path, finite=False))
     except FileNotFoundError:
@@ -93,9 +85,6 @@ def check_same_config(
 
     Args:
         free: names, or beginnings of names, of fields that do not change what a run computes.
-
-    Raises:
-        InputError: a field that the numbers depend on differs; all such fields are named.
     """
     old, new = flat(saved.to_dict()), flat(given.to_dict())
     different = [

@@ -49,11 +49,7 @@ Rules = Sequence[tuple[str, Any]]
 
 
 def check_rules(rules: Any) -> None:
-    """Refuses rules that are not (regex, strategy) pairs.
-
-    Raises:
-        InputError: names config.runtime.sharding and the rule.
-    """
+    """Refuses rules that are not (regex, strategy) pairs."""
     field = "config.runtime.sharding"
     if not isinstance(rules, tuple | list):
         raise InputError(f'{field} is {rules!r}; give pairs, for example ((".*", "fsdp"),).')
@@ -184,11 +180,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
-    """Section `runtime`.
-
-    Raises:
-        InputError: a sharding rule is malformed.
-    """
+    """Section `runtime`."""
 
     mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
     # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.

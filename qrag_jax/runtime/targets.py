@@ -93,10 +93,6 @@ def described_devices(name: str) -> Devices:
 
     GPUs are on hosts of 8. It must be called before JAX has looked for devices; this process then
     computes on the CPU.
-
-    Raises:
-        InputError: the name is unknown, such devices do not come in this number, or the packages to
-            compile for them are missing or do not belong to this version of jax.
     """
     match = re.fullmatch(r"([a-z0-9]+?)(?:x([1-9]\d*))?", name)
     if match is None or match[1] not in TARGETS:
@@ -140,11 +136,7 @@ def _tpus(name: str, target: Target, count: int) -> dict[str, Any]:
 
 
 def check_packages(platform: str) -> None:
-    """Checks the packages that compile for "cuda" or "tpu".
-
-    Raises:
-        InputError: they are missing, or belong to another version of jax.
-    """
+    """Checks the packages that compile for "cuda" or "tpu"."""
     if platform == TPU:
         package, extra, wanted = LIBTPU, "tpu", _libtpu_of_jax()
         found = _version(LIBTPU)

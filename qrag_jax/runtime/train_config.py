@@ -10,11 +10,7 @@ from qrag_jax.errors import InputError, check_least
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Section `train`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `train`."""
 
     steps: int = 10_000  # optimizer steps
     batch_size: int = 48  # questions per optimizer step
@@ -37,11 +33,7 @@ class TrainConfig:
         check_least("train", self, **least)
 
     def host_batch(self, devices: int, hosts: int) -> int:
-        """Number of questions per optimizer step on one host.
-
-        Raises:
-            InputError: the batch does not split evenly.
-        """
+        """Number of questions per optimizer step on one host."""
         parts = devices * self.accumulation
         if self.batch_size % parts:
             raise InputError(
@@ -59,11 +51,7 @@ _LONGEST = 100  # characters of a run's name
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """Section `log`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `log`."""
 
     # Where metrics go besides metrics.jsonl, which is always written: tensorboard, wandb, mlflow,
     # trackio, with commas between them, or () for nowhere. All but the first need an extra of their

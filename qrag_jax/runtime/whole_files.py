@@ -97,11 +97,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_is_free(out: Path) -> None:
-    """Refuses a folder that is not new or empty.
-
-    Raises:
-        InputError: `out` exists and is not an empty folder; the message names it as `--out`.
-    """
+    """Refuses a folder that is not new or empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
 

@@ -52,10 +52,6 @@ class MetricWriter:
             `resume_step + 1` on. None for a new run: an old file is moved to `metrics.jsonl.old`.
         logged: where else metrics go. A tracker is first sent the lines of `metrics.jsonl` that it
             lacks.
-
-    Raises:
-        InputError: a whole line of the old `metrics.jsonl` is broken, or the record of what was
-            sent to a tracker.
     """
 
     def __init__(
@@ -185,9 +181,6 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out.
 
     The file is not changed, because it may belong to a run in progress.
-
-    Raises:
-        InputError: there is no such file, or a whole line is broken.
     """
     if not path.is_file():
         raise InputError(f"{path} does not exist: name the folder of a run that has trained")

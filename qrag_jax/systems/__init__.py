@@ -99,11 +99,7 @@ class System(Protocol):
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a config that is wrong for any data.
-
-    Raises:
-        InputError: the system is unknown, or a value makes no sense.
-    """
+    """Refuses a config that is wrong for any data."""
     _module(config).check(config)
 
 
@@ -116,9 +112,6 @@ def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = F
 
     Returns:
         A sentence for the user; "" if there is nothing to say.
-
-    Raises:
-        InputError: a value of the config makes no sense.
     """
     return _module(config).before_devices(config, dry=dry, described=described)
 
@@ -136,9 +129,6 @@ def open_system(
         dry: nothing will be trained, so no server is started.
         devices: those of the mesh; None: all of this process. In a dry run they may be described
             ones (`runtime.targets`), on which nothing can be placed.
-
-    Raises:
-        InputError: the run has another config, or its data or encoder cannot be used.
     """
     return _module(config).open_system(config, run, dry=dry, devices=devices)
 
@@ -150,9 +140,6 @@ def register(name: str, where: str) -> None:
 
     Args:
         where: FILE.py or an importable module; "": the program must have registered it.
-
-    Raises:
-        InputError: it is not registered, or cannot be run.
     """
     if where.endswith(own_code.SUFFIX):
         SYSTEMS[name] = own_code.run_file(where, "--system").__name__
@@ -173,9 +160,6 @@ def saved_system(
 
     Returns:
         The system; its first state with these weights; the updates that they have seen.
-
-    Raises:
-        InputError: the run cannot be opened, or has no such checkpoint.
     """
     from qrag_jax.runtime.checkpoints import Checkpoints
     from qrag_jax.runtime.run import Run

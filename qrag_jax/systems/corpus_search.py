@@ -59,10 +59,6 @@ def open_corpus(search: CorpusSearch, clean: bool) -> CorpusLibrary:
 
     Args:
         clean: see `CorpusLibrary`.
-
-    Raises:
-        InputError: the folder has no index for the retriever, the index does not belong to its
-            corpus or to the encoder, or the encoder is missing.
     """
     folder = Path(search.folder).expanduser()
     if not (folder / CORPUS).is_dir():

@@ -70,7 +70,6 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
         stop: checked after every passage.
 
     Raises:
-        InputError: the source cannot be read, or the index was begun with another one.
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
     """

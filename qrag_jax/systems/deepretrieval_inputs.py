@@ -91,9 +91,6 @@ def load_inputs(
         trains: else the run has a model already, and the queries of training and those that
             choose the best checkpoint are not read, nor are their collections opened.
         search: folder of corpora and indexes; None: the run's own.
-
-    Raises:
-        InputError: the data, a corpus or the model cannot be used, or do not fit the config.
     """
     queries, made = config.queries, MadeQueries(config)
     train, dev = _split(config, made) if trains else ([], [])
@@ -149,9 +146,6 @@ def model_of(
 
     Args:
         script: a tiny model that is not there yet is made for it.
-
-    Raises:
-        InputError: the model cannot be used, or there is neither a model nor a script.
     """
 
     def texts() -> Iterator[str]:
@@ -333,11 +327,7 @@ def _script(
 def check_prompts(
     config: RewriteConfig, agent: RewriteAgent, speech: Speech, tasks: Sequence[RewriteTask]
 ) -> None:
-    """Refuses queries whose prompt leaves an output no room.
-
-    Raises:
-        InputError: there is such a query.
-    """
+    """Refuses queries whose prompt leaves an output no room."""
 
     def tokens_of(task: RewriteTask) -> int:
         return len(speech.scaffold.opening(agent.prompt.messages(task)))

@@ -34,9 +34,6 @@ def on_corpora(
     Args:
         field: that names the queries, such as "config.queries.train".
         folders: of collections in BEIR's layout, by their names.
-
-    Raises:
-        InputError: a collection lacks the relevant documents of too many of its tasks.
     """
     if not isinstance(library, Collections):
         return [*tasks]
@@ -59,11 +56,7 @@ def on_corpora(
 
 
 def check_depths(library: SearchLibrary, k: int) -> None:
-    """Refuses a K of training that no ranking can have; recall would count all that match.
-
-    Raises:
-        InputError: a collection has fewer than k documents.
-    """
+    """Refuses a K of training that no ranking can have; recall would count all that match."""
     if not isinstance(library, Collections):
         return
     for name, each in library.by_name.items():

@@ -67,11 +67,7 @@ class IfThere:
 def listed_inputs(
     config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[ListedQuery]
 ) -> Inputs:
-    """What a run reads of the queries of a file; its own queries and their data are not read.
-
-    Raises:
-        InputError: the model cannot be used, a prompt is too long, or an index is damaged.
-    """
+    """What a run reads of the queries of a file; its own queries and their data are not read."""
     remote = config.search.engine == REMOTE
     library = open_remote(config.engine) if remote else IfThere(_indexed(config, workdir))
     only = ""

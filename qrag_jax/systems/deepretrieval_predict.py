@@ -67,9 +67,6 @@ class Rewriter:
 
         "sft" are those at the end of the script. None: nothing followed the script, or its end is
         not kept.
-
-        Raises:
-            InputError: the run has no sound checkpoint.
         """
         saved, config = SavedWeights(self.system), self.system.config
         if which == FIRST:
@@ -87,7 +84,6 @@ class Rewriter:
             restart: throw the file away instead of going on with it.
 
         Raises:
-            InputError: the file is of other settings, queries or weights.
             Stopped: a signal came; the same call goes on with the file.
             FeedbackLost: too many searches fail.
         """
@@ -170,10 +166,6 @@ def open_rewriter(
         queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
         samples: so many of them; 0: all.
         out: the file that is named for them; None: none is.
-
-    Raises:
-        InputError: the run, its model or the data cannot be used, or queries that are not the
-            run's own have no file that is named for them.
     """
     config = RewriteConfig.of(given)
     if queries is not None and out is None:

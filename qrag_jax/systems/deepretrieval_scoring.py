@@ -54,8 +54,6 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dic
     """Scores the run's checkpoint on `config.queries.test`; returns the summary.
 
     Raises:
-        InputError: the run, its checkpoint or the queries cannot be used, or a log is of other
-            settings.
         Stopped: a signal came; the same command goes on with the ways that are left.
         FeedbackLost: too many searches fail.
     """
@@ -122,9 +120,6 @@ class Ways:
 
         Args:
             checkpoint: "best" or "last".
-
-        Raises:
-            InputError: the run has no sound checkpoint.
         """
         config, saved = self.system.config, SavedWeights(self.system)
         own, end = saved.checkpoint(checkpoint), config.first_steps

@@ -84,10 +84,6 @@ class DeployedTowers:
         folder: of the export. With endpoints, only its tokenizers and settings are used.
         endpoints: where the towers are served; None: torch computes them here.
         device: of torch, such as "cuda:0"; "": the best one.
-
-    Raises:
-        InputError: a file is missing, broken or not as it was exported; torch is not installed; or
-            the API key is not set.
     """
 
     def __init__(self, folder: Path, endpoints: Endpoints | None = None, device: str = "") -> None:
@@ -115,21 +111,13 @@ class DeployedTowers:
         return chunk_digest(self._folder / self.config.chunk.folder)
 
     def passage_encoder(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            InputError: always.
-        """
+        """There is none."""
         raise InputError(
             "passages are embedded by jax; build the index with backend=jax (or qrag index)."
         )
 
     def embedded(self, encoder: str) -> NoReturn:
-        """That cannot be known: the digest is of weights as jax has them.
-
-        Raises:
-            InputError: always.
-        """
+        """That cannot be known: the digest is of weights as jax has them."""
         raise InputError(
             f"the index has no {NOTE} that says what embedded it; open it once with the backend "
             "jax and this retriever, which then writes that file."

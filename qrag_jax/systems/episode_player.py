@@ -177,7 +177,6 @@ class EpisodePlayer:
         Raises:
             Stopped: the run is told to stop.
             FeedbackLost: the server was given up, or too many episodes would fail again.
-            InputError: the server refuses the weights.
         """
         served, here = self.served, weights._replace(params=self.here(weights.params))
         assert served is not None

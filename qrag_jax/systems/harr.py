@@ -72,11 +72,7 @@ _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data.
-
-    Raises:
-        InputError: a field is unknown, or its value makes no sense.
-    """
+    """Refuses values that are wrong for any data."""
     HarrConfig.of(config)
 
 

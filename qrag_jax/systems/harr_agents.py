@@ -39,11 +39,7 @@ PROMPTS: Mapping[str, dict[str, str]] = {
 
 
 def load_prompts(config: AgentConfig) -> dict[str, Prompt]:
-    """The agent's prompts; those in the folder `config.prompts` replace ours of the same name.
-
-    Raises:
-        InputError: a file cannot be used, or the folder has none of them.
-    """
+    """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
     wanted, folder = PROMPTS[config.name], config.prompts
     paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
     own = {name: str(path) for name, path in paths.items() if folder and path.exists()}
@@ -57,11 +53,7 @@ def load_prompts(config: AgentConfig) -> dict[str, Prompt]:
 
 
 def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
-    """The agent with a language model that the config names.
-
-    Raises:
-        InputError: a prompt or the chat template cannot be used.
-    """
+    """The agent with a language model that the config names."""
     agent = config.agent
     loaded: dict[str, Any] = load_prompts(agent)
     if "reader" in loaded:
@@ -81,11 +73,7 @@ def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
 
 
 def scripted_agent(config: AgentConfig, questions: Sequence[Asked]) -> Scripted:
-    """The agent that follows the data's own decompositions.
-
-    Raises:
-        InputError: a decomposition has too many hops.
-    """
+    """The agent that follows the data's own decompositions."""
     apart = {each.gold.id: each.question.decomposition for each in questions}
     known = {name: each for name, each in apart.items() if each is not None}
     return Scripted(known, config.limits)

@@ -59,9 +59,6 @@ class FilterOptions:
         workdir: folder of a trained run, whose checkpoint plays; None: the config's first encoder.
         checkpoint: "best" or "last", of this run.
         restart: throw the log away instead of going on with it.
-
-    Raises:
-        InputError: a value cannot be used.
     """
 
     out: Path
@@ -92,7 +89,6 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
     """Plays all training questions that the log lacks; returns the rows of all.
 
     Raises:
-        InputError: the config, the data or the checkpoint cannot be used, or the log is of others.
         Stopped: a signal came; the same call goes on with the log.
         FeedbackLost: the agent's language model is gone, or too many episodes break.
     """

@@ -94,7 +94,6 @@ def load_inputs(
         searches: whether anything will be searched; else the corpus is not read.
 
     Raises:
-        InputError: the data, the encoder or the corpus cannot be used, or do not fit the config.
         Stopped: a signal came while the corpus was embedded; the same command goes on.
     """
     if not is_kept:
@@ -152,11 +151,7 @@ class _Kept:
 
     @classmethod
     def of(cls, path: str, train: Sequence[RagQuestion]) -> _Kept:
-        """Reads a file of `qrag filter_data`.
-
-        Raises:
-            InputError: it cannot be read, lacks a training question, or keeps none of them.
-        """
+        """Reads a file of `qrag filter_data`."""
         field = "config.questions.kept"
         rows = reward_log.read(Path(path).expanduser(), field)
         chosen = {(row.id, row.question): row.kept for row in rows}

@@ -40,9 +40,6 @@ class RunTowers:
         workdir: the run's folder.
         checkpoint: "best" or "last"; "": "best", if that is a trained one.
         dtype: of the computation (`config.encoder.dtype`); "": that of the run.
-
-    Raises:
-        InputError: the folder holds no trained run, or no such checkpoint.
     """
 
     def __init__(self, workdir: Path, checkpoint: str = "", dtype: str = "") -> None:
@@ -114,9 +111,6 @@ class ExportedTowers:
     Args:
         folder: of the export.
         dtype: of the computation (`config.encoder.dtype`); "": the faster one here.
-
-    Raises:
-        InputError: a file is missing, broken or not as it was exported.
     """
 
     def __init__(self, folder: Path, dtype: str = "") -> None:

@@ -47,7 +47,6 @@ class KeptTries:
         """The parts that are there; writes the record of a new file.
 
         Raises:
-            InputError: the file is of another record, or a line is no try.
             OSError: the folder cannot be written.
         """
         beside = self.path.with_suffix(".json")

@@ -126,9 +126,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
         Args:
             play: plays tries by the weights that make prompts; None: these are gone.
-
-        Raises:
-            InputError: prompts are missing and cannot be made, or their file cannot be used.
         """
         prompt = self.inputs.agent.prompt
         if self.config.tries.ways != FEW_SHOT or prompt.variants:
@@ -173,11 +170,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     @cached_property
     def tries(self) -> TryMaker:
-        """Makes and keeps tries; the prompts must be there.
-
-        Raises:
-            InputError: so few prompts were made that a state would have one try.
-        """
+        """Makes and keeps tries; the prompts must be there."""
         config, inputs = self.config, self.inputs
         if len(self.variants) * config.tries.samples < 2:
             raise InputError(

@@ -44,11 +44,7 @@ STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig:
-    """Section `questions`: what is asked.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `questions`: what is asked."""
 
     # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
     train: str = BRIDGE
@@ -67,11 +63,7 @@ class QuestionsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WritingConfig:
-    """Section `writing`: how queries are asked for, and what they find.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `writing`: how queries are asked for, and what they find."""
 
     hops: int = 2  # queries of a question
     k: int = 3  # passages that a query finds
@@ -89,11 +81,7 @@ class WritingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TriesConfig:
-    """Section `tries`: how the model is made to try different queries.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `tries`: how the model is made to try different queries."""
 
     # Prompts besides the bare one: styles (of the model made here), few_shot (examples of its own
     # tries), or bare: there are none, and the temperature alone makes tries differ
@@ -135,11 +123,7 @@ class TriesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StagePreferenceConfig(PreferenceConfig):
-    """Section `preference`: the policy learns which of two queries is better.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `preference`: the policy learns which of two queries is better."""
 
     steps: int = 150  # optimizer steps of the stage, in each iteration
     batch_size: int = 16  # pairs of a step
@@ -152,11 +136,7 @@ class StagePreferenceConfig(PreferenceConfig):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `eval`."""
 
     samples: int = 300  # fixed questions scored during training, 0: all
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
@@ -248,11 +228,7 @@ class LeretConfig:
     @classmethod
     @refusing_types("the config")
     def of(cls, config: ConfigDict) -> LeretConfig:
-        """Reads the settings of a config.
-
-        Raises:
-            InputError: a field is unknown, or its value is wrong for any data.
-        """
+        """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
         stages = tuple(config.stages)
         if not stages or stages != tuple(each for each in STAGES if each in stages):

@@ -78,11 +78,7 @@ class LessonExperience:
         self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
 
     def next(self, state: PolicyState, number: int, stop: StopSignal) -> Any:
-        """See `Experience`.
-
-        Raises:
-            InputError: the tries give nothing to learn from, or kept files are not this run's.
-        """
+        """See `Experience`."""
         stop.check()
         stage = self._system.config.stage_at(number)
         before = time.monotonic()
@@ -273,11 +269,7 @@ class LessonExperience:
         return self._system.workdir / FOLDER / f"iteration-{iteration}"
 
     def _weights(self, iteration: int, state: PolicyState, number: int) -> tuple[str, bool]:
-        """A digest of the weights that make the tries of an iteration; whether they are these.
-
-        Raises:
-            InputError: its tries were made by other weights, or nobody knows by which.
-        """
+        """A digest of the weights that make the tries of an iteration; whether they are these."""
         path = self._folder(iteration) / START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
         kept = _read(path).get("weights") if path.exists() else None
@@ -307,7 +299,6 @@ class LessonExperience:
             now: the state, and the number of its step.
 
         Raises:
-            InputError: they were kept for other pairs, or are lost.
             Stopped: the run is told to stop before they are complete.
         """
         path, (state, number) = self._folder(stage.iteration) / _REFERENCE, now

@@ -163,11 +163,7 @@ def _row(segment: Segment, group: int) -> TokenTrajectory:
 
 
 def check_some(count: int, what: str, stage: str) -> None:
-    """Refuses a stage that has nothing to learn from.
-
-    Raises:
-        InputError: there is nothing.
-    """
+    """Refuses a stage that has nothing to learn from."""
     if not count:
         raise InputError(
             f"the tries gave no {what} for the stage {stage}; use more or other prompts "

@@ -77,9 +77,6 @@ class HopPredictor:
 
         "sft" are those at the end of the first stage of SFT. None: there was no such stage, or its
         end is not kept.
-
-        Raises:
-            InputError: the run has no sound checkpoint.
         """
         saved = SavedWeights(self.system)
         if which == FIRST:
@@ -98,7 +95,6 @@ class HopPredictor:
             restart: throw the file away instead of going on with it.
 
         Raises:
-            InputError: the file is of other settings, questions or weights.
             Stopped: a signal came; the same call goes on with the file.
             FeedbackLost: too many tries fail.
         """
@@ -134,9 +130,6 @@ def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | No
 
     Args:
         out: the file that is named for them; None: none is.
-
-    Raises:
-        InputError: the questions are not the run's, and no file is named.
     """
     differing = of_others(workdir, given, OF_QUESTIONS)
     if differing and out is None:
@@ -158,9 +151,6 @@ def open_hop_predictor(
         workdir: the run's folder.
         trains: whether the training questions are needed, too.
         pool: see `pool_beside`.
-
-    Raises:
-        InputError: the run, its model or the data cannot be used.
     """
     config = LeretConfig.of(given)
     mesh = mesh_of_run(config, workdir)
@@ -182,8 +172,6 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> Written:
         path: the file.
 
     Raises:
-        InputError: the run has no such iteration, its tries are not finished or of other settings,
-            or another process trains in the folder.
         OSError: the file cannot be written.
     """
     config = system.config

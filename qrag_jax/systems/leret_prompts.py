@@ -67,7 +67,6 @@ class PromptMaker:
             play: plays tries, asked by a prompt.
 
         Raises:
-            InputError: the file is of another template, or the tries give no examples.
             Stopped: the run is told to stop; finished rounds are kept.
             FeedbackLost: too many tries fail.
         """
@@ -127,9 +126,6 @@ def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
 
     Args:
         bare: the prompt without examples.
-
-    Raises:
-        InputError: they are not there, not finished, damaged, or of another template.
     """
     path = workdir / NAME
     made = read_few_shot(path, bare.prompt.fingerprint)

@@ -86,8 +86,6 @@ class TryMaker:
             stop: checked between parts.
 
         Raises:
-            InputError: a file is of other weights, questions, prompts or passages, or damaged, or
-                what is missing cannot be made.
             Stopped: the run is told to stop; whole parts are kept.
             FeedbackLost: too many tries fail.
         """

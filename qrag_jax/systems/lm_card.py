@@ -71,9 +71,6 @@ def language_model_card(
         workdir: the run's folder, with the summary of its scores if it was scored.
         given: the run's config.
         checkpoint: what the checkpoint is called, such as "best checkpoint of step 60".
-
-    Raises:
-        InputError: the run's summary is not one.
     """
     fields = _shown(system, given)
     base = fields["model"]["path"] or "a tiny decoder, made for the run"

@@ -41,10 +41,6 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
         given: the run's config, of one of the systems in `EXPORTED`.
         which: "best" or "last".
         out: a new or empty folder.
-
-    Raises:
-        InputError: `out` is not an empty folder, there is no such checkpoint, or the summary of the
-            run's scores is not one.
     """
     check_is_free(out)
     system = EXPORTED[given.system]

@@ -68,9 +68,6 @@ class PassageEncoder:
 
         Args:
             which: "best" or "last", the checkpoint.
-
-        Raises:
-            InputError: there is no such checkpoint.
         """
         loaded = run.loaded
         return cls(
@@ -101,9 +98,6 @@ class PassageEncoder:
                 does not add a prefix by itself. Its `path` is not read.
             mesh: None: all devices, each with all parameters.
             max_tokens: of a row; 0: as the folder says, else `USUAL_TOKENS`.
-
-        Raises:
-            InputError: the encoder cannot be found or used, or `max_tokens` does not fit it.
         """
         config, mesh = config or EncoderConfig(), mesh or make_mesh()
         folder = _folder(path)

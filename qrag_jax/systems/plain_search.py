@@ -43,9 +43,6 @@ class QuestionTower:
 
     Args:
         encoder: as it embeds passages; questions have its prefix of states.
-
-    Raises:
-        InputError: that prefix leaves questions no room.
     """
 
     def __init__(self, encoder: PassageEncoder) -> None:
@@ -76,9 +73,6 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
 
     Args:
         encoder: None: the index compares words.
-
-    Raises:
-        InputError: the index or the encoder cannot be used, or they do not belong together.
     """
     if encoder is None:
         otherwise = (
@@ -113,11 +107,7 @@ class ServedSearch:
     encoder: PlainEncoder | None = None
 
     def open(self) -> Searcher:
-        """Loads it.
-
-        Raises:
-            InputError: the index or the encoder cannot be used, or they do not belong together.
-        """
+        """Loads it."""
         if not self.retriever:
             return SingleStep(open_plain(self.index, self.encoder))
         retriever = Retriever.load(self.retriever, self.settings)

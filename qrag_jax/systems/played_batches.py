@@ -67,7 +67,6 @@ def check_server(
         openings: first prompts of questions, of which a few are asked.
 
     Raises:
-        InputError: the server cannot be started, or its log-probabilities are others.
         Stopped: the run is told to stop.
     """
     if system.served is None:

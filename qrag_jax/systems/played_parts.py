@@ -57,7 +57,6 @@ class PlayedParts(Generic[Asked, Row]):
             restart: throw the log away instead of going on with it.
 
         Raises:
-            InputError: the log is of another record, or of others than these.
             Stopped: a signal came; the same call goes on with the log.
         """
         with log_locks(log):

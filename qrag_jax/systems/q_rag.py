@@ -53,11 +53,7 @@ from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data; the reward has its own name in the config then.
-
-    Raises:
-        InputError: a field is unknown, or its value makes no sense.
-    """
+    """Refuses values that are wrong for any data; the reward has its own name in the config then."""
     config.reward.name = QRagConfig.of(config).reward.name
 
 

@@ -38,11 +38,7 @@ class Labelled:
 
 
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    """Gives the samples what the reward reads, and refuses those that lack it.
-
-    Raises:
-        InputError: the reward needs supporting facts, or answers, that the data have not.
-    """
+    """Gives the samples what the reward reads, and refuses those that lack it."""
     own = [(name, each) for split in (train, dev) for name, each in split.by_source.items()]
     _check_best_by(config, dev)
     if config.reward.name == ANSWER_IN_CHUNK:

@@ -36,11 +36,7 @@ ANY, FREQUENT, RARE = KINDS = ("any", "frequent", "rare")
 
 @dataclasses.dataclass(frozen=True)
 class DroppedConfig:
-    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out."""
 
     # What a demonstration leaves out, one of these drawn for each: any words, frequent ones alone,
     # or rare ones alone
@@ -143,9 +139,6 @@ def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -
 
     Args:
         texts: by collection.
-
-    Raises:
-        InputError: no text has a sentence of a fitting length.
     """
     sentences: dict[str, None] = {}
     limits, every = (config.most_words, config.least_words), list[str]()

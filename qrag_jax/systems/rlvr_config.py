@@ -46,11 +46,7 @@ REWARD = "reward"  # the name of the whole reward, beside those of its parts
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig:
-    """Section `questions`: what is asked.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `questions`: what is asked."""
 
     # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
     train: str = BRIDGE
@@ -66,11 +62,7 @@ class QuestionsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ToolsConfig:
-    """Section `tools`: what the model may do in an episode.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `tools`: what the model may do in an episode."""
 
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
     form: str = HERMES  # how calls are written: hermes, llama or xml
@@ -105,11 +97,7 @@ class ToolsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RubricConfig:
-    """Section `rubric`: the reward of an episode.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `rubric`: the reward of an episode."""
 
     preset: str = "head"  # RLVR's rewards by their dates: F, R_0808, X_0809, …, head
     # The part that must differ within a group for it to be learned from; "": the whole reward
@@ -131,21 +119,13 @@ class RubricConfig:
         return preset(self.preset)
 
     def load(self) -> Rubric | OwnRubric:
-        """What gives the rewards.
-
-        Raises:
-            InputError: the file of `path` cannot be used.
-        """
+        """What gives the rewards."""
         return OwnRubric.load(self.path) if self.path else self.rubric
 
 
 @dataclasses.dataclass(frozen=True)
 class StageSFTConfig(ScriptConfig):
-    """Section `sft`: the policy imitates demonstrations before it learns by rewards.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `sft`: the policy imitates demonstrations before it learns by rewards."""
 
     SECTION: ClassVar[str] = SFT
     steps: int = 600  # optimizer steps; those of config.train.steps come behind them
@@ -153,11 +133,7 @@ class StageSFTConfig(ScriptConfig):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `eval`."""
 
     samples: int = 300  # fixed questions scored during training, 0: all
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
@@ -243,11 +219,7 @@ class RlvrConfig:
     @classmethod
     @refusing_types("the config")
     def of(cls, config: ConfigDict) -> RlvrConfig:
-        """Reads the settings of a config.
-
-        Raises:
-            InputError: a field is unknown, or its value is wrong for any data.
-        """
+        """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
         stages = tuple(config.stages)
         if not stages or stages not in (STAGES, STAGES[:1], STAGES[1:]):

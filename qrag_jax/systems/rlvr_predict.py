@@ -84,9 +84,6 @@ class Player:
     def weights(self, which: str) -> Weights | None:
         """The weights of one of `CHECKPOINTS`; None: there was no such end of a stage, or it is
         not kept.
-
-        Raises:
-            InputError: the run has no sound checkpoint.
         """
         saved = SavedWeights(self.system)
         if which == FIRST or self.workdir is None:
@@ -103,11 +100,7 @@ class Player:
         return self.system.config.sft_steps if both else 0
 
     def library(self, retriever: str) -> Library:
-        """What the tools read with a retriever; it is made once.
-
-        Raises:
-            InputError: it is unknown, or lacks what scores for it.
-        """
+        """What the tools read with a retriever; it is made once."""
         if retriever not in self.libraries:
             config = self.system.config
             tools = dataclasses.replace(config.tools, retriever=retriever)
@@ -125,8 +118,6 @@ class Player:
             retriever: what the tool that searches uses.
 
         Raises:
-            InputError: the file is of other settings, questions or weights, or the retriever
-                cannot be used.
             Stopped: a signal came; the same call goes on with the file.
             FeedbackLost: too many episodes fail.
         """
@@ -191,9 +182,6 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
         given: the config; `questions.dev` and `eval.samples` say what is asked.
         workdir: the run's folder; None: the config's own model, untrained.
         folder: where a tiny model is, or is made.
-
-    Raises:
-        InputError: the run, its model or the data cannot be used.
     """
     config = RlvrConfig.of(given)
     if config.env.verifiers:

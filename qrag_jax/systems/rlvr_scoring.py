@@ -67,8 +67,6 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
     """Scores the run's checkpoint; returns the summary.
 
     Raises:
-        InputError: the run, its checkpoint, the questions or a retriever cannot be used, or a file
-            of predictions is of other settings.
         Stopped: a signal came; the same command goes on.
         FeedbackLost: too many episodes fail.
     """

@@ -25,12 +25,7 @@ _FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.to
 
 
 def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
-    """What the tools read.
-
-    Raises:
-        InputError: the retriever is unknown or lacks what scores for it, or the corpus has no index
-            for it.
-    """
+    """What the tools read."""
     tools = config.tools
     if tools.corpus:
         return open_corpus(_corpus_search(tools), config.tasks.clean)
@@ -38,11 +33,7 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
 
 
 def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
-    """The scorer that the config names; None if it names none.
-
-    Raises:
-        InputError: two are named, or the encoder cannot be used.
-    """
+    """The scorer that the config names; None if it names none."""
     if tools.encoder and tools.rerank_url:
         raise InputError(
             "config.tools.encoder and config.tools.rerank_url both name what scores documents; "

@@ -88,11 +88,7 @@ def fields_help(argv: Sequence[str]) -> str:
 def given_experiment(
     holder: flags.FlagHolder | flags.Flag, example: str = ""
 ) -> ml_collections.ConfigDict:
-    """The experiment on the command line.
-
-    Raises:
-        InputError: no experiment is given, or its file cannot be loaded.
-    """
+    """The experiment on the command line."""
     try:
         config = holder.value
         _ = config is None or config.get("seed")  # a bad file fails at its first use
@@ -116,9 +112,6 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
 
     Args:
         words: `--config=FILE` and `--config.FIELD=VALUE`.
-
-    Raises:
-        InputError: the file or a value cannot be used.
     """
     argv, values = ["train", *words], flags.FlagValues()
     holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
@@ -172,10 +165,6 @@ def define(
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
         outside: whether it reads the runs of systems outside the package, too.
-
-    Raises:
-        InputError: the folder holds no run of these systems, or a config cannot be used; or the
-            command plays, and the run's config names code that the command line does not.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
@@ -215,11 +204,7 @@ def define(
 
 
 def _refuse_unscored(workdir: Path) -> None:
-    """Refuses to take the untrained weights for the best of a run that scored no others.
-
-    Raises:
-        InputError: the run was stopped before its first evaluation after step 0.
-    """
+    """Refuses to take the untrained weights for the best of a run that scored no others."""
     best = [each.name for each in workdir.glob("checkpoints/best/[0-9]*")]
     if best == ["0"] and not has_evaluation(workdir):
         raise InputError(
@@ -233,12 +218,7 @@ def _plain_config(path: Path) -> ml_collections.ConfigDict:
 
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
-    """Refuses to run code because a folder of a run says so: folders are not trusted.
-
-    Raises:
-        InputError: the config names a file of Python, an environment, its Python, or a server's
-            program or its arguments, and the command line does not name this field.
-    """
+    """Refuses to run code because a folder of a run says so: folders are not trusted."""
     values = flat(config.to_dict())
     system = values.get("system", Q_RAG)
     # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.

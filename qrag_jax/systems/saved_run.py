@@ -61,9 +61,6 @@ class SavedRun:
         Args:
             config: the run's config, possibly with other data or other settings of evaluation.
             mesh_of: makes the mesh of the config's sizes.
-
-        Raises:
-            InputError: `workdir` holds no trained run, or its encoder cannot be used.
         """
         enable_persistent_cache()
         taken = QRagConfig.of(config, scoring=True)
@@ -115,11 +112,7 @@ class SavedRun:
         return SearchSettings(self.config.beam, self.config.encoder, self.loaded.tokenizer, longest)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
-        """The parameters of the "best" or the "last" checkpoint, and their optimizer step.
-
-        Raises:
-            InputError: there is no such checkpoint.
-        """
+        """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
         template = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(
                 (2, *leaf.shape), leaf.dtype, sharding=sharding
@@ -139,9 +132,6 @@ class SavedRun:
 
         Args:
             checkpoint: "best" or "last"; "": none is given.
-
-        Raises:
-            InputError: none is given, and training has done no good.
         """
         if not checkpoint and self.best_is_untrained():
             raise InputError(

@@ -32,9 +32,6 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
 
     Args:
         workdir: the run's folder; None: there is no run, and the config's own model plays.
-
-    Raises:
-        InputError: the folder holds no model.
     """
     if workdir and not config.model.path and not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
@@ -76,11 +73,7 @@ class SavedWeights:
         return Weights("untrained", "untrained", 0, self.system.untrained)
 
     def checkpoint(self, which: str) -> Weights:
-        """Those of the "best" or the "last" checkpoint.
-
-        Raises:
-            InputError: the run has no sound one.
-        """
+        """Those of the "best" or the "last" checkpoint."""
         params, step = self._checkpoints.restore_params(which, self._template)
         return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
 

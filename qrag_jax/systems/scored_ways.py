@@ -35,11 +35,7 @@ def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[st
 
 
 def check_own_questions(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> None:
-    """Refuses other questions than the run's; see `of_others`.
-
-    Raises:
-        InputError: a field differs.
-    """
+    """Refuses other questions than the run's; see `of_others`."""
     if differing := of_others(workdir, given, parts):
         raise InputError(
             f"the questions are not the run's own (not as in its config: {', '.join(differing)}); "
@@ -52,9 +48,6 @@ def are_others(workdir: Path, given: ConfigDict, parts: Sequence[str], *, out: P
 
     Args:
         out: the folder that is named for the scores; None: none is.
-
-    Raises:
-        InputError: they are others, and no folder is named.
     """
     if out is None:
         check_own_questions(workdir, given, parts)
@@ -128,7 +121,6 @@ class WayLogs(Generic[Row]):
             restart: throw logs away; else what has one is not played again.
 
         Raises:
-            InputError: a log is of another record, or cannot be used.
             Stopped: a signal came; logs that are finished stay.
         """
         rows, notes = dict[str, list[Row]](), list[str]()

@@ -45,9 +45,6 @@ def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
 
     Args:
         further: flags of the command, as in `READ_BY`.
-
-    Raises:
-        InputError: several are given, or a flag that the search does not read.
     """
     given = [name for name in KINDS if name and flags.FLAGS[name].value]
     if len(given) > 1:
@@ -61,11 +58,7 @@ def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
 
 
 def index() -> IndexAt:
-    """The index.
-
-    Raises:
-        InputError: none is given.
-    """
+    """The index."""
     if not INDEX.value:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
     return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value, QDRANT.value)

@@ -107,11 +107,7 @@ class Plan:
         return " && ".join(map(shlex.join, self.commands(run, folder)))
 
     def check(self) -> None:
-        """Refuses values that no training could use, before any of them starts.
-
-        Raises:
-            InputError: a combination's config is wrong for any data; the message names it.
-        """
+        """Refuses values that no training could use, before any of them starts."""
         runs = self.runs()
         if len(runs) > MOST_RUNS:
             raise InputError(f"--set and --seeds make {len(runs)} runs; at most are {MOST_RUNS}.")
@@ -134,11 +130,7 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
-        """That of a sweep's folder.
-
-        Raises:
-            InputError: there is none, or it is damaged.
-        """
+        """That of a sweep's folder."""
         path = folder / NAME
         try:
             return typed_json.made(cls, bounded_json.load(path))
@@ -153,11 +145,7 @@ class Plan:
             ) from None
 
     def refuse_other(self, kept: Plan, folder: Path) -> None:
-        """Refuses to go on with another plan than the folder's.
-
-        Raises:
-            InputError: they differ; the first difference is named.
-        """
+        """Refuses to go on with another plan than the folder's."""
         for name, ours in dataclasses.asdict(self).items():
             theirs = getattr(kept, name)
             if ours != theirs:
@@ -234,11 +222,7 @@ def _last_line(path: Path) -> str:
 
 
 def sets_of(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The fields and values of `FIELD=V1,V2`; commas inside of brackets and quotes part nothing.
-
-    Raises:
-        InputError: one is not of this form, or a field is given twice.
-    """
+    """The fields and values of `FIELD=V1,V2`; commas inside of brackets and quotes part nothing."""
     found: dict[str, tuple[str, ...]] = {}
     for each in given:
         field, equals, text = each.partition("=")
@@ -257,11 +241,7 @@ def sets_of(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def seeds_of(given: Sequence[str]) -> tuple[int, ...]:
-    """The numbers of `--seeds`.
-
-    Raises:
-        InputError: one is no whole number from 0 to 2³²-1, or is given twice.
-    """
+    """The numbers of `--seeds`."""
     if not given or not all(re.fullmatch(r"[0-9]{1,10}", each) for each in given):
         raise InputError(f"--seeds={','.join(given)} is no list of whole numbers, such as 42,43.")
     seeds = tuple(int(each) for each in given)

@@ -78,21 +78,13 @@ class ConfigLayout:
         return config
 
     def load(self, path: Path) -> ConfigDict:
-        """Reads the config of a run.
-
-        Raises:
-            InputError: the file is missing, or is not a JSON object.
-        """
+        """Reads the config of a run."""
         saved = read_fields(path)
         with refusing_types(path):
             return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:
-        """The settings of each section.
-
-        Raises:
-            InputError: a field is unknown, or its value cannot be used.
-        """
+        """The settings of each section."""
         known = {*self.fields, *self.sections, "system", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
@@ -150,11 +142,7 @@ def check_stage(name: str, stage: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StageSFTConfig(SFTConfig):
-    """Section `sft`: the policy imitates.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `sft`: the policy imitates."""
 
     SECTION: ClassVar[str] = "sft"
     steps: int = 100  # optimizer steps of the stage
@@ -168,11 +156,7 @@ class StageSFTConfig(SFTConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ScriptConfig(StageSFTConfig):
-    """Section `script`: the policy imitates scripted demonstrations before it tries anything.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `script`: the policy imitates scripted demonstrations before it tries anything."""
 
     SECTION: ClassVar[str] = "script"
     # Imitate prompts and what is read, too: a model that knows nothing learns to copy from them

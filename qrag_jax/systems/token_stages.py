@@ -106,9 +106,6 @@ def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Spee
 
     Args:
         turn: most tokens that a turn may sample.
-
-    Raises:
-        InputError: the model has fewer positions than an episode may have tokens.
     """
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     loaded, room = model.loaded, config.sampling.room

@@ -135,9 +135,6 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         params: parameters of both towers, stacked on axis 0; in an `Adapted`, only the adapters
             are stacked.
         out: the folder, which this function creates.
-
-    Raises:
-        InputError: see `check_tokenizer`.
     """
     encoder, tokenizer = loaded.encoder, loaded.tokenizer
     out.mkdir()
@@ -165,9 +162,6 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     Args:
         which: "best" or "last".
         out: a new or empty folder.
-
-    Raises:
-        InputError: `out` is not an empty folder, or there is no such checkpoint.
     """
     check_is_free(out)
     params, step = run.trained(which)
@@ -201,9 +195,6 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
     Args:
         label: the checkpoint's label, such as "best-160".
         params: its parameters, as `SavedRun.trained` gives them.
-
-    Raises:
-        InputError: the report of `tune_stopping` is broken.
     """
     given = run.config.eval.stop_threshold
     if given > -math.inf:

@@ -86,11 +86,7 @@ class Place:
 
 
 def find(given: Sequence[Path]) -> list[Place]:
-    """What there is in each of these; what is given twice is shown once.
-
-    Raises:
-        InputError: something does not exist, cannot be read or holds nothing to show.
-    """
+    """What there is in each of these; what is given twice is shown once."""
     places: dict[str, Place] = {}
     for path in given:
         if not path.exists():

@@ -52,11 +52,7 @@ class Rows:
 
 
 def kind_of(path: Path) -> str | None:
-    """What the file is, by its first lines: a kind of episodes, `SAMPLE` or `METRICS`; None: else.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """What the file is, by its first lines: a kind of episodes, `SAMPLE` or `METRICS`; None: else."""
     for number, line in enumerate(_lines(path)):
         if number == 100:
             break
@@ -68,11 +64,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def read_rows(path: Path, kind: str) -> Rows:
-    """The rows of a log of this kind; a last line that is still being written is left out.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """The rows of a log of this kind; a last line that is still being written is left out."""
     rows, broken = [], 0
     for number, line in enumerate(_lines(path), start=1):
         row = _row(kind, line, f"{path}, line {number}")
@@ -84,11 +76,7 @@ def read_rows(path: Path, kind: str) -> Rows:
 
 
 def read_sample(path: Path) -> list[Rows]:
-    """The evaluations in an `episodes.jsonl`, by their steps; broken lines count for the last.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """The evaluations in an `episodes.jsonl`, by their steps; broken lines count for the last."""
     found: dict[tuple[int, str], list[Any]] = {}
     broken = 0
     for number, line in enumerate(_lines(path), start=1):
@@ -109,11 +97,7 @@ def read_sample(path: Path) -> list[Rows]:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, float]], int]:
-    """The lines of a `metrics.jsonl` with their finite numbers, and how many lines are broken.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """The lines of a `metrics.jsonl` with their finite numbers, and how many lines are broken."""
     found: list[dict[str, float]] = []
     broken = 0
     for line in _lines(path):

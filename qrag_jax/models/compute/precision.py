@@ -70,10 +70,6 @@ def precision(name: str, platform: Platform, activations: str = AUTO) -> Precisi
         activations: "auto": as the products, but float32 on CPU, where nothing else gains by
             bfloat16. "bfloat16" on CPU computes as accelerators do, in order to see what the
             rounding does.
-
-    Raises:
-        InputError: a name is unknown, the GPU has no bfloat16, or activations in bfloat16 are
-            asked for beside products in float32.
     """
     for field, value in (("dtype", name), ("activations", activations)):
         if value not in NAMES:

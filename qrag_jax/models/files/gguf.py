@@ -36,11 +36,7 @@ class GGUFFile:
     stored: Mapping[str, Any]
 
     def field(self, name: str, kind: type[_T]) -> _T:
-        """A value of the metadata.
-
-        Raises:
-            InputError: there is none of that name and type.
-        """
+        """A value of the metadata."""
         value = self.fields.get(name)
         if not isinstance(value, kind):
             raise InputError(
@@ -54,11 +50,7 @@ class GGUFFile:
         return tuple(int(size) for size in reversed(self.stored[name].shape))
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor, dequantised to float32.
-
-        Raises:
-            InputError: it is stored in a way that `gguf` cannot undo.
-        """
+        """A tensor, dequantised to float32."""
         import gguf
 
         found = self.stored[name]
@@ -85,10 +77,6 @@ def read_gguf(path: Path, sha256: str) -> GGUFFile:
     Args:
         path: of the file.
         sha256: its digest, in hex.
-
-    Raises:
-        InputError: the file cannot be read, it has another digest, it is no GGUF file, or the
-            package `gguf` is not installed.
     """
     try:
         found = digests.sha256(path)

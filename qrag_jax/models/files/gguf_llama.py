@@ -40,10 +40,6 @@ def write_llama_folder(source: GGUFFile, out: Path) -> None:
     Args:
         source: the model.
         out: folder to write, created if it does not exist; files of the same names are replaced.
-
-    Raises:
-        InputError: the file holds another architecture or tokenizer, or tensors that do not fit
-            its metadata.
     """
     architecture = source.field("general.architecture", str)
     if architecture != _LLAMA:

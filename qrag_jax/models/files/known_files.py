@@ -52,12 +52,7 @@ class Module(NamedTuple):
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The path of a file in a model folder; the file need not exist.
-
-    Raises:
-        InputError: a link in the path leaves the folder (links to files of the same model in the
-            hub's cache are allowed), or links form a circle.
-    """
+    """The path of a file in a model folder; the file need not exist."""
     path = folder.joinpath(*names)
     try:
         root, real = folder.resolve(), path.resolve()
@@ -83,12 +78,7 @@ def check_tokenizer_links(folder: Path) -> None:
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """The modules of sentence-transformers that `modules.json` names; none if there is no file.
-
-    Raises:
-        InputError: the file is broken, or a path is not a sub-folder such as "1_Pooling" ("" for
-            the first module: the folder itself).
-    """
+    """The modules of sentence-transformers that `modules.json` names; none if there is no file."""
     path = inside(folder, MODULES)
     if not path.exists():
         return []
@@ -108,11 +98,7 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def trunk_folder(folder: Path) -> Path:
-    """Where config.json, weights and tokenizer are: the folder, or as in old ones `0_Transformer`.
-
-    Raises:
-        InputError: see `read_modules`.
-    """
+    """Where config.json, weights and tokenizer are: the folder, or as in old ones `0_Transformer`."""
     first, *_ = read_modules(folder) or [Module("", "")]
     return folder / first.folder if first.kind == "Transformer" else folder
 
@@ -122,9 +108,6 @@ def kept_files(folder: Path) -> dict[str, Path]:
 
     Returns:
         path beside the weights → file.
-
-    Raises:
-        InputError: see `inside` and `read_modules`.
     """
     trunk = trunk_folder(folder)
     names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
@@ -147,11 +130,7 @@ def copy_files(files: Mapping[str, Path], out: Path) -> None:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Parses a JSON file that holds an object (or an array, if `kind` is `list`).
-
-    Raises:
-        InputError: the file is missing, too large, not JSON, or holds something else.
-    """
+    """Parses a JSON file that holds an object (or an array, if `kind` is `list`)."""
     try:
         if not path.is_file():
             raise FileNotFoundError

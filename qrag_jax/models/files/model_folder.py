@@ -56,10 +56,6 @@ def resolve_folder(path: str) -> Path:
     A local folder takes precedence. Otherwise `path` is a hub name, "org/name": the model's JSON,
     text and safetensors files are fetched into the hub's cache (or found there).
     `pytorch_model.bin` is fetched only if there are no safetensors.
-
-    Raises:
-        InputError: `path` is neither a folder nor a hub name, huggingface_hub is not installed, or
-            the hub cannot provide the model.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():  # Path("") would be the current folder
@@ -98,11 +94,7 @@ def resolve_folder(path: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Parses the folder's `config.json`.
-
-    Raises:
-        InputError: the file is missing, a link out of the folder, or not a JSON object.
-    """
+    """Parses the folder's `config.json`."""
     return read_json(inside(folder, "config.json"))
 
 
@@ -111,11 +103,6 @@ def open_tensors(folder: Path) -> dict[str, Tensor]:
 
     The first of `WEIGHT_FILES` that exists is used; an index file names its shards. Tensors of
     safetensors files stay in the files; tensors of PyTorch files are read.
-
-    Raises:
-        InputError: there are no weights, a shard or tensor of the index is missing, the index
-            names a file outside the folder, or a file is broken, a link out of the folder or
-            refused (see `read_torch_file`).
     """
     for name in WEIGHT_FILES:
         path = inside(folder, name)
@@ -148,10 +135,6 @@ def write_folder(
             sentence-transformers if there are any, are copied (see `kept_files`).
         out: folder to write, created if it does not exist; files of the same names are replaced.
         max_shard_bytes: see `write_shards`.
-
-    Raises:
-        InputError: there is no tokenizer in `tokenizer_files_from`, this folder names or links to
-            files outside, or `out` is a file.
     """
     files = kept_files(tokenizer_files_from)
     if files.keys().isdisjoint(VOCABULARY_FILES):

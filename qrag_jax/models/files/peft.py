@@ -62,10 +62,6 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
 
     Returns:
         The sizes of the adapters, and their tree (see `lora`) of float32 NumPy arrays.
-
-    Raises:
-        InputError: a file is missing or broken, asks for something unsupported, or was made for
-            another base.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give one that PEFT's save_pretrained wrote.")

@@ -166,8 +166,6 @@ def scan(file: BinaryIO, path: Path) -> None:
     """Checks the pickle that starts at the current position of `file`; `path` names it in errors.
 
     Raises:
-        InputError: the pickle uses an operation that is not in `ALLOWED_OPERATIONS`, or exceeds a
-            limit of this module.
         UnpicklingError, ValueError: the pickle is broken.
     """
     stack = _Stack()

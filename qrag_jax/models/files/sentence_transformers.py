@@ -59,9 +59,6 @@ def read_published(folder: Path) -> Published | None:
 
     A Dense layer is read as a factor on the vectors: `write_modules` writes it for this purpose,
     and older exports have it for every factor.
-
-    Raises:
-        InputError: a file is broken, or a module or a pooling is not one this package computes.
     """
     entries = read_modules(folder)
     if not entries:
@@ -87,11 +84,7 @@ def read_published(folder: Path) -> Published | None:
 
 
 def prompts(folder: Path) -> dict[str, str]:
-    """The model's prompts by name: texts that preceded inputs in its training. Omits empty prompts.
-
-    Raises:
-        InputError: the file that names them is broken.
-    """
+    """The model's prompts by name: texts that preceded inputs in its training. Omits empty prompts."""
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
     return {str(name): str(text) for name, text in (found or {}).items() if text}
@@ -110,11 +103,7 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """Reads what sentence-transformers reads: its own file, else the tokenizer's config.
-
-    Raises:
-        InputError: a file is broken.
-    """
+    """Reads what sentence-transformers reads: its own file, else the tokenizer's config."""
     trunk = trunk_folder(folder)
     files = (inside(trunk, name) for name in TRANSFORMER_CONFIGS)
     config: dict[str, Any] = next((read_json(file) for file in files if file.is_file()), {})

@@ -79,9 +79,6 @@ def check_tokenizer(
 
     Args:
         folder: the model's folder. The other arguments are those of `write_tokenizer`.
-
-    Raises:
-        InputError: the written tokenizer gives other ids.
     """
     written = auto_tokenizer().from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, model_max_length=10**9

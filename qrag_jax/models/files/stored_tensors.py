@@ -55,11 +55,7 @@ Tensor = FileTensor | np.ndarray
 
 
 def open_safetensors(path: Path) -> dict[str, FileTensor]:
-    """Every tensor of one file; reads only the header.
-
-    Raises:
-        InputError: the file is missing or broken, or has a dtype that is not in `DTYPES`.
-    """
+    """Every tensor of one file; reads only the header."""
     found = {}
     try:
         with safe_open(path, framework="numpy") as file:  # refuses broken or truncated files

@@ -53,10 +53,6 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
     Returns:
         Name to array, in the file's order; dtypes as stored (bfloat16 by `ml_dtypes`), row-major.
         Arrays may be read-only, and tied tensors may share memory.
-
-    Raises:
-        InputError: the file is missing, broken or not a PyTorch file, holds no tensors or other
-            tensors than those of `DTYPES`, or asks for a name that could run code (no code is run).
     """
     path = Path(path)
     try:

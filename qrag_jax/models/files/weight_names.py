@@ -94,10 +94,6 @@ def stored_params(
 
     Returns:
         The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
-
-    Raises:
-        InputError: lists the tensors that are missing, that have another shape or no float dtype,
-            or that belong to the trunk but not to this config (for instance, to a further layer).
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -176,9 +172,6 @@ def save_folder(
         tokenizer_files_from: see `write_folder`.
         out: see `write_folder`.
         max_shard_bytes: see `write_folder`.
-
-    Raises:
-        InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
     """
     sizes = _sizes(table, params)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}

@@ -113,11 +113,7 @@ class TextEncoder:
         return look_up(prepared[WORDS], tokens, self.width)
 
     def on(self, mesh: Mesh) -> TextEncoder:
-        """The encoder as it computes in a shard_map over the mesh, with parameters in parts.
-
-        Raises:
-            InputError: the mesh splits the layers into parts that they do not have.
-        """
+        """The encoder as it computes in a shard_map over the mesh, with parameters in parts."""
         return dataclasses.replace(self, module=self.module.on(Group.of(mesh)))
 
     def embed_words(self, prepared: Params, words: jax.Array, layout: Layout) -> jax.Array:

@@ -85,11 +85,7 @@ class GteConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `given_fields`; or this module cannot compute the model.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         if config.get("model_type", "new") not in cls.model_types:
             raise InputError(
                 f"{where}: model_type {config['model_type']!r} is not computed here, only 'new'."

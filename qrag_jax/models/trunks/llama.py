@@ -56,11 +56,7 @@ class LlamaConfig(Qwen3Config):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """See `Qwen3Config.from_dict`; a head is a part of the hidden size.
-
-        Raises:
-            InputError: see there; or the feed-forward has biases.
-        """
+        """See `Qwen3Config.from_dict`; a head is a part of the hidden size."""
         if config.get("mlp_bias"):
             raise InputError(
                 f"{where}: mlp_bias is set, but biases of the feed-forward are not supported; use "

@@ -82,11 +82,7 @@ class ModernBertConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `given_fields`; or this module cannot compute the model.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         given = given_fields(cls, config, where)
         for name, known in (
             ("model_type", cls.model_types),

@@ -48,11 +48,7 @@ class MpnetConfig(BertConfig):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `BertConfig.from_dict`; or this module cannot compute the model.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         for name, known in (("relative_attention_num_buckets", BUCKETS), ("pad_token_id", 1)):
             value = config.get(name, known)
             if value != known:

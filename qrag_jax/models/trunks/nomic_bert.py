@@ -65,11 +65,7 @@ class NomicBertConfig(GteConfig):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `given_fields`; or this module cannot compute the model.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         known = CHOICES | {
             "model_type": cls.model_types,
             "hidden_act": ("silu", *ACTIVATIONS),

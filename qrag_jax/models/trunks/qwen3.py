@@ -78,11 +78,7 @@ class Qwen3Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `given_fields`; or this module cannot compute the model.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         result = cls(**given_fields(cls, config, where) | cls.rope_fields(config, where))
         if config.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")

@@ -63,9 +63,6 @@ def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, 
         cls: a trunk's config; all its fields without a default are sizes.
         config: the parsed `config.json`.
         where: names the file in errors.
-
-    Raises:
-        InputError: a field without a default is missing, or a size is not a positive whole number.
     """
     fields = dataclasses.fields(cls)
     given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
@@ -177,11 +174,7 @@ class LayeredTrunk(nn.Module):
         return {}
 
     def on(self, group: Group) -> Self:
-        """The trunk as the devices of a group compute it.
-
-        Raises:
-            InputError: the layers cannot be computed in so many parts.
-        """
+        """The trunk as the devices of a group compute it."""
         parts = group.tensor
         field = f"config.runtime.mesh has a tensor axis of {parts}"
         if parts > 1 and not self.SPLIT.columns:

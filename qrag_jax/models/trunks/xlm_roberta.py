@@ -32,11 +32,7 @@ class XlmRobertaConfig(BertConfig):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
-        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
-
-        Raises:
-            InputError: see `BertConfig.from_dict`; or the position table has no usable row.
-        """
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
         result = super().from_dict(config, where)
         if result.longest_row < 1 or result.pad_token_id < 0:
             raise InputError(

@@ -75,9 +75,6 @@ def check_usable(log: LogConfig) -> None:
     """Refuses trackers that cannot be used on this machine, before anything is computed.
 
     What depends on a network is not asked: a server that is away must not end a training.
-
-    Raises:
-        InputError: a library is not installed, or W&B has no key.
     """
     for name in log.trackers:
         spec = importlib.util.find_spec(name)

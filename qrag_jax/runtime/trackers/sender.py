@@ -37,9 +37,6 @@ class Sender:
 
     Attributes:
         failed: number of lines that could not be sent. The first is told at once.
-
-    Raises:
-        InputError: the record cannot be read.
     """
 
     def __init__(

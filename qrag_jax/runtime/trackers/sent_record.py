@@ -28,11 +28,7 @@ class SentRecord:
 
     @classmethod
     def read(cls, path: Path) -> SentRecord:
-        """That of the file, or a new one if there is none.
-
-        Raises:
-            InputError: the file is no record.
-        """
+        """That of the file, or a new one if there is none."""
         try:
             return typed_json.made(cls, bounded_json.load(path))
         except FileNotFoundError:
