@@ -27,12 +27,11 @@ from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.systems import token_config
+from qrag_jax.systems.config import PROFILE, SEED
 from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
-    PROFILE,
-    SEED,
-    ConfigLayout,
     ScriptConfig,
     served_config,
 )
@@ -208,8 +207,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, LAYOUT.unread
+LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -395,7 +394,7 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
 
 def default_config() -> ConfigDict:
     """DeepRetrieval's settings (arXiv 2503.00223) on queries made here."""
-    config = LAYOUT.default()
+    config = token_config.default_config(LAYOUT)
     config.train.update(steps=200, batch_size=64)
     config.train.update(eval_every=50, checkpoint_every=50, log_every=5)
     config.optimizer.update(learning_rate=1e-6, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
+from qrag_jax.data.config import DataConfig
 from qrag_jax.environments.rag.episode import Limits
 from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
@@ -20,16 +19,15 @@ from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.llm_config import LlmConfig
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
-from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.config_fields import fill, refusing_types
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
-from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.systems.config import PROFILE, SEED, ConfigLayout
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
@@ -192,18 +190,23 @@ SECTIONS: dict[str, type] = {
     "questions": QuestionsConfig,
     "reward": RewardConfig,
     "reranker": RerankerConfig,
+    GRPO: GRPOConfig,
+    PPO: PPOConfig,
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
     "eval": AgentEvalConfig,
     "runtime": RuntimeConfig,
     "log": LogConfig,
 }
-OF_ALGORITHM: dict[str, type] = {GRPO: GRPOConfig, PPO: PPOConfig}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": (42, "of the shuffle, the policy's draws and random weights"),
-    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "seed": SEED,
+    "profile": PROFILE,
     "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
 }
+LAYOUT = ConfigLayout(
+    NAME, FIELDS, SECTIONS, LlmConfig, has_data=True, blocks="encoder.block_tokens"
+)
+load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -254,17 +257,9 @@ class HarrConfig:
         name = config.algorithm
         if name not in ALGORITHMS:
             raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")
-        known = {*FIELDS, *SECTIONS, *OF_ALGORITHM, "system", "data", "llm"}
-        if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
-        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
-        algorithm: Any = fill(OF_ALGORITHM[name], config[name], name)
+        parts = LAYOUT.parts(config)
+        algorithm = {each: parts.pop(each) for each in ALGORITHMS}[name]
         train = parts["train"]
-        if train.accumulation != 1:
-            raise InputError(
-                f"config.train.accumulation is {train.accumulation}; states are computed in blocks "
-                "of config.encoder.block_tokens, which bound the memory: set it to 1."
-            )
         if train.batch_size * algorithm.members % algorithm.minibatches:
             raise InputError(
                 f"config.train.batch_size × config.{name}.members is "
@@ -279,7 +274,6 @@ class HarrConfig:
             seed=config.seed,
             profile=config.profile,
             algorithm=algorithm,
-            data=fill_data(config.data),
             llm=_llm(config, parts["agent"], parts["reward"].rewards),
             **parts,
         )
@@ -293,17 +287,6 @@ class HarrConfig:
     def episodes(self) -> int:
         """Episodes of one batch, on all hosts."""
         return self.train.batch_size * self.algorithm.members
-
-
-def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object.
-    """
-    saved = read_fields(path)
-    with refusing_types(path):
-        return ConfigDict(saved)
 
 
 def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:
@@ -343,22 +326,13 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
         algorithm: "grpo" or "ppo".
         agent: one of `AGENTS`.
     """
-    config = ConfigDict({"system": NAME})
-    for name, (value, _) in FIELDS.items():
-        config[name] = value
-    config.algorithm = algorithm
-    for name, kind in SECTIONS.items():
-        config[name] = section(kind)
-    for name, kind in OF_ALGORITHM.items():
-        config[name] = section(kind)
-    config.data = data_section(sources)
+    config = LAYOUT.default(*sources)
+    config.update(algorithm=algorithm)
     config.agent.name = agent
-    config.llm = section(LlmConfig)
-    config.llm.server = section(ServerConfig)
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
-    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
+    config.train.update(steps=100, batch_size=16, eval_every=50, log_every=1)
     config.optimizer.update(
         learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
     )
@@ -372,12 +346,3 @@ def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
     config.encoder.lora.rank = 0
     config.encoder.scratch.update(**sizes)
     return config
-
-
-def help_lines() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field that a config can have."""
-    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in {**SECTIONS, **OF_ALGORITHM, "llm": LlmConfig}.items():
-        lines += described(kind, name)
-    lines += described(DataConfig, "data") + described_sources()
-    return sorted(lines, key=lambda line: line[0].split("."))

@@ -24,12 +24,11 @@ from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.systems import token_config
+from qrag_jax.systems.config import PROFILE, SEED
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
-    PROFILE,
-    SEED,
-    ConfigLayout,
     ScriptConfig,
     StageSFTConfig,
     check_named,
@@ -183,8 +182,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "tries, and preference: learn from pairs of tries",
     ),
 }
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, LAYOUT.unread
+LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.
@@ -319,7 +318,7 @@ def _check_together(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
 
 def default_config() -> ConfigDict:
     """LeReT's settings (arXiv 2410.23214) on questions made here."""
-    config = LAYOUT.default()
+    config = token_config.default_config(LAYOUT)
     config.train.update(eval_every=10**6, checkpoint_every=100, log_every=10)
     config.optimizer.update(weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8, clip_norm=1.0)
     config.optimizer.update(schedule="linear", warmup_steps=10)

@@ -53,7 +53,7 @@ from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data; the reward has its own name in the config then."""
+    """Refuses values that are wrong for any data, and settles the name of the reward."""
     config.reward.name = QRagConfig.of(config).reward.name
 
 

@@ -13,9 +13,6 @@ from qrag_jax.data.config import (
     SETTINGS,
     SYNTHETIC,
     DataConfig,
-    data_section,
-    described_sources,
-    fill_data,
 )
 from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks_config import ChunksConfig
@@ -29,7 +26,6 @@ from qrag_jax.learners.imitation import ImitateConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.llm.llm_config import LlmConfig
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
@@ -39,24 +35,29 @@ from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import (
-    described,
     fields_of,
     fill,
     internal,
     refusing_types,
-    section,
 )
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.systems.config import PROFILE, SEED, ConfigLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSection(OwnReward, ModelReward):
+    """All fields of section `reward`; those of `_reward_kind` are read."""
+
 
 ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
 SECTIONS: dict[str, type] = {
     "encoder": EncoderConfig,
     "env": ChunksConfig,
     "policy": SoftQConfig,
+    "reward": RewardSection,
     "pqn": PQNConfig,
     "imitate": ImitateConfig,
     "optimizer": OptimizerConfig,
@@ -78,10 +79,12 @@ FREE_FIELDS = (
 )
 IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "seed": SEED,
     "stages": ((PQN,), "what is done, one after the other: imitate, pqn, or both"),
-    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "profile": PROFILE,
 }
+LAYOUT = ConfigLayout("q_rag", FIELDS, SECTIONS, LlmConfig, later=("reward",), has_data=True)
+default_config, help_lines = LAYOUT.default, LAYOUT.help_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +127,7 @@ class QRagConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
-        if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
-        parts: dict[str, Any] = {
-            name: fill(kind, config[name], name) for name, kind in SECTIONS.items()
-        }
+        parts = LAYOUT.parts(config)
         reward = _filled_reward(config.reward)
         by_model = isinstance(reward, ModelReward)
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
@@ -161,7 +159,7 @@ class QRagConfig:
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
                 "run's own number."
             )
-        data = fill_data(config.data)
+        data = parts["data"]
         if data.negatives.index and parts["env"].positions != NO_POSITIONS:
             raise InputError(
                 "config.data.negatives.index is given, but passages of an index have no place in a "
@@ -173,7 +171,6 @@ class QRagConfig:
             profile=config.profile,
             stages=stages,
             imitated=imitated,
-            data=data,
             reward=reward,
             llm=fill(LlmConfig, llm, "llm") if llm else None,
             **parts,
@@ -255,20 +252,6 @@ class QRagConfig:
         return self.data.at(self.eval.path)
 
 
-def default_config(*sources: str) -> ConfigDict:
-    """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328), on these data sources."""
-    config = ConfigDict({"system": "q_rag"})
-    for name, (value, _) in FIELDS.items():
-        config[name] = value
-    for name, kind in SECTIONS.items():
-        config[name] = section(kind)
-    config.data = data_section(sources)
-    config.reward = section(ModelReward, path=OwnReward.path)
-    config.llm = section(LlmConfig)
-    config.llm.server = section(ServerConfig)
-    return config
-
-
 def unread(fields: Mapping[str, Any]) -> list[str]:
     """Sections and fields that a run with these values does not read.
 
@@ -294,19 +277,16 @@ def unread(fields: Mapping[str, Any]) -> list[str]:
 
 
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run.
-
-    Raises:
-        InputError: the file is missing, is not a JSON object, or is not the config of a run.
-    """
-    saved = read_fields(path)
-    if missing := [name for name in ("data", "train") if not isinstance(saved.get(name), dict)]:
+    """Reads the config of a run."""
+    saved = LAYOUT.load(path)
+    if missing := [
+        name for name in ("data", "train") if not isinstance(saved.get(name), ConfigDict)
+    ]:
         raise InputError(
             f"{path} has no section {missing[0]}, so it is not the config of a run; give the "
             "folder of a training."
         )
-    with refusing_types(path):
-        return ConfigDict(saved)
+    return saved
 
 
 def resume_config(given: ConfigDict, run: Run) -> None:
@@ -337,20 +317,9 @@ def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
     config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
 
-def help_lines() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field that a config can have."""
-    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in {**SECTIONS, "reward": ModelReward, "llm": LlmConfig}.items():
-        lines += described(kind, name)
-    lines += [line for line in described(OwnReward, "reward") if line[0] == "reward.path"]
-    lines += described(DataConfig, "data") + described_sources()
-    return sorted(lines, key=lambda line: line[0].split("."))
-
-
 def _filled_reward(given: ConfigDict) -> FactReward:
     """The settings of the reward; fields that it does not have are not read."""
-    kinds = (FactReward, ModelReward, OwnReward)
-    known = {field.name for kind in kinds for field in fields_of(kind)}
+    known = {field.name for field in fields_of(RewardSection)}
     if unknown := sorted(set(given) - known):
         raise InputError(f"config.reward.{unknown[0]} is unknown; there are {', '.join(known)}.")
     name = _name_of(given)

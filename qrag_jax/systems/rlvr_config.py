@@ -28,12 +28,11 @@ from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.systems import token_config
+from qrag_jax.systems.config import PROFILE, SEED
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
-    PROFILE,
-    SEED,
-    ConfigLayout,
     ScriptConfig,
     check_named,
     served_config,
@@ -173,8 +172,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "profile": PROFILE,
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
-LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, LAYOUT.unread
+LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -281,7 +280,7 @@ def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
 
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
-    config = LAYOUT.default()
+    config = token_config.default_config(LAYOUT)
     config.train.update(steps=120, batch_size=8)
     config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ml_collections import ConfigDict
@@ -13,17 +12,13 @@ from qrag_jax.errors import InputError, check_least
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.llm.served_config import Needs, ServedConfig
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
-from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
-from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems.config import ConfigLayout
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
-SEED = (42, "of the shuffle, the policy's draws and random weights")
-PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
 
 
 class TokenConfig(Protocol):
@@ -51,64 +46,23 @@ class TokenConfig(Protocol):
     def train(self) -> TrainConfig: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class ConfigLayout:
-    """The parts of a system's config.
+def layout(
+    system: str, fields: Mapping[str, tuple[Any, str]], sections: Mapping[str, type]
+) -> ConfigLayout:
+    """The layout of a system's config whose policy is a language model."""
+    return ConfigLayout(system, fields, sections, ServedConfig, blocks="model.block_tokens")
 
-    Attributes:
-        system: its name.
-        fields: those outside sections, with their defaults and comments.
-        sections: the dataclass of each.
-    """
 
-    system: str
-    fields: Mapping[str, tuple[Any, str]]
-    sections: Mapping[str, type]
+def default_config(of: ConfigLayout) -> ConfigDict:
+    """All fields with their defaults; a server that samples takes the room of an episode."""
+    config = of.default()
+    config.llm.server.max_model_len = 0
+    return config
 
-    def default(self) -> ConfigDict:
-        """All fields with their defaults."""
-        config = ConfigDict({"system": self.system})
-        for name, (value, _) in self.fields.items():
-            config[name] = value
-        for name, kind in self.sections.items():
-            config[name] = section(kind)
-        config.llm = section(ServedConfig)
-        config.llm.server = section(ServerConfig, max_model_len=0)
-        config.train.accumulation = 1
-        return config
 
-    def load(self, path: Path) -> ConfigDict:
-        """Reads the config of a run."""
-        saved = read_fields(path)
-        with refusing_types(path):
-            return ConfigDict(saved)
-
-    def parts(self, config: ConfigDict) -> dict[str, Any]:
-        """The settings of each section."""
-        known = {*self.fields, *self.sections, "system", "llm"}
-        if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
-        found: dict[str, Any] = {
-            name: fill(kind, config[name], name) for name, kind in self.sections.items()
-        }
-        if found["train"].accumulation != 1:
-            raise InputError(
-                f"config.train.accumulation is {found['train'].accumulation}; rows are computed in "
-                "blocks of config.model.block_tokens, which bound the memory: set it to 1."
-            )
-        return found
-
-    def unread(self, fields: Mapping[str, Any]) -> list[str]:
-        """Sections that a run with these values does not read; `fields` by names with dots."""
-        return [] if fields["sampling.engine"] == SERVER else ["llm"]
-
-    def help_lines(self) -> list[tuple[str, Any, str]]:
-        """Name, default and comment of every field that a config can have."""
-        lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in self.fields.items()]
-        for name, kind in self.sections.items():
-            lines += described(kind, name)
-        lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
-        return sorted(lines, key=lambda line: line[0].split("."))
+def unread(fields: Mapping[str, Any]) -> list[str]:
+    """Sections that a run with these values does not read; `fields` by names with dots."""
+    return [] if fields["sampling.engine"] == SERVER else ["llm"]
 
 
 def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -> ServedConfig:
@@ -118,7 +72,7 @@ def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -
         versions: of the weights that stay loaded.
     """
     needs = Needs(rank=parts["model"].lora.rank, versions=versions, room=parts["sampling"].room)
-    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
+    return ServedConfig.of(config.llm.to_dict(), needs)
 
 
 def check_named(questions: Any) -> None:

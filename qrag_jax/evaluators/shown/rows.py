@@ -52,7 +52,7 @@ class Rows:
 
 
 def kind_of(path: Path) -> str | None:
-    """What the file is, by its first lines: a kind of episodes, `SAMPLE` or `METRICS`; None: else."""
+    """What a file is, by its first lines: a kind of episodes, `SAMPLE` or `METRICS` or None."""
     for number, line in enumerate(_lines(path)):
         if number == 100:
             break

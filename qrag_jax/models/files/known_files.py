@@ -98,7 +98,7 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def trunk_folder(folder: Path) -> Path:
-    """Where config.json, weights and tokenizer are: the folder, or as in old ones `0_Transformer`."""
+    """Where config.json, weights and tokenizer are: the folder, or its `0_Transformer`."""
     first, *_ = read_modules(folder) or [Module("", "")]
     return folder / first.folder if first.kind == "Transformer" else folder
 

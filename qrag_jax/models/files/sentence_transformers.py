@@ -84,7 +84,7 @@ def read_published(folder: Path) -> Published | None:
 
 
 def prompts(folder: Path) -> dict[str, str]:
-    """The model's prompts by name: texts that preceded inputs in its training. Omits empty prompts."""
+    """The model's prompts by name: texts that preceded inputs in its training. No empty ones."""
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
     return {str(name): str(text) for name, text in (found or {}).items() if text}

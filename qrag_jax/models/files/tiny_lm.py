@@ -60,7 +60,7 @@ _WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class TinyLMConfig:
-    """Section `model.tiny`: sizes of a tiny language model; by default it has 1.77 million weights."""
+    """Section `model.tiny`: sizes of a tiny language model, by default 1.77 million weights."""
 
     layers: int = 4  # transformer layers
     hidden: int = 192  # width of a hidden state

@@ -1,0 +1,95 @@
+"""The layout of a system's config: its fields and sections, and how they are read and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
+from qrag_jax.errors import InputError
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.saved_config import read_fields
+
+SEED = (42, "of the shuffle, the policy's draws and random weights")
+PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigLayout:
+    """The parts of a system's config. Every section is always there, whatever the values.
+
+    Attributes:
+        system: its name.
+        fields: those outside sections, with their defaults and comments.
+        sections: the dataclass of each, but for `data` and `llm`.
+        llm: the dataclass of section `llm`, which only some values read.
+        later: sections that `parts` leaves to the system.
+        has_data: whether there is a section `data`.
+        blocks: the field that bounds the memory of a step, where micro-batches do not; "": these
+            do.
+    """
+
+    system: str
+    fields: Mapping[str, tuple[Any, str]]
+    sections: Mapping[str, type]
+    llm: type
+    later: tuple[str, ...] = ()
+    has_data: bool = False
+    blocks: str = ""
+
+    def default(self, *sources: str) -> ConfigDict:
+        """All fields with their defaults, on these data sources."""
+        config = ConfigDict({"system": self.system})
+        for name, (value, _) in self.fields.items():
+            config[name] = value
+        for name, kind in self.sections.items():
+            config[name] = section(kind)
+        if self.has_data:
+            config.data = data_section(sources)
+        config.llm = section(self.llm)
+        config.llm.server = section(ServerConfig)
+        if self.blocks:
+            config.train.accumulation = 1
+        return config
+
+    def load(self, path: Path) -> ConfigDict:
+        """Reads the config of a run."""
+        saved = read_fields(path)
+        with refusing_types(path):
+            return ConfigDict(saved)
+
+    def parts(self, config: ConfigDict) -> dict[str, Any]:
+        """The settings of each section, but for those that come later and for `llm`."""
+        known = {*self.fields, *self.sections, "system", "llm"}
+        known |= {"data"} if self.has_data else set()
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
+        found: dict[str, Any] = {
+            name: fill(kind, config[name], name)
+            for name, kind in self.sections.items()
+            if name not in self.later
+        }
+        if self.has_data:
+            found["data"] = fill_data(config.data)
+        if self.blocks and found["train"].accumulation != 1:
+            raise InputError(
+                f"config.train.accumulation is {found['train'].accumulation}; a step is computed "
+                f"in blocks of config.{self.blocks}, which bound the memory: set it to 1."
+            )
+        return found
+
+    def help_lines(self) -> list[tuple[str, Any, str]]:
+        """Name, default and comment of every field that a config can have."""
+        lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in self.fields.items()]
+        for name, kind in self.sections.items():
+            lines += described(kind, name)
+        if self.has_data:
+            lines += described(DataConfig, "data") + described_sources()
+        lines += [line for line in described(self.llm, "llm") if "llm.server." not in line[0]]
+        lines += described(ServerConfig, "llm.server")
+        return sorted(lines, key=lambda line: line[0].split("."))
