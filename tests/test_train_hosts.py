@@ -274,7 +274,7 @@ def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: P
         assert "config.train.batch_size is 15" in refusal(each)
     split = "--config=configs/harr_grpo.py:tiny", "--config.runtime.mesh=(1,2,1)"
     for each in ended(started(commands, 2, f"--workdir={tmp_path / 'split'}", run=split)):
-        assert "splits the encoder over several hosts, and agents play on" in refusal(each)
+        assert "splits the model over several hosts" in refusal(each)
     ahead = *RLVR, "--config.tools.staleness=1"
     for each in ended(started(commands, 2, f"--workdir={tmp_path / 'ahead'}", run=ahead)):
         assert "the staleness is 1, and there are 2 hosts" in refusal(each)

@@ -365,3 +365,27 @@ class AgreedStop(StopSignal):
             self._count_interrupt(number)
         else:
             super()._handle(number, frame)
+
+
+def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:
+    """Refuses what several hosts cannot do whose policies play on each host alone.
+
+    Args:
+        sizes: of the whole mesh.
+        own: the devices that play.
+        staleness: updates between playing a batch and learning from it.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return
+    if own.is_multi_process:
+        raise InputError(
+            f"config.runtime.mesh is {sizes}, which splits the model over several hosts, and "
+            "episodes are played on each host alone; use sizes of fsdp and tensor whose product "
+            f"divides the number of a host's devices, {jax.local_device_count()}."
+        )
+    if staleness:
+        raise InputError(
+            f"the staleness is {staleness}, and there are {count} hosts; batches in flight are "
+            "kept by one host: set it to 0."
+        )

@@ -98,17 +98,7 @@ def open_system(
     config = HarrConfig.of(given)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
-    if own.is_multi_process:
-        raise InputError(
-            f"config.runtime.mesh is {config.runtime.mesh}, which splits the encoder over several "
-            "hosts, and agents play on each host alone; use sizes of fsdp and tensor whose product "
-            f"divides the number of a host's devices, {jax.local_device_count()}."
-        )
-    if config.agent.staleness and jax.process_count() > 1:
-        raise InputError(
-            f"config.agent.staleness is {config.agent.staleness}, and there are "
-            f"{jax.process_count()} hosts; batches in flight are kept by one host: set it to 0."
-        )
+    hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
     if config.episodes % mesh.size or config.episodes // mesh.size < 1:
         raise InputError(
             f"config.train.batch_size × members is {config.episodes} episodes, which do not split "

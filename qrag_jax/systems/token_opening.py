@@ -12,17 +12,15 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_language_model import named_folder
-from qrag_jax.runtime import determinism
+from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.mesh import host_mesh, make_mesh
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems.served_policy import ServedSettings, open_served
-from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
 System = TypeVar("System", bound=TokenSystem[Any, Any])
@@ -86,7 +84,7 @@ class Opening(Generic[System]):
         config = self.config(given)
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)
-        _check_hosts(config, own, self.system.staleness(config))
+        hosts.check_play(config.runtime.mesh, own, self.system.staleness(config))
         if config.model.path:
             read_config(named_folder(config.model.path))  # refused before the data are read
         inputs = self.load(config, run.workdir, own)
@@ -115,26 +113,3 @@ class Opening(Generic[System]):
                 served=served,
                 own=own,
             )
-
-
-def _check_hosts(config: TokenConfig, own: Mesh, staleness: int) -> None:
-    """Refuses what several hosts cannot do.
-
-    Args:
-        own: devices that play.
-        staleness: see `TokenSystem.staleness`.
-    """
-    count = jax.process_count()
-    if count == 1:
-        return
-    if own.is_multi_process:
-        raise InputError(
-            f"config.runtime.mesh is {config.runtime.mesh}, which splits the model over several "
-            "hosts, and episodes are played on each host alone; use sizes of fsdp and tensor whose "
-            f"product divides the number of a host's devices, {jax.local_device_count()}."
-        )
-    if staleness:
-        raise InputError(
-            f"the staleness is {staleness}, and there are {count} hosts; batches in flight are "
-            "kept by one host: set it to 0."
-        )
