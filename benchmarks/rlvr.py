@@ -44,7 +44,7 @@ from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.rlvr_config import RlvrConfig, ToolsConfig
-from qrag_jax.systems.rlvr_tools import scorer_of
+from qrag_jax.systems.rlvr_inputs import scorer_of
 
 SEEDS, EXPERT, QUICK = (42, 43, 44), "expert", "quick"
 GRPO, BEST, IMITATION = "grpo", "best", "imitation"

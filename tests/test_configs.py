@@ -280,7 +280,6 @@ def test_every_encoder_trains(
         ("--config=configs/hotpotq.py", "did you mean configs/hotpotqa.py?"),
         ("--confg=configs/hotpotqa.py", "there is no flag --confg; did you mean --config?"),
         ("steps=3", "unexpected argument 'steps=3'"),
-        ("--config.llm.url=http://x/v1", "error: config.llm.url is given, but config.reward.name"),
         ("--config.data.niah.noise=B", "niah"),
     ],
 )

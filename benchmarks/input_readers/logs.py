@@ -28,7 +28,7 @@ from qrag_jax.metrics import (
 from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn
 from qrag_jax.runtime.episode_file import EPISODES_NAME, EpisodeFile
 from qrag_jax.runtime.writers import MetricWriter, read_metrics
-from qrag_jax.systems.kept_tries import KeptTries
+from qrag_jax.systems.leret_tries import KeptTries
 
 _LOG = "log.jsonl"
 _RECORD = {"seed": 1, "data": {"questions": "abc"}}

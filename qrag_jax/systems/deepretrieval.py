@@ -51,11 +51,17 @@ from qrag_jax.systems.deepretrieval_config import (
     RewriteConfig,
     load_config,
 )
-from qrag_jax.systems.deepretrieval_episodes import REWARD, SCRIPTED, RewriteEpisodes, longest
+from qrag_jax.systems.deepretrieval_episodes import (
+    REWARD,
+    SCRIPTED,
+    GuardedExperience,
+    RewriteEpisodes,
+    RewriteGuard,
+    longest,
+)
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
-from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 from qrag_jax.systems.rewrite_search import REMOTE
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage, StageRules, make_stage

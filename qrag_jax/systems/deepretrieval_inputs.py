@@ -13,33 +13,40 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import beir
+from qrag_jax.data.files.query_lists import ListedQuery
 from qrag_jax.data.judged_query import JudgedQuery
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
-from qrag_jax.retrieval.opening import BOOLEAN
+from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
+from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.deepretrieval_judged import MadeQueries, check_depths, on_corpora
+from qrag_jax.systems.query_search import open_passages
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
     OWN,
     REMOTE,
     Collections,
     SearchLibrary,
+    collection_of,
     open_collections,
     open_remote,
     passages_of,
@@ -354,3 +361,73 @@ def fingerprint(tasks: Sequence[RewriteTask]) -> str:
         told = task.collection, task.id, task.question, task.grades, task.answers, task.until
         digest.update(f"{told}\0".encode())
     return digest.hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class IfThere:
+    """See `token_episodes.Library`: a task whose collection is not there finds nothing.
+
+    Attributes:
+        there: what can be searched.
+    """
+
+    there: Collections
+
+    def has(self, task: ToolTask) -> bool:
+        """Whether a query of this task is searched for."""
+        return collection_of(task) in self.there.by_name
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first."""
+        places = [n for n, (task, _) in enumerate(asked) if self.has(task)]
+        found = self.there.look([asked[n] for n in places])
+        known = dict(zip(places, found, strict=True))
+        return [known.get(n, ()) for n in range(len(asked))]
+
+    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+        """The document of this id; None if there is none."""
+        return self.there.open(task, step) if self.has(task) else None
+
+    def digest(self, task: ToolTask) -> str:
+        """Of what a query of this task searches."""
+        return self.there.digest(task) if self.has(task) else "nothing"
+
+
+def listed_inputs(
+    config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[ListedQuery]
+) -> Inputs:
+    """What a run reads of the queries of a file; its own queries and their data are not read."""
+    remote = config.search.engine == REMOTE
+    library = open_remote(config.engine) if remote else IfThere(_indexed(config, workdir))
+    only = ""
+    if isinstance(library, IfThere) and len(library.there.by_name) == 1:
+        (only,) = library.there.by_name
+    tasks = [
+        RewriteTask.judged(
+            each.id, each.text, {}, collection=each.collection or only, until=each.until
+        )
+        for each in queries
+    ]
+    agent = agent_of(config, config.eval.depth)
+    model, speech = model_of(config, workdir, mesh)
+    check_prompts(config, agent, speech, tasks)
+    kept = KeptResults(library, config.search.kept)
+    digest = model_digest(model.folder, default_cache(), tell)
+    data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
+    return Inputs(model, agent, kept, speech, [], [], tasks, None, data)
+
+
+def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
+    """What the run has indexed, by the names of its collections."""
+    found, search = {}, config.search
+    if search.index:
+        found[""] = open_passages(search.of_index(search.index), _no_others, workdir)
+    for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
+        folder = path.parents[1]
+        name = "" if folder.name == OWN else folder.name
+        found.setdefault(name, open_passages(search.of_index(""), _no_others, folder))
+    return Collections(found)
+
+
+def _no_others() -> None:
+    """No passages but those that a folder has."""

@@ -24,11 +24,12 @@ from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import (
     SEARCH,
+    IfThere,
     agent_of,
     fingerprint,
+    listed_inputs,
     load_inputs,
 )
-from qrag_jax.systems.deepretrieval_listed import IfThere, listed_inputs
 from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, drawn
 from qrag_jax.systems.played_parts import PlayedParts
 from qrag_jax.systems.saved_token_run import (

@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from qrag_jax.environments.rag.own import PATH, OwnAgent
-from qrag_jax.feedback.asked_by_all import metrics_of_all
-from qrag_jax.feedback.rag import LLM, RELEVANCE
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
-from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import Generation
-from qrag_jax.rollouts.agents import Asks, Checks
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import log
-from qrag_jax.systems.harr_config import OWN, WITHOUT_MODEL, HarrConfig
-from qrag_jax.systems.harr_rewards import JUDGE, Judge
-
-
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
 from qrag_jax.environments.rag.episode import Agent
+from qrag_jax.environments.rag.own import PATH, OwnAgent
 from qrag_jax.environments.rag.planner import Planner
 from qrag_jax.environments.rag.react import ReAct
 from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.asked_by_all import metrics_of_all
+from qrag_jax.feedback.rag import LLM, RELEVANCE
+from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, chat_tokenizer, in_template, templated
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt
+from qrag_jax.rollouts.agents import Asks, Checks
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
 from qrag_jax.systems.harr_config import (
     OWN,
     PLANNER,
     REACT,
     SCRIPTED,
     SEARCH_R1,
+    WITHOUT_MODEL,
     AgentConfig,
     HarrConfig,
 )
 from qrag_jax.systems.harr_inputs import Asked
-
+from qrag_jax.systems.harr_rewards import JUDGE, Judge
 
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {

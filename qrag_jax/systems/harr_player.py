@@ -24,10 +24,9 @@ from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.harr_models import llm_agent, scripted_agent
 from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import Asked, Inputs
-from qrag_jax.systems.harr_models import HarrModels
+from qrag_jax.systems.harr_models import HarrModels, llm_agent, scripted_agent
 
 
 @dataclasses.dataclass(frozen=True)

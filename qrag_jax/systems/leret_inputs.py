@@ -31,7 +31,7 @@ from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret_script import Script, script_of
+from qrag_jax.systems.leret_experience import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_stages import speech_of

@@ -66,8 +66,7 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
-from qrag_jax.systems.rlvr_tools import told_documents
+from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs, told_documents
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import parse_parts, read_part
@@ -21,12 +22,16 @@ from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
-from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.retrieval.own_documents import KeptVectors, own_retriever
+from qrag_jax.retrieval.scorers import EmbeddingScorer, EndpointScorer, Scorer
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
@@ -34,10 +39,72 @@ from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.rlvr_config import SFT, RlvrConfig
-from qrag_jax.systems.rlvr_tools import open_library
+from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import QuestionTower
+from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_stages import speech_of
+
+_WAIT = 60.0  # seconds that a search waits for a rerank service that is down
+_FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+
+
+def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
+    """What the tools read."""
+    tools = config.tools
+    if tools.corpus:
+        return open_corpus(_corpus_search(tools), config.tasks.clean)
+    return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
+
+
+def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
+    """The scorer that the config names; None if it names none."""
+    if tools.encoder and tools.rerank_url:
+        raise InputError(
+            "config.tools.encoder and config.tools.rerank_url both name what scores documents; "
+            "leave one of them empty."
+        )
+    if tools.rerank_url:
+        prefix = "config.tools.rerank_"
+        config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
+        return EndpointScorer(Client(config))
+    if tools.encoder:
+        encoder = PassageEncoder.of_folder(tools.encoder, _computes(tools), mesh)
+        tower = encoder.tower()
+
+        def passages(texts: Sequence[str]) -> np.ndarray:
+            ids = encoder.tokenizer.encode(texts)
+            return tower([encoder.row(own).tolist() for own in ids])
+
+        return EmbeddingScorer(QuestionTower(encoder), KeptVectors(passages))
+    return None
+
+
+def told_documents(tools: ToolsConfig) -> str:
+    """What the tools read, in words."""
+    return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
+
+
+def _computes(tools: ToolsConfig) -> EncoderConfig:
+    return EncoderConfig(state_prefix=tools.question_prefix, chunk_prefix=tools.passage_prefix)
+
+
+def _corpus_search(tools: ToolsConfig) -> CorpusSearch:
+    if tools.rerank_url:
+        raise InputError(
+            "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; use "
+            "config.tools.encoder or the retriever bm25, and leave the URL empty."
+        )
+    return CorpusSearch(
+        folder=tools.corpus,
+        retriever=tools.retriever,
+        fields=_FIELDS,
+        encoder=tools.encoder,
+        question_prefix=tools.question_prefix,
+        passage_prefix=tools.passage_prefix,
+    )
+
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 

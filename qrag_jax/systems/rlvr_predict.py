@@ -31,8 +31,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.systems.rlvr import Rlvr, TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
-from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs
-from qrag_jax.systems.rlvr_tools import open_library
+from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs, open_library
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
 
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation

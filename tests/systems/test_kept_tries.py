@@ -9,7 +9,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
-from qrag_jax.systems.kept_tries import KeptTries
+from qrag_jax.systems.leret_tries import KeptTries
 
 RECORD = {"weights": "abc", "search": {"k": (1, 2)}}
 

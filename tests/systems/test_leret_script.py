@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_script import Script
+from qrag_jax.systems.leret_experience import LessonExperience, Script
 from tests.systems.query_play import SCRIPT_STEPS, opened, small
 
 

@@ -10,7 +10,7 @@ import pytest
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
+from qrag_jax.systems.deepretrieval_episodes import GuardedExperience, RewriteGuard
 
 
 def guard_of(**fields: Any) -> RewriteGuard:

@@ -13,7 +13,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts import patient_play
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems.rewrite_originals import Found, OriginalQueries
+from qrag_jax.systems.deepretrieval_episodes import Found, OriginalQueries
 
 DEAD = Failure("server", "PubMed: status 500")
 REWARD = RewriteReward(RewriteRewardConfig(measure="rr", k=3))

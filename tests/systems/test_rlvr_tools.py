@@ -17,7 +17,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
-from qrag_jax.systems.rlvr_tools import open_library, told_documents
+from qrag_jax.systems.rlvr_inputs import open_library, told_documents
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 
 GOLD = "p4"
