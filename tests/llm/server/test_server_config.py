@@ -67,7 +67,6 @@ def test_names(model_folder: Path) -> None:
         ({"model": ""}, r"config\.llm\.url"),
         ({"log": ""}, "server.log is empty"),
         ({"arguments": (3,)}, "server.arguments: 3 is no text"),
-        ({"arguments": ("--host", "::")}, "holds --host; the server stays on 127.0.0.1"),
         ({"api_key_env": "sk-123"}, "api_key_env is no name of an environment variable"),
         ({"prot": 1}, "config.llm.server.prot is unknown; there are model, name"),
     ],
