@@ -57,7 +57,7 @@ def cases(quick: bool) -> list[Case]:
         config.train.steps = 10_000
         if not quick:
             config.data.synthetic.train = 1000
-        q_rag.check(config)  # removes the section of our own server
+        q_rag.check(config)
         return _measured(config, Path(folder), rounds, count, seconds)
 
 

@@ -21,7 +21,6 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
 from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_config import LlmConfig, section
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.test_harr import MEMBERS, NewRun, small
@@ -60,7 +59,6 @@ def server(model: KnowingModel) -> Iterator[ModelServer]:
 def asking(server: ModelServer, agent: str, **fields: Any) -> ConfigDict:
     config = small(**fields)
     config.agent.name = agent
-    config.llm = section(LlmConfig)
     config.llm.update(url=server.url, model="tiny", cache="")
     if agent == "search_r1":
         config.agent.chat_template = "{prompt}<end>"
