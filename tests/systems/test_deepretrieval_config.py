@@ -255,7 +255,7 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
             "config.eval.measures has ap, which needs 1000 documents, and a search gives 999 "
             "documents at most (config.engine.most); use ap@999 or less, or raise the latter.",
         ),
-        ({"train.accumulation": 2}, "config.train.accumulation is 2; rows are computed in blocks"),
+        ({"train.accumulation": 2}, "config.train.accumulation is 2;"),
         ({"model.thinking": "maybe"}, "config.model.thinking is 'maybe'; use on, off or nothing."),
         ({"guards.action": "pray"}, "config.guards.action"),
         ({"ppo.critic": "wise"}, "config.ppo.critic"),

@@ -200,7 +200,7 @@ def test_passages_are_embedded_with_the_titles_joined_as_in_the_data(tmp_path: P
         ({"agent__name": "act"}, "config.agent.name is 'act'; use one of scripted, react"),
         ({"reward__mixture": "f2=1"}, "config.reward.mixture has 'f2'; use one of f1"),
         ({"policy__passages": 40}, "config.policy.passages is 40, but they are drawn from"),
-        ({"train__accumulation": 2}, "config.train.accumulation is 2; states are computed in"),
+        ({"train__accumulation": 2}, "config.train.accumulation is 2;"),
         ({"grpo__minibatches": 3}, "8 episodes, which do not split into"),
         ({"eval__best_by": "return"}, "config.eval.best_by is 'return'; use one of f1"),
     ],
