@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.tried_inputs import FileReader
-from qrag_jax.retrieval import faiss_files, opening
+from qrag_jax.retrieval import opening
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import CorpusWriter, write_corpus
-from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.retrieval.protocol import Passage, Queries, SavedIndex
-from qrag_jax.retrieval.scan import ScanIndex
-from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
+from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 from qrag_jax.systems import chunk_notes
+from tests.retrieval.conformance import save_vectors
 
 _TEXTS = (
     "Oslo is the capital of Norway.",
@@ -100,13 +98,9 @@ def _search(engine: str) -> Callable[[Path], None]:
     return search
 
 
-def _flat(folder: Path) -> Sequence[Path]:
-    faiss_files.write_flat(folder / "flat.faiss", _vectors(), np.arange(4))
-    return _files(folder)
-
-
-def _read_flat(folder: Path) -> Any:
-    return faiss_files.read_flat(folder / "flat.faiss").vectors.sum()
+def _exact(folder: Path) -> Sequence[Path]:
+    save_vectors(folder / opening.EXACT, _corpus(folder), _vectors(), "abc")
+    return _files(folder / opening.EXACT)
 
 
 def _parts(folder: Path) -> VectorParts:
@@ -144,12 +138,12 @@ def readers() -> list[FileReader]:
         FileReader("a corpus that is not finished", _unfinished, _finish),
         FileReader(
             "exact vectors",
-            _engine(lambda corpus: ExactIndex(corpus, _vectors()), opening.EXACT),
+            _exact,
             _search(opening.EXACT),
         ),
         FileReader(
             "vectors that are scanned",
-            _engine(lambda corpus: ScanIndex(corpus, _vectors(), "abc"), opening.EXACT),
+            _exact,
             _search(opening.SCAN),
         ),
         FileReader(
@@ -167,7 +161,6 @@ def readers() -> list[FileReader]:
             _engine(lambda corpus: FaissIndex(corpus, _vectors(), "abc"), opening.FAISS),
             _search(opening.FAISS),
         ),
-        FileReader("a flat file of faiss", _flat, _read_flat),
         FileReader("parts of vectors", _write_parts, _finish_parts),
         FileReader(
             "a note on an exported tower", _note, lambda folder: chunk_notes.noted(folder, "abc")

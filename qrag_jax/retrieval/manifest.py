@@ -18,7 +18,7 @@ from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.file_names import check_links
 from qrag_jax.runtime.typed_json import made
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 INNER_PRODUCT = "inner product"
 _AGAIN = "build the index again"
@@ -36,8 +36,6 @@ class Manifest:
         width: of a vector; 0 for engines without.
         dtype: of the numbers in the files, as NumPy names it; "" for engines without vectors.
         metric: what scores are.
-        version: grows with every change of the vectors; an index made from other vectors has the
-            version of these.
         files: bytes of every file of the engine, in the engine's order.
         settings: the engine's own, as JSON has them.
     """
@@ -49,7 +47,6 @@ class Manifest:
     width: int = 0
     dtype: str = ""
     metric: str = INNER_PRODUCT
-    version: int = 1
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -65,7 +62,6 @@ _FIXES = {
     "engine": "open it with the engine that built it, or build one for this engine",
     "corpus": f"give the corpus that the index was built from, or {_AGAIN} from this one",
     "encoder": f"give the encoder that embedded it, or {_AGAIN} with this one",
-    "version": "the vectors have changed since; build the index from them again",
     "count": f"give the passages that it was built from, or {_AGAIN}",
     "width": f"give the encoder that embedded it, or {_AGAIN} with this one",
     "metric": f"{_AGAIN} with this metric",

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.remote_engines.engine import RemoteEngine, RemoteSearch
-from qrag_jax.retrieval.remote_engines.service import check_day
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
 
 
 def no_limit(task: ToolTask) -> str:

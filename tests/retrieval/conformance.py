@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +16,18 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.protocol import NONE, Hits, Index, Passage, Queries, VectorIndex, Where
+from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
+from qrag_jax.retrieval.protocol import (
+    NONE,
+    Corpus,
+    Hits,
+    Index,
+    Passage,
+    Queries,
+    VectorIndex,
+    Where,
+)
+from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -26,10 +38,12 @@ class Engine(NamedTuple):
 
     make: builds it from a corpus and its vectors float32 `[passages, width]`.
     open: opens it from the folder that it was saved in.
+    save: writes its files.
     """
 
     make: Callable[[StoredCorpus, np.ndarray], Index]
     open: Callable[[Path, StoredCorpus], Index]
+    save: Callable[[Any, Path], None] = lambda index, folder: index.save(folder)
 
 
 class Task(NamedTuple):
@@ -69,6 +83,28 @@ def corpus_of(folder: Path, passages: int) -> StoredCorpus:
             for number in range(passages)
         ),
     )
+
+
+def save_vectors(
+    folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "", **settings: Any
+) -> Manifest:
+    """Writes vectors as `qrag index` does, in two parts."""
+    (folder / NAME).unlink(missing_ok=True)
+    count, width = vectors.shape
+    parts = VectorParts(folder, {}, count, -(-count // 2), width, str(vectors.dtype))
+    parts.begin()
+    for number in parts.numbers:
+        rows = parts.passages(number)
+        parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
+    parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
+    return read_manifest(folder)
+
+
+def save_exact(index: Any, folder: Path) -> None:
+    """Writes the vectors of an exact index or a scan."""
+    settings = dataclasses.asdict(index.settings) if hasattr(index, "settings") else {}
+    vectors = index.vectors(range(len(index.corpus)))
+    save_vectors(folder, index.corpus, vectors, index.encoder, **settings)
 
 
 def searched(task: Task, k: int, where: Where | None = None) -> Hits:
@@ -166,14 +202,14 @@ def what_was_saved_finds_the_same(engine: Engine, folder: Path) -> None:
     index = engine.make(task.corpus, task.vectors)
     wanted = index.search(task.queries, 12, {"kind": [0, 1, 2]})
     for _ in range(2):  # a second time over the first
-        index.save(folder)
+        engine.save(index, folder)
     opened = engine.open(folder, StoredCorpus(folder))
     assert_same(opened.search(task.queries, 12, {"kind": [0, 1, 2]}), wanted)
 
 
 def another_corpus_is_refused(engine: Engine, folder: Path) -> None:
     task = task_of(folder / "one", 20)
-    engine.make(task.corpus, task.vectors).save(folder / "one")
+    engine.save(engine.make(task.corpus, task.vectors), folder / "one")
     other = corpus_of(folder / "other", 21)
     with pytest.raises(InputError, match="field corpus"):
         engine.open(folder / "one", other)
