@@ -5,10 +5,10 @@ read the query and found nothing, or that it cannot read the query. Live service
 query may find other documents tomorrow.
 
 PubMed is searched by ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search, so
-that the key and long queries stay out of URLs. A query with open parentheses, such as "((", is
-answered with HTTP 200 and "Search Backend failed: … temporarily unavailable", which is also what an
-outage looks like. So an ordinary query is asked as well: if that one is answered and ours is refused
-again, twice over, ours cannot be read.
+that the key and long queries stay out of URLs. A query with open parentheses, such as "((", gets
+HTTP 200 and "Search Backend failed: … temporarily unavailable", as in an outage. So an ordinary
+query is asked as well: if that one is answered and ours is refused again, twice over, ours cannot
+be read.
 
 ClinicalTrials.gov is searched by `/studies` of its API, version 2. Its date is `StartDate`: the day
 on which the study began or, where it is in the future, is to begin; of a month, its first day. The

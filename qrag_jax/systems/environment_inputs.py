@@ -129,7 +129,6 @@ def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
     """How the process of a config is started."""
     env = config.env
     fields = {
-        "protocol": env.protocol,
         "id": env.verifiers,
         "arguments": env.given(),
         "model": MODEL,
@@ -160,8 +159,8 @@ def _loaded(
         ) from None
     train, dev = _split(env, about)
     log(
-        f"environment {env.verifiers} by verifiers {about.version} ({about.protocol}), in a "
-        f"process of its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
+        f"environment {env.verifiers} by verifiers {about.version}, in a process of "
+        f"its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
     )
 
     def texts() -> Iterator[str]:
