@@ -19,7 +19,7 @@ from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.retrieval.protocol import Passage, Queries, SavedIndex
 from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 from qrag_jax.systems import chunk_notes
-from tests.retrieval.conformance import save_vectors
+from tests.retrieval.saved_vectors import save_vectors
 
 _TEXTS = (
     "Oslo is the capital of Norway.",

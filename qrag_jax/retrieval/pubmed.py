@@ -200,8 +200,10 @@ def pubmed_request(config: RemoteEngineConfig, part: Part) -> tuple[str, str, di
 def read_pubmed(status: int, text: str, part: Part) -> Page | Failure:
     """What an answer of ESearch means; `errorlist` and `warninglist` are of the query."""
     found = _object(text)
-    if isinstance(found, Failure) or (status != 200 and "esearchresult" not in found):
+    if isinstance(found, Failure):
         return found if status == 200 else read_error(status, text)
+    if status != 200 and "esearchresult" not in found:
+        return read_error(status, text)
     if "error" in found:
         message = shorten(str(found["error"]))
         return Failure("rate_limit" if "rate limit" in message.lower() else "server", message)

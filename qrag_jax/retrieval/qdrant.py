@@ -67,8 +67,11 @@ _LONGEST_TEXT = 200
 _ANOTHER = "name another collection, or give replace=True (--replace) to delete this one"
 _REFUSED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
 # HTTP's statuses and gRPC's codes with which the same call may succeed later.
-_PASSING = (408, 425, 429, 500, 502, 503, 504, "UNAVAILABLE", "DEADLINE_EXCEEDED")
-_PASSING += ("RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "CANCELLED", "UNKNOWN")
+_PASSING: tuple[int | str, ...] = (
+    *(408, 425, 429, 500, 502, 503, 504),
+    *("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL"),
+    *("CANCELLED", "UNKNOWN"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
 from qrag_jax.retrieval.protocol import (
     NONE,
-    Corpus,
     Hits,
     Index,
     Passage,
@@ -27,7 +24,6 @@ from qrag_jax.retrieval.protocol import (
     VectorIndex,
     Where,
 )
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -83,28 +79,6 @@ def corpus_of(folder: Path, passages: int) -> StoredCorpus:
             for number in range(passages)
         ),
     )
-
-
-def save_vectors(
-    folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "", **settings: Any
-) -> Manifest:
-    """Writes vectors as `qrag index` does, in two parts."""
-    (folder / NAME).unlink(missing_ok=True)
-    count, width = vectors.shape
-    parts = VectorParts(folder, {}, count, -(-count // 2), width, str(vectors.dtype))
-    parts.begin()
-    for number in parts.numbers:
-        rows = parts.passages(number)
-        parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
-    parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
-    return read_manifest(folder)
-
-
-def save_exact(index: Any, folder: Path) -> None:
-    """Writes the vectors of an exact index or a scan."""
-    settings = dataclasses.asdict(index.settings) if hasattr(index, "settings") else {}
-    vectors = index.vectors(range(len(index.corpus)))
-    save_vectors(folder, index.corpus, vectors, index.encoder, **settings)
 
 
 def searched(task: Task, k: int, where: Where | None = None) -> Hits:

@@ -21,11 +21,10 @@ from tests.retrieval.conformance import (
     assert_same,
     corpus_of,
     run_with,
-    save_exact,
-    save_vectors,
     searched,
     task_of,
 )
+from tests.retrieval.saved_vectors import save_exact, save_vectors
 
 
 def engine_of(*devices: int, storage: str = "float32") -> Engine:

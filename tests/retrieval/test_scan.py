@@ -12,7 +12,8 @@ from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.retrieval.scan import EXACT, ScanIndex, scan
 from tests import reference
 from tests.retrieval.array_index import of_texts
-from tests.retrieval.conformance import OF_VECTORS, Engine, run_with, save_exact
+from tests.retrieval.conformance import OF_VECTORS, Engine, run_with
+from tests.retrieval.saved_vectors import save_exact
 
 WIDTH = 8
 

@@ -26,7 +26,7 @@ def server() -> Iterator[ModelServer]:
 @pytest.fixture
 def client(server: ModelServer) -> Iterator[Client]:
     settings: dict[str, Any] = {"attempts": 3, "attempt_timeout": 5.0, "deadline": 10.0}
-    settings |= {"retry_pause": 0.01, "probe_pause": 0.05, "wait_limit": 0.3}
+    settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
     with Client(ClientConfig(server.url, "tiny", **settings), log=lambda line: None) as made:
         yield made
 
