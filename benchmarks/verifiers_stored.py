@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import (
     Demonstration,
     DemonstrationsConfig,
     draw_choices,
 )
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessSpec

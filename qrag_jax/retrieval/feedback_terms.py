@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from qrag_jax.data.any_words import any_of
+from qrag_jax.data.generators.dropped_words import any_of
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.bm25 import BM25Config, Words, texts_of
 from qrag_jax.retrieval.protocol import Corpus

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.data.config import SYNTHETIC, DataConfig
-from qrag_jax.metrics.until_found import FULL_BUDGET
+from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 from qrag_jax.systems.shown_paths import without_folders
 
 HEAD = """\

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from qrag_jax.data.generators.function_words import content_words
+from qrag_jax.data.generators.dropped_words import content_words
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.pseudo_document import PROMPT, REPEATS, PassageAgent
 from qrag_jax.environments.query_rewriting.task import RewriteTask

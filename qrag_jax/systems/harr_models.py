@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from qrag_jax.environments.rag.own import PATH, OwnAgent
-from qrag_jax.feedback.asked_by_all import metrics_of_all
+from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import crossed_interval
-from qrag_jax.metrics.score_table import interval_text
+from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.runtime import whole_files
 from qrag_jax.systems.sweep_plan import Plan, PlannedRun
 from qrag_jax.systems.sweep_runs import DONE, SweepFolder

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.data.query_question import Page, QueryQuestion
 from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.errors import InputError
 from tests.data.real_data import real

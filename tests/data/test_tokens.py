@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import tokenise_samples, truncation_report
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples, truncation_report
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam
 from qrag_jax.rollouts.beam_search import BeamSearch

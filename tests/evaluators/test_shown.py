@@ -16,10 +16,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import LOG as REWRITES_LOG
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.shown import sections
-from qrag_jax.evaluators.shown.curves import POINTS, curves_of
 from qrag_jax.evaluators.shown.page import page
 from qrag_jax.evaluators.shown.places import find
-from qrag_jax.evaluators.shown.sections import run_of, section_of
+from qrag_jax.evaluators.shown.sections import POINTS, curves_of, run_of, section_of
 from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrieval_log
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.metrics.retrieval_log import Row

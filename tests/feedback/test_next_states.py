@@ -4,11 +4,12 @@ import collections
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qrag_jax.environments.query_writing.state import STOPPED
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.next_states import CHOICES, NextStatesConfig, choose
+from qrag_jax.feedback.next_states import CHOICES, NextStatesConfig, choose, uniform
 from qrag_jax.feedback.tries import Try
 from tests.feedback.tries_maker import drawn, made, state
 
@@ -135,3 +136,22 @@ def test_mixed_tries_are_refused() -> None:
 def test_a_choice_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         NextStatesConfig(**fields)
+
+
+def test_a_draw_is_uniform() -> None:
+    draws = np.array([uniform("test", (3, number)) for number in range(4000)])
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    counts, _ = np.histogram(draws, 20, (0, 1))
+    assert ((counts - 200) ** 2 / 200).sum() < 44  # chi-squared, 19 degrees: 0.1 %
+
+
+def test_a_draw_depends_on_each_part_alone() -> None:
+    assert uniform("test", (1, 2)) == 0.9187313531666456
+    others = [
+        uniform("test", (2, 1)),
+        uniform("test", (12,)),
+        uniform("test", (1, 2, 0)),
+        uniform("other", (1, 2)),
+    ]
+    assert len({uniform("test", (1, 2)), *others}) == 5

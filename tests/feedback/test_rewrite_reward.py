@@ -18,8 +18,7 @@ from qrag_jax.environments.query_rewriting.output import (
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.reading_cost import Entries
-from qrag_jax.feedback.rewrite_reward import MEASURES, RewriteReward, RewriteRewardConfig
+from qrag_jax.feedback.rewrite_reward import MEASURES, Entries, RewriteReward, RewriteRewardConfig
 from qrag_jax.feedback.rewrite_tiers import TIERS
 from qrag_jax.metrics.ranking import ranking_columns
 

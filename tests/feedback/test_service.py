@@ -26,7 +26,7 @@ from qrag_jax.feedback.service import (
     leave_room,
     open_service,
 )
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.server.opening import Place
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.any_words import any_of
+from qrag_jax.data.generators.dropped_words import any_of
 from qrag_jax.retrieval.bm25 import BM25Config, Words
 from qrag_jax.retrieval.boolean_query import Or, parse_boolean
 from qrag_jax.retrieval.feedback_terms import (

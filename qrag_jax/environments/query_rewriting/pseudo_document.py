@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qrag_jax.data.any_words import any_of
+from qrag_jax.data.generators.dropped_words import any_of
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
@@ -26,8 +26,8 @@ from qrag_jax.environments.tools.episode import (
 )
 from qrag_jax.errors import check_least
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.llm.text.well_formed import well_formed
 
 PROMPT = "write_passage"
 REPEATS = 5  # of the original query, in a search for words

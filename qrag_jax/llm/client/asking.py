@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import openai
 
-from qrag_jax.llm.client.api_key import BLOTTED, without_key
 from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.client.connections import Connections, TooLarge
@@ -33,6 +32,7 @@ from qrag_jax.llm.outcomes import (
     how_read,
     request_key,
 )
+from qrag_jax.llm.server_url import BLOTTED, without_key
 
 _LONGEST_RETRY_PAUSE = 8.0
 _FLUSH_SECONDS = 0.2  # between writes; a crash may lose the answers of this time

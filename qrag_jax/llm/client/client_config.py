@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.api_key import check_variable, read_key
-from qrag_jax.llm.server_url import check_url, is_local
+from qrag_jax.llm.server_url import check_url, check_variable, is_local, read_key
 from qrag_jax.runtime.config_fields import internal
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.data.generators.function_words import content_words, words_of
+from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.invented_world import KINDS
 from qrag_jax.data.generators.synthetic import Split

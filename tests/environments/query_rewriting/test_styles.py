@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from qrag_jax.data.generators.function_words import FUNCTION_WORDS, words_of
+from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.talkative import TalkativeQuestion, talkative_question
 from qrag_jax.environments.query_rewriting.styles import (

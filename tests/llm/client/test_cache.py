@@ -245,16 +245,17 @@ def test_a_file_that_is_held_for_long_stops_nothing_and_is_used_again(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_file_that_nobody_may_read_or_write_is_counted_and_told(
-    make_client: MakeClient, said: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "answers.sqlite"
-    client = make_client(cache=str(path))
-    with held(path):
-        assert texts(client.ask_blocking([chat("a"), chat("b")])) == ["echo: a", "echo: b"]
-        assert client.counters().cache_skipped == 2
-        client.close()
-    assert said == [f"{path}: 2 answers could not be kept"]
+def test_answers_that_could_not_be_kept_are_told(tmp_path: Path) -> None:
+    path, said = tmp_path / "answers.sqlite", list[str]()
+    cache = AnswerCache(path, said.append)
+    with held(path, "NORMAL"):
+        cache.put(b"key", ANSWER)
+        assert set(cache.get([b"key"])) == {b"key"}
+        assert (cache.pending, said) == (1, [])
+        cache.close()
+    assert said == [f"{path}: 1 answers could not be kept"]
+    with held(path), pytest.raises(InputError, match="locked"):
+        AnswerCache(path, said.append)
 
 
 def test_answers_must_have_ended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.token_count import token_counter
+from qrag_jax.llm.text.generation import token_counter
 
 UNKNOWN = "[UNK]"
 TEMPLATE = (

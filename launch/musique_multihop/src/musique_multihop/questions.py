@@ -16,8 +16,7 @@ from typing import Any
 from qrag_jax.data.dataset_parts import parse_parts, read_part
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
-from qrag_jax.environments.tools.documents import TasksConfig, tasks_of
+from qrag_jax.environments.tools.documents import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools.episode import (
     Closed,
     Document,
