@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from qrag_jax.retrieval.corpus_writer import CorpusWriter, write_corpus
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.retrieval.protocol import Passage, Queries, SavedIndex
+from qrag_jax.retrieval.protocol import Passage, Queries
 from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 from qrag_jax.systems import chunk_notes
 from tests.retrieval.saved_vectors import save_vectors
@@ -77,9 +78,7 @@ def _finish(folder: Path) -> None:
         writer.finish()
 
 
-def _engine(
-    make: Callable[[StoredCorpus], SavedIndex], engine: str
-) -> Callable[[Path], Sequence[Path]]:
+def _engine(make: Callable[[StoredCorpus], Any], engine: str) -> Callable[[Path], Sequence[Path]]:
     """Writes a corpus and an engine's index of it; the engine's files are damaged."""
 
     def write(folder: Path) -> Sequence[Path]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -95,14 +94,7 @@ class Index(Protocol):
         """
 
 
-class SavedIndex(Index, Protocol):
-    """An engine with files of its own."""
-
-    def save(self, folder: Path) -> None:
-        """Writes the engine's own files and its manifest; the folder holds the corpus already."""
-
-
-class VectorIndex(SavedIndex, Protocol):
+class VectorIndex(Index, Protocol):
     """An engine that compares vectors, and gives them back."""
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
