@@ -35,8 +35,9 @@ def test_the_time_of_the_model_does_not_count() -> None:
     clock = Clock(0.3)
 
     async def asks() -> str:
-        with clock.model_speaks():
-            await asyncio.sleep(0.8)
+        clock.speaks(on=True)
+        await asyncio.sleep(0.8)
+        clock.speaks(on=False)
         return "done"
 
     async def run() -> str:
