@@ -26,7 +26,7 @@ def test_a_clock_ends_what_takes_too_long() -> None:
     async def slow() -> None:
         await asyncio.sleep(30)
 
-    with pytest.raises(EpisodeFailed, match=r"more than 0\.1 s \(config\.env\.seconds\)") as found:
+    with pytest.raises(EpisodeFailed, match=r"\(config\.env\.seconds\)") as found:
         asyncio.run(Clock(0.1).bounded(slow()))
     assert found.value.cause == "timeout"
 

@@ -75,7 +75,7 @@ def test_answers_that_cannot_fit_are_refused(
     made = config(max_tokens=9000)
     made.llm.server.update(model=str(model_folder), python=str(stand_in.python))
     with (
-        pytest.raises(InputError, match=r"config.llm.max_tokens is 9000, but .* 4096 tokens"),
+        pytest.raises(InputError, match=r"config.llm.max_tokens"),
         opened(made, tmp_path),
     ):
         pass

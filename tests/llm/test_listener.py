@@ -219,7 +219,7 @@ def test_a_system_that_does_not_tell(
     said: list[str] = []
     server = Server(changed(config, api_key_env=key), log=said.append)
     if key:
-        with pytest.raises(InputError, match=r"api_key_env: this system does not tell .*no /proc"):
+        with pytest.raises(InputError, match="api_key_env"):
             server.start()
     else:
         with server:

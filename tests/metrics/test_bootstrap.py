@@ -78,7 +78,7 @@ def test_pairs_cancel_what_both_share() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one value"):
+    with pytest.raises(ValueError, match="least one value"):
         mean_interval([])
     with pytest.raises(ValueError, match="NaN or infinite"):
         mean_interval([1.0, math.nan])
@@ -137,8 +137,8 @@ def test_many_questions_are_drawn_in_blocks() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        (np.zeros((0, 3)), "a table of trainings"),
-        (np.zeros(3), "a table of trainings"),
+        (np.zeros((0, 3)), "table of trainings"),
+        (np.zeros(3), "table of trainings"),
         (np.array([[1.0, math.nan], [1.0, 1.0]]), "NaN or infinite"),
     ],
 )

@@ -31,12 +31,12 @@ def test_by_hand(prediction: str, golds: list[str], score: float) -> None:
 
 
 def test_a_gold_answer_is_needed() -> None:
-    with pytest.raises(ValueError, match="at least one gold answer"):
+    with pytest.raises(ValueError, match="least one gold"):
         rouge.rouge_l("cat", [])
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     rouge.scorer.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'qrag_jax\[rouge\]', or use the reward f1"):
+    with pytest.raises(InputError, match=r"'qrag_jax\[rouge\]'"):
         rouge.rouge_l("cat", ["cat"])

@@ -137,7 +137,7 @@ def test_a_query_may_be_long_but_not_deep() -> None:
         with pytest.raises(BooleanError, match=f"more than {DEEPEST} NOTs and parentheses"):
             parse_boolean(f"b ({deep})")
     for text in ("(" * 50_000, "NOT " * 50_000):
-        with pytest.raises(BooleanError, match=r"within each other at character \d+;"):
+        with pytest.raises(BooleanError, match="within each other"):
             parse_boolean(text)
     many = parse_boolean("a AND " * 10_000 + "a")
     assert many == And((A,) * 10_001)
@@ -154,7 +154,7 @@ def test_trees_are_written_and_read_again() -> None:
             assert parse_boolean(text) == tree, text
         else:
             refused += 1
-            with pytest.raises(BooleanError, match="only words under NOT"):
+            with pytest.raises(BooleanError, match="words under"):
                 parse_boolean(text)
     assert 0 < refused < 400
 

@@ -47,11 +47,11 @@ def test_an_index_is_finished_only_with_all_its_parts(tmp_path: Path) -> None:
     for path in tmp_path.glob("vectors.*"):
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
-        with pytest.raises(ValueError, match="2 of 3 parts are finished"):
+        with pytest.raises(ValueError, match="parts are finished"):
             parts.finish(MANIFEST)
         path.write_bytes(data)
     parts.finish(MANIFEST)
-    with pytest.raises(InputError, match="holds a finished index"):
+    with pytest.raises(InputError, match="holds a finished"):
         parts.begin()
 
 
@@ -73,7 +73,7 @@ def test_vectors_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
     parts = parts_of(tmp_path)
     wrong = VECTORS[4:8].copy()
     wrong[2, 1] = value
-    with pytest.raises(InputError, match="the vector 6, counted from 0, holds NaN"):
+    with pytest.raises(InputError, match="vector 6, counted"):
         parts.write(1, wrong, PartNote(4, 5, 0))
     with pytest.raises(ValueError, match="instead of"):
         parts.write(0, VECTORS[:3], PartNote(3, 5, 0))

@@ -60,7 +60,7 @@ def test_neighbours_together_are_one_sentence() -> None:
     assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
     assert list(sentences_of(texts, 2, 1, 2)) == ["Three. Four.", "Six! Seven?"]
     assert list(sentences_of(texts, 9, 1, 5)) == ["One. Two two. Three. Four. Five."]
-    with pytest.raises(ValueError, match="0 sentences cannot be together"):
+    with pytest.raises(ValueError, match="0 sentences"):
         list(sentences_of(texts, 9, 1, 0))
 
 
@@ -96,7 +96,7 @@ def test_one_word_is_always_left() -> None:
         with pytest.raises(ValueError, match="has no word"):
             dropped(sentence, Draw(0, STREAM, 0), share)
     for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="cannot be dropped with probability"):
+        with pytest.raises(ValueError, match="dropped with probability"):
             dropped(SENTENCE, Draw(0, STREAM, 0), share)
 
 

@@ -257,7 +257,7 @@ def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
     client = make_client()
     with pytest.raises(TypeError, match="not JSON serializable"):
         client.ask_blocking([chat("a", extra={"top_k": {1}})])
-    with pytest.raises(ValueError, match="may not hold n"):
+    with pytest.raises(ValueError, match="may not hold"):
         chat("a", extra={"n": 2})
     assert texts(client.ask_blocking([chat("b")])) == ["echo: b"]
 
