@@ -65,8 +65,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("text", "told"),
     [
         (None, f"{FIELD} is .*, which cannot be read .No such file"),
-        ("{}\n", "'broken'"),
-        ("[" * 100_000 + "\n", "valid JSON"),
+        ("{}\n", "line 1.*missing"),
+        ("[" * 100_000 + "\n", "line 1.*deep"),
         ('{"id": "q1"', "filter_data"),
     ],
 )
@@ -84,5 +84,5 @@ def test_a_wrong_type(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     answer_log.append(path, [row(ASKED, [0.5, 1.0])])
     path.write_text(path.read_text().replace("[0.5, 1.0]", '[0.5, "1"]'))
-    with pytest.raises(InputError, match="'rewards'"):
+    with pytest.raises(InputError, match="rewards"):
         reward_log.read(path, FIELD)
