@@ -38,5 +38,5 @@ def test_a_line_of_two_gigabytes_is_refused(reader: str, tmp_path: Path) -> None
 def test_a_line_of_brackets_is_refused(reader: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"[" * 200_000 + b"\n")
-    with pytest.raises(InputError, match="line 1.*deep"):
+    with pytest.raises(InputError, match=r"line 1.*deep"):
         READERS[reader](path)
