@@ -66,7 +66,7 @@ class ServerConfig:
     # LoRA adapters served at a time; K + 2 where a batch is played by the weights of K steps before
     loaded_adapters: int = 2
     publish: bool = False  # new weights may be loaded; opens development endpoints
-    # Further arguments of vLLM, such as ("--tensor-parallel-size", "2")
+    # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
     log: str = "vllm.log"  # log file, in the workdir
     api_key_env: str = internal("")
