@@ -111,8 +111,8 @@ def test_a_reward_is_a_score_less_the_cost() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"measure": "em"}, "'em'"),
-        ({"credit": "all"}, "'all'"),
+        ({"measure": "em"}, r"config.reward.measure"),
+        ({"credit": "all"}, r"config.reward.credit"),
         ({"hop_cost": -0.1}, r"config.reward.hop_cost"),
         ({"hop_cost": float("nan")}, "config.reward.hop_cost is nan"),
         ({"recall_k": 0}, r"config.reward.recall_k"),

@@ -285,7 +285,7 @@ def test_tries_of_two_states_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pairing": "any"}, "'any'"),
+        ({"pairing": "any"}, r"config.pairs.pairing"),
         ({"least_gap": -0.1}, r"config.pairs.least_gap"),
         ({"least_gap": float("inf")}, r"config.pairs.least_gap"),
         ({"cap": -1}, r"config.pairs.cap"),

@@ -259,7 +259,7 @@ def test_a_state_is_the_callers_own() -> None:
         ({"max_words": math.inf}, r"config.guards.max_words"),
         ({"max_repetition": 1.0}, r"config.guards.max_repetition"),
         ({"patience": 0}, r"config.guards.patience"),
-        ({"action": "wait"}, "'wait'"),
+        ({"action": "wait"}, r"config.guards.action"),
     ],
 )
 def test_guards_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:

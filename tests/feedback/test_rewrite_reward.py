@@ -179,17 +179,17 @@ def test_presets_without_a_query(tiers: str, none: float, unreadable: float) -> 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"measure": "mrr"}, "'mrr'"),
+        ({"measure": "mrr"}, r"config.reward.measure"),
         ({"k": 0}, r"config.reward.k"),
-        ({"tiers": "bm25"}, "'bm25'"),
+        ({"tiers": "bm25"}, r"config.reward.tiers"),
         ({"tiers": "ir", "gain": False, "length_cost": 0.1}, "length_cost"),
         ({"tiers": "ir", "gain": False, "reading_cost": 0.1}, "reading_cost"),
         ({"length_cost": -0.1}, "config.reward.length_cost is -0.1"),
         ({"reading_cost": -0.1}, "config.reward.reading_cost is -0.1"),
-        ({"tiers": "ir"}, "'ir'"),
+        ({"tiers": "ir"}, r"config.reward.tiers"),
         (
             {"tiers": "engines", "gain": False},
-            "'engines'",
+            r"config.reward.measure",
         ),
     ],
 )

@@ -139,8 +139,8 @@ def test_a_part_may_cost() -> None:
         ({"weights": {"ems": 1.0}}, "'ems'"),
         ({"weights": {"em": float("nan")}}, "config.rubric.weights.em is nan"),
         ({"weights": {"em": True}}, "config.rubric.weights.em is True"),
-        ({"hops": "half"}, "'half'"),
-        ({"scales": "some"}, "'some'"),
+        ({"hops": "half"}, r"config.rubric.hops"),
+        ({"scales": "some"}, r"config.rubric.scales"),
         ({"divisor": 0.0}, "config.rubric.divisor is 0.0"),
     ],
 )

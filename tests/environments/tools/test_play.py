@@ -300,7 +300,7 @@ def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"form": "yaml"}, "'yaml'"),
+        ({"form": "yaml"}, r"config.tools.form"),
         ({"max_turns": 0}, "config.tools.max_turns is 0"),
         ({"top_n": 0}, "config.tools.top_n is 0"),
         ({"top_n": 3, "most": 2}, r"config.tools.most"),
