@@ -267,7 +267,7 @@ def test_broken_records_are_told(tmp_path: Path, content: Any, message: str) -> 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text("before")
-    with pytest.raises(InputError, match="whose winner"):
+    with pytest.raises(InputError, match="whose winner is its loser"):
         write_preferences(path, {"one": Preference(("a", "b"), ((1, 1),), "b")})
     with pytest.raises(InputError, match="has no hop"):
         write_records(path, [dataclasses.replace(FIRST, hops={})])

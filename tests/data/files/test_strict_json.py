@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_a_file_that_is_too_large_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_files, "MAX_WHOLE_BYTES", 10)
-    with pytest.raises(InputError, match="much to read"):
+    with pytest.raises(InputError, match="too much to read whole"):
         loaded(tmp_path, json.dumps("a long text"))
 
 
