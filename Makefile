@@ -7,8 +7,7 @@ VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 GPU_VENV := .venv-gpu
 # verifiers below 0.4 and verifiers 0.4 speak two protocols, and cannot share an environment.
-VERIFIERS0_VENV := .venv-verifiers0
-VERIFIERS1_VENV := .venv-verifiers1
+VERIFIERS_VENV := .venv-verifiers
 # The trackers bring many packages, some in other versions than the rest has.
 TRACKERS_VENV := .venv-trackers
 # Tools that make and check constraints.txt, and releases, apart from what they check.
@@ -23,7 +22,7 @@ EVAL_ARGS ?=
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
 .PHONY: install train llm docs test test-long test-slow test-faults test-sidecar test-trackers test-gpu gpu tpu sidecar \
-	sidecar-cpu verifiers0 verifiers1 lint constraints audit release clean
+	sidecar-cpu verifiers lint constraints audit release clean
 
 install: $(VENV)/.installed
 
@@ -118,19 +117,15 @@ $(VLLM_VENV)/.installed-gpu:
 	$(VLLM_PY) -c 'import vllm'
 	touch $@
 
-# Environments of the package verifiers, by both of its protocols; neither imports JAX. Our own
-# package of questions (launch/musique_multihop) comes with them.
-verifiers0: $(VERIFIERS0_VENV)/.installed
+# Environments of the package verifiers, which contradicts our own dependencies: so qrag_jax comes
+# without its own, as our package of questions (launch/musique_multihop) needs it.
+verifiers: $(VERIFIERS_VENV)/.installed
 
-verifiers1: $(VERIFIERS1_VENV)/.installed
-
-$(VERIFIERS0_VENV)/.installed: VERIFIERS := verifiers>=0.2,<0.4
-$(VERIFIERS1_VENV)/.installed: VERIFIERS := verifiers>=0.4,<0.5
-$(VERIFIERS0_VENV)/.installed $(VERIFIERS1_VENV)/.installed: launch/musique_multihop/pyproject.toml
+$(VERIFIERS_VENV)/.installed: launch/musique_multihop/pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
-	$(@D)/bin/python -m pip install --quiet '$(VERIFIERS)'
-	$(@D)/bin/python -m pip install --quiet -e launch/musique_multihop
+	$(@D)/bin/python -m pip install --quiet 'verifiers>=0.4,<0.5' -e launch/musique_multihop
+	$(@D)/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
 # It asks for torch's own CPU build, which not every index has: PIP_EXTRA_INDEX_URL may name one.
@@ -199,4 +194,4 @@ $(LOCK_VENV)/.installed: Makefile
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(TRACKERS_VENV) $(LOCK_VENV) dist
-	rm -rf $(VERIFIERS0_VENV) $(VERIFIERS1_VENV)
+	rm -rf $(VERIFIERS_VENV)

@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
+from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.evaluators import beam
 from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.learners.pqn import PQNConfig

@@ -15,9 +15,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import SYNTHETIC
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
-from qrag_jax.data.loading import load_split
+from qrag_jax.data.loading import load_split, tokenise_samples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.environments import chunks
 from qrag_jax.evaluators import episodes

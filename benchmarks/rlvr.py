@@ -25,7 +25,6 @@ from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case
 from configs.rlvr import get_config
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import (
     EXPERT as NO_FLAWS,
 )
@@ -34,6 +33,7 @@ from qrag_jax.environments.tools.demonstrations import (
     DemonstrationsConfig,
     draw_choices,
 )
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Closed
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.feedback.rubric import score

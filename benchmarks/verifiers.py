@@ -1,23 +1,17 @@
-"""Measures environments of the package verifiers, both protocols, beside our own loop.
+"""Measures environments of the package verifiers beside our own loop.
 
-Part `stored`: 200 stored episodes of our questions (scripts with flaws) are played in process, over
-v0 and over v1 of launch/musique_multihop: rewards, and seconds an episode. Parts `v0` and `v1`
-train the decoder of 1.8 million weights for 20 steps on environments that we did not write: puzzles
-of reasoning-gym by verifiers' own class, and `echo_v1` of verifiers' source release. What the
-trained model says is scored again by verifiers' own evaluation, and what trains is compared with
-its texts. Part `killed` kills a training, resumes it, and compares it with one that was not killed.
-Needs `make verifiers0` and `make verifiers1`, and reasoning-gym in the first. `--quick` plays 24
-stored episodes.
+Part `stored`: 200 stored episodes of our questions (scripts with flaws) are played in process, and
+over launch/musique_multihop: rewards, and seconds an episode. Part `v1` trains the decoder of 1.8
+million weights for 20 steps on `echo_v1` of verifiers' source release. What the trained model says
+is scored again by verifiers' own evaluation, and what trains is compared with its texts. Needs
+`make verifiers`. `--quick` plays 24 stored episodes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -35,9 +29,8 @@ PACKAGES = Path(__file__).parent / "verifiers_packages"
 SIDE = Path(__file__).parents[1] / "qrag_jax" / "environments" / "verifiers_side"
 STEPS, STORED, QUICK = 20, 200, 24
 RELEASE, FIXTURES = "verifiers==0.4.0", "tests/v1/fixtures"
-ENVIRONMENTS = {"v0": "reasoning-gym-letters", "v1": "echo-v1"}
+ENVIRONMENTS = {"v1": "echo-v1"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "v0": {},
     "v1": {"phrases": ["ping", "echo", "hello world", "verifiers", "a", "no", "one two", "yes"]},
 }
 
@@ -50,9 +43,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     """
     missing = [python for python in PYTHONS.values() if not Path(python).exists()]
     if missing:
-        return [
-            Case(f"no Python with verifiers at {missing[0]}; make verifiers0 verifiers1", None, "")
-        ]
+        return [Case(f"no Python with verifiers at {missing[0]}; make verifiers", None, "")]
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             return stored_cases(stored(Path(folder), QUICK))
@@ -60,14 +51,11 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     parts: dict[str, Part] = {
         "stored": partial(stored, kept.runs / "stored", STORED),
         **{name: partial(trained, kept.runs / name, name) for name in ENVIRONMENTS},
-        "killed": partial(killed, kept.runs / "killed"),
     }
     results, found = kept.finish(parts, only), list[Case]()
     for name, part in results.items():
         if name == "stored":
             found += stored_cases(part)
-        elif name == "killed":
-            found += killed_cases(part)
         else:
             found += trained_cases(name, part)
     return found
@@ -80,7 +68,7 @@ def stored_cases(part: Mapping[str, Any]) -> list[Case]:
     """Equal rewards, and the seconds of the three ways."""
     own, count = part["rewards"]["in process"], len(part["rewards"]["in process"])
     cases = []
-    for way in ("v0", "v1"):
+    for way in PYTHONS:
         theirs = part["rewards"][way]
         equal = sum(a == b for a, b in zip(own, theirs, strict=True))
         cases.append(
@@ -269,70 +257,3 @@ def _texts_of(record: Mapping[str, Any]) -> list[str]:
         return [node["message"].get("content") or "" for node in nodes if node["sampled"]]
     said = [each for each in record["completion"] if each["role"] == "assistant"]
     return [each.get("content") or "" for each in said]
-
-
-# -------------------------------------------------------------------- kill and resume
-
-
-def killed(folder: Path) -> dict[str, Any]:
-    """Two trainings of one config; one of them is killed, and goes on."""
-    flags = [
-        *_flags("v0"),
-        "--config.train.steps=8",
-        "--config.train.checkpoint_every=2",
-        "--config.train.log_every=1",
-        "--config.train.eval_every=8",
-        "--config.eval.samples=4",
-    ]
-    with EnvironmentPath(folder, "v0"):
-        whole = train(begin_anew(folder / "whole"), "configs/rlvr.py:verifiers", *flags)
-        broken = begin_anew(folder / "broken")
-        words = ["--config=configs/rlvr.py:verifiers", f"--workdir={broken}", *flags]
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "qrag_jax.train", *words]
-        )
-        at = random.Random(0).choice([3, 5])
-        while process.poll() is None and _steps(broken) < at:
-            time.sleep(0.2)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        died_at = _steps(broken)
-        train(broken, "configs/rlvr.py:verifiers", *flags)
-    return {"whole": _returns(whole), "broken": _returns(broken), "died_at": died_at}
-
-
-def killed_cases(part: Mapping[str, Any]) -> list[Case]:
-    """Whether the killed training is the whole one."""
-    equal = part["whole"] == part["broken"]
-    return [
-        Case(
-            f"killed at step {part['died_at']} and resumed: steps equal to a training not killed",
-            float(sum(a == b for a, b in zip(part["whole"], part["broken"]))),
-            "steps",
-            target=f"{len(part['whole'])}, none lost or trained twice",
-            holds=equal,
-        )
-    ]
-
-
-def _lines(workdir: Path) -> list[dict[str, Any]]:
-    path = workdir / "metrics.jsonl"
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # being written
-    return found
-
-
-def _steps(workdir: Path) -> int:
-    return max((row["step"] for row in _lines(workdir) if "train/loss" in row), default=0)
-
-
-def _returns(workdir: Path) -> list[list[float]]:
-    """Step, loss, return and tokens of each step, oldest first."""
-    names = ("step", "train/loss", "train/return", "train/tokens")
-    return [[row[name] for name in names] for row in _lines(workdir) if "train/loss" in row]

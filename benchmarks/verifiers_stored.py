@@ -1,4 +1,4 @@
-"""Plays stored episodes in three ways: by our own loop, and over both protocols of verifiers.
+"""Plays stored episodes in two ways: by our own loop, and over verifiers.
 
 The episodes are texts of scripts with flaws, a turn each; a stand-in for the sampler says them. So
 rewards must be equal, and what is timed is everything but the model.
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import (
     Demonstration,
     DemonstrationsConfig,
     draw_choices,
 )
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessSpec
@@ -43,13 +43,8 @@ from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = {
-    protocol: os.environ.get(
-        f"QRAG_VERIFIERS{protocol[1]}_PYTHON",
-        str(ROOT / f".venv-verifiers{protocol[1]}" / "bin" / "python"),
-    )
-    for protocol in ("v0", "v1")
-}
+MADE = ROOT / ".venv-verifiers" / "bin" / "python"
+PYTHONS = {"v1": os.environ.get("QRAG_VERIFIERS_PYTHON", str(MADE))}
 PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
 ROOM, TURN, SIDE_BY_SIDE = 4000, 1000, 16
 
@@ -117,7 +112,7 @@ def stored(folder: Path, count: int) -> dict[str, Any]:
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     rewards, seconds = {}, {}
-    for way, play in (("in process", _in_process), ("v0", _over), ("v1", _over)):
+    for way, play in (("in process", _in_process), ("v1", _over)):
         rewards[way], seconds[way] = play(way, folder, tokenizer, told)
     return {"rewards": rewards, "seconds": seconds}
 

@@ -14,9 +14,9 @@ from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.bootstrap import columns_text, interval_text
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
-from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.locks import log_locks
 

@@ -34,7 +34,7 @@ from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
-from qrag_jax.retrieval.qdrant_settings import QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantTarget
 from qrag_jax.runtime import commandline, compilation, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
@@ -63,7 +63,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
     flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
-    flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: the client library alone.")
+    flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
     flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,grpc=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.entry_points import Commands, losses, metric_lines, saved_state
-from tests.retrieval.remote_engines.scripted import Call, Say, Script, pubmed_says, serving
+from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
 from tests.systems.collections_maker import write_rows
 
 pytestmark = pytest.mark.long

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from qrag_jax.retrieval.vector_files import open_vectors, replace_vectors
+from qrag_jax.retrieval.vector_files import open_vectors
 from tests.entry_points import Commands, refusal
 from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
 from tests.serving.served import serving
@@ -20,7 +21,7 @@ from tests.systems.corpora import write_corpus_file, write_tower
 pytestmark = pytest.mark.long
 
 COUNT, BATCH = 60, 5
-SMALL = f"--qdrant_settings=batch={BATCH},workers=2,pause=0,attempts=2"
+SMALL = f"--qdrant_settings=batch={BATCH},pause=0,attempts=2"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,9 @@ def searched(commands: Commands, index: Path, tower: Path, *flags: str) -> list[
 def change_vectors(index: Path, like: int = 43) -> None:
     """Makes the first passage the best one wherever passage `like` is found."""
     vectors = open_vectors(index / "exact").vectors
-    replace_vectors(index / "exact", 0, 100 * vectors.rows([like]))
+    first = np.memmap(index / "exact" / "vectors.0.float32", np.float32, "r+", shape=vectors.width)
+    first[:] = 100 * vectors.rows([like])[0]
+    first.flush()
 
 
 def test_a_file_of_faiss(commands: Commands, index: Path, tower: Path, lines: list[str]) -> None:
@@ -79,12 +82,6 @@ def test_a_file_of_faiss(commands: Commands, index: Path, tower: Path, lines: li
     before = file.stat().st_mtime_ns
     commands.succeed("index", *given)
     assert file.stat().st_mtime_ns == before
-    # Other vectors since: refused, and made again.
-    change_vectors(index)
-    search = (f"--index={index}", f"--encoder={tower}", "--engine=faiss", "where?")
-    assert "the vectors have changed since; build the" in refusal(commands.run("search", *search))
-    commands.succeed("index", *given)
-    assert searched(commands, index, tower, "--engine=faiss")[1].split()[2] == "p0"
     # Without the folder of the vectors the file is enough.
     shutil.rmtree(index / "exact")
     assert searched(commands, index, tower)[0] == "which river"
@@ -126,7 +123,7 @@ def test_a_collection_of_a_server(
     told = commands.succeed("index", *given, *to)
     assert told.splitlines()[-2] == f"the collection wiki at {server.url} is filled"
     assert told.splitlines()[-1] == f"{out / 'qdrant'}: {COUNT} passages"
-    assert not set(before) & set(server.sent()[len(before) :])
+    assert set(server.sent()) == set(range(COUNT))
     server.asked.clear()
     assert searched(commands, out, tower, "--engine=qdrant") == lines
     assert any(asked.path == "/points/query/batch" for asked in server.asked)
@@ -166,21 +163,10 @@ def test_a_collection_is_replaced_on_demand_alone(
     change_vectors(index)
     told = refusal(commands.run("index", *given))
     assert "the collection passages of the Qdrant server at" in told
-    assert "was made from another thing: " in told
-    assert "name another collection, or give replace=True (--replace) to delete this one." in told
+    assert "--replace" in told
     assert not any(asked.method == "DELETE" for asked in server.asked)
     commands.succeed("index", *given, "--replace")
     assert searched(commands, index, tower, "--engine=qdrant")[1].split()[2] == "p0"
-
-
-@pytest.mark.slow
-def test_the_client_library_alone(
-    commands: Commands, index: Path, tower: Path, lines: list[str]
-) -> None:
-    commands.succeed("index", f"--index={index}", "--engine=qdrant")
-    assert searched(commands, index, tower, "--engine=qdrant") == lines
-    shutil.rmtree(index / "exact")
-    assert searched(commands, index, tower) == lines
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from qrag_jax.data.files.records import read_records
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, hop_log, retrieval_log
 from qrag_jax.metrics.reward_log import RewardRow
-from qrag_jax.retrieval.boolean_tokens import BooleanError
+from qrag_jax.retrieval.boolean_query import BooleanError
 
 FEW = 6
 READERS = [r for group in (data, logs, indexes, runs, servers, texts) for r in group.readers()]

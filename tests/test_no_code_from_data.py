@@ -19,7 +19,6 @@ from tests.entry_points import ROOT, Commands, refusal
 WITH_PICKLE = {
     "models/files/pickle_scan.py",
     "models/files/torch_checkpoint.py",
-    "retrieval/qdrant_pickles.py",
 }
 # The only module that runs a file of Python, which the command line or a config must name.
 WITH_OWN_CODE = {"runtime/own_code.py"}

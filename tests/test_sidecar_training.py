@@ -21,7 +21,7 @@ from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.token_count import token_counter
+from qrag_jax.llm.text.generation import token_counter
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.llm import tiny_qwen3
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings

@@ -24,11 +24,7 @@ from qrag_jax.llm.outcomes import (
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.remote_engines.clinical_trials import ClinicalTrials
-from qrag_jax.retrieval.remote_engines.config import CLINICAL_TRIALS, RemoteEngineConfig
-from qrag_jax.retrieval.remote_engines.pubmed import PubMed
-from qrag_jax.retrieval.remote_engines.sending import Received
-from qrag_jax.retrieval.remote_engines.service import Part, Service
+from qrag_jax.retrieval.pubmed import Page, Part, read_pubmed, read_trials
 from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.serving.measures import Measures
 from qrag_jax.serving.searcher import SingleStep
@@ -90,12 +86,12 @@ def _error(text: str) -> Failure | None:
     return None
 
 
-def _page(service: Service) -> Callable[[str], Any]:
+def _page(reads: Callable[[int, str, Part], Page | Failure]) -> Callable[[str], Any]:
     part = Part("oslo", "2000-01-01", "2015-01-01", 10)
 
     def read(text: str) -> Any:
         for status in (400, 200):
-            found = service.read(Received(status, text, {}), part)
+            found = reads(status, text, part)
         return found
 
     return read
@@ -162,7 +158,6 @@ def _tool(text: str) -> None:
 
 def readers() -> list[TextReader]:
     """The readers of this module."""
-    trials = ClinicalTrials(RemoteEngineConfig(service=CLINICAL_TRIALS))
     answers: tuple[tuple[str, Request, Any], ...] = (
         ("an answer to a chat", ChatRequest((("user", "Where?"),), model="m"), _CHAT),
         ("a completion", CompletionRequest("Where?"), _COMPLETION),
@@ -184,10 +179,8 @@ def readers() -> list[TextReader]:
             for name, request, sound in answers
         ),
         TextReader("an error of a server", ('{"error": {"message": "busy"}}', "busy", "3"), _error),
-        TextReader(
-            "an answer of PubMed", (json.dumps(_PUBMED),), _page(PubMed(RemoteEngineConfig()))
-        ),
-        TextReader("an answer of ClinicalTrials.gov", (json.dumps(_TRIALS),), _page(trials)),
+        TextReader("an answer of PubMed", (json.dumps(_PUBMED),), _page(read_pubmed)),
+        TextReader("an answer of ClinicalTrials.gov", (json.dumps(_TRIALS),), _page(read_trials)),
         TextReader("requests to /retrieve", (json.dumps(retrieve),), _post("/retrieve")),
         TextReader("requests to /search", (json.dumps(search),), _post("/search")),
         TextReader(

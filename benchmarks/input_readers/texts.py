@@ -14,8 +14,7 @@ from qrag_jax.llm.text.extraction import final_answer, verdict
 from qrag_jax.llm.text.json_objects import last_object
 from qrag_jax.llm.text.tool_calls import FORMATS, ToolCall, check_call, read_calls, write_call
 from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
-from qrag_jax.retrieval.boolean_query import parse_boolean
-from qrag_jax.retrieval.boolean_tokens import BooleanError
+from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
 
 TOOLS = (
     ToolSpec(

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.encoders import embedded, minilm, vectors_of
 from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
+from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.ranking import ranking_summary
-from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus

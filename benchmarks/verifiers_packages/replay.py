@@ -1,6 +1,6 @@
 """Scores given texts by verifiers' own evaluation, without qrag_jax: python replay.py, JSON in.
 
-Standard input: protocol, id, arguments, and episodes, each a split, a task and the model's texts.
+Standard input: id, arguments, and episodes, each a split, a task and the model's texts.
 Standard output, last line: the rewards.
 """
 
@@ -13,55 +13,6 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-
-async def of_v0(asked: dict[str, Any]) -> list[float]:
-    """By `Environment.generate`, with a client that knows what is said."""
-    import verifiers as vf
-    from verifiers.clients import Client
-    from verifiers.types import Response, ResponseMessage, Usage
-
-    class Texts(Client):
-        def __init__(self, texts: list[str]) -> None:
-            super().__init__(None)
-            self._texts = iter(texts)
-
-        async def get_response(self, prompt: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            message = ResponseMessage(
-                content=next(self._texts), finish_reason="stop", is_truncated=False
-            )
-            usage = Usage(prompt_tokens=1, reasoning_tokens=0, completion_tokens=1, total_tokens=2)
-            return Response(id="0", created=0, model=model, usage=usage, message=message)
-
-        def setup_client(self, config: Any) -> None:
-            return None
-
-        async def to_native_tool(self, tool: Any) -> Any:
-            return tool
-
-        async def to_native_prompt(self, messages: Any) -> Any:
-            return messages, {}
-
-        async def get_native_response(self, *args: Any, **kwargs: Any) -> Any:
-            return None
-
-        async def raise_from_native_response(self, response: Any) -> None:
-            return None
-
-        async def from_native_response(self, response: Any) -> Any:
-            return response
-
-        async def close(self) -> None:
-            return None
-
-    environment = vf.load_environment(asked["id"], **asked["arguments"])
-    rows = {"train": environment.get_dataset(), "eval": environment.get_eval_dataset()}
-    found = []
-    for episode in asked["episodes"]:
-        row = dict(rows[episode["split"]][episode["task"]])
-        results = await environment.generate([row], Texts(episode["texts"]), "policy")
-        found.append(float(results["outputs"][0]["reward"]))
-    return found
 
 
 async def of_v1(asked: dict[str, Any]) -> list[float]:
@@ -137,7 +88,7 @@ def main() -> None:
     """Reads what is asked, and writes the rewards."""
     asked = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
-    rewards = asyncio.run({"v0": of_v0, "v1": of_v1}[asked["protocol"]](asked))
+    rewards = asyncio.run(of_v1(asked))
     print(json.dumps(rewards), file=out, flush=True)
     os._exit(0)
 

@@ -18,8 +18,7 @@ from qrag_jax.data.dataset_parts import (
     titled_sample,
 )
 from qrag_jax.data.generators.bridge_world import BridgeQuestion
-from qrag_jax.data.query_question import Page, QueryQuestion
-from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion
 from qrag_jax.data.sources import hover, titled_context
 from qrag_jax.data.sources.registry import ReadReport
 from qrag_jax.errors import InputError

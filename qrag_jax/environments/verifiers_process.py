@@ -1,7 +1,7 @@
 """The process that plays environments of `verifiers`, as the trainer sees it.
 
-Its Python is another: `verifiers` below 0.4 and 0.4 cannot share an environment, and neither comes
-into the trainer's. Both sides speak lines of JSON; `verifiers_side.wire` says which.
+Its Python is another, since `verifiers` cannot share the trainer's environment. Both sides speak
+lines of JSON; `verifiers_side.wire` says which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class About:
     """What an environment says of itself.
 
     Attributes:
-        protocol: "v0" or "v1".
         version: of verifiers.
         sizes: number of tasks of the splits "train" and "eval".
         prompts: the first messages of some tasks.
@@ -46,7 +45,6 @@ class About:
         code: a digest of its package's Python files.
     """
 
-    protocol: str
     version: str
     sizes: Mapping[str, int]
     prompts: list[list[dict[str, Any]]]

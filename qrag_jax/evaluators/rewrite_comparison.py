@@ -16,8 +16,7 @@ import numpy as np
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_scores import measured
-from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
-from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, mean_interval, paired_interval
 
 
 @dataclasses.dataclass(frozen=True)

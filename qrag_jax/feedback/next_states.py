@@ -9,15 +9,14 @@ the only one. Levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
 
 from qrag_jax.errors import check_known, check_least
-from qrag_jax.feedback.levels import by_level, in_order
 from qrag_jax.feedback.pool_scores import AP
-from qrag_jax.feedback.seeded_draws import uniform
-from qrag_jax.feedback.tries import Try
+from qrag_jax.feedback.tries import Try, by_level, in_order
 
 WEIGHTED, GREEDY, SEVERAL = CHOICES = ("weighted", "greedy", "several")
 _BONUS = 0.5  # of the best bucket
@@ -85,3 +84,14 @@ def _drawn(levels: Sequence[Sequence[Try]], seed: Sequence[int]) -> Try:
     # A level of weight 0 ends where it begins, so no spot is below its end and not below others'.
     level = levels[next(n for n, end in enumerate(sums) if spot < end)]
     return level[int(uniform("try", seed) * len(level))]
+
+
+def uniform(*parts: int | str | Sequence[int]) -> float:
+    """A number in [0, 1), uniform over all `parts` there may be.
+
+    Args:
+        parts: what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
+    """
+    flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
+    digest = hashlib.sha256("/".join(flat).encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53

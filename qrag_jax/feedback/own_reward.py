@@ -23,9 +23,8 @@ from typing import Any
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import check_known
-from qrag_jax.feedback.asked_by_all import sums_of_all
 from qrag_jax.feedback.completion import Completion
-from qrag_jax.feedback.deferred_reward import DeferredReward
+from qrag_jax.feedback.deferred_reward import DeferredReward, sums_of_all
 from qrag_jax.feedback.language_model import NO_NUMBER, NO_REWARD, RAISED, Reward, Unscored
 from qrag_jax.feedback.service import PendingService, Rewards
 from qrag_jax.runtime import own_code

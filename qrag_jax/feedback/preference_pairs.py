@@ -25,10 +25,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.levels import by_level, in_order, level_of
+from qrag_jax.feedback.next_states import uniform
 from qrag_jax.feedback.pool_scores import ALL_GOLD, RECALL
-from qrag_jax.feedback.seeded_draws import uniform
-from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.feedback.tries import StateKey, Try, by_level, in_order, level_of
 
 ADJACENT, ALL, BEST = PAIRINGS = ("adjacent", "all", "best")
 # What became of a state: it has pairs; all rewards are equal and all tries found all gold pages, or

@@ -7,7 +7,7 @@ the whole episode belong to its last search, the others to one search each:
 |---|---|---|
 | `f1`, `em` | episode | the data set's own answer metric (`metrics.answers`) |
 | `sub_em` | episode | 1 if a gold answer stands in the answer |
-| `rouge_l` | episode | ROUGE-L (`metrics.rouge`) |
+| `rouge_l` | episode | ROUGE-L (`metrics.answers`) |
 | `llm` | episode | a language model's verdict on the answer, 1 or 0 |
 | `recall`, `ndcg` | episode | gold passages that were found (`metrics.hops`) |
 | `hop_recall`, `hop_ndcg` | hop | gold passages that this search was the first to find |
@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qrag_jax.environments.rag.episode import Broken, Ended
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.metrics import answers, hops, rouge
+from qrag_jax.metrics import answers, hops
 
 LLM, RELEVANCE = "llm", "relevance"
 
@@ -61,7 +61,7 @@ OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
     "sub_em": lambda answer, gold: (
         _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
     ),
-    "rouge_l": lambda answer, gold: rouge.rouge_l(
+    "rouge_l": lambda answer, gold: answers.rouge_l(
         answer, answers.whole_answers(gold.rule, gold.answers)
     ),
 }
@@ -121,7 +121,7 @@ class Mixture:
                     "is not 0, or leave it out."
                 )
         if "rouge_l" in self.weights:
-            rouge.scorer()
+            answers.rouge_scorer()
 
     @classmethod
     def of(cls, text: str) -> Mixture:

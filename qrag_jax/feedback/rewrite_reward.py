@@ -30,14 +30,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
+from qrag_jax.data.generators.dropped_words import words_of
 from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback import found_scores
-from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_tiers import TIERS, Judged
 from qrag_jax.metrics.answer_places import answer_place
 from qrag_jax.metrics.answers import normalise
@@ -212,3 +213,39 @@ class RewriteReward:
 def _length(query: str, original: str) -> float:
     """Words of a query, in those of the original; of none, 1."""
     return len(query.split()) / max(len(original.split()), 1) if query else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The entries of a collection's words.
+
+    Attributes:
+        passages: how many passages have each word; words are in small letters.
+    """
+
+    passages: Mapping[str, int]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Entries:
+        """Counts the words of the passages' texts."""
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(_words(text))
+        return cls(counts)
+
+    def read(self, query: str) -> int:
+        """Entries that a search for the query reads; each word counts once."""
+        return sum(self.passages.get(word, 0) for word in _words(query))
+
+    def share(self, query: str, original: str) -> float:
+        """Entries read for a query, in those that the original query reads.
+
+        Without a word in it a query costs what the original does, so that nothing is won by writing
+        nothing; so does any query where the original reads nothing.
+        """
+        all_read = self.read(original)
+        return self.read(query) / all_read if all_read and _words(query) else 1.0
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in words_of(text)}

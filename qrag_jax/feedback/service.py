@@ -16,8 +16,8 @@ import jax
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
-from qrag_jax.feedback.asked_by_all import metrics_of_all
 from qrag_jax.feedback.completion import Completion, EpisodeRewards
+from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.language_model import (
     BABILONG,
     LanguageModelFeedback,
@@ -26,7 +26,7 @@ from qrag_jax.feedback.language_model import (
     Unscored,
 )
 from qrag_jax.feedback.questions import AUTO, Asking
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.answer_table import causes_text

@@ -7,8 +7,8 @@ import json
 import urllib.parse
 from typing import Any, NamedTuple
 
-from qrag_jax.llm.client.api_key import without_key
 from qrag_jax.llm.listener import NotOurs, OwnServer
+from qrag_jax.llm.server_url import without_key
 
 LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with log-probabilities has a few thousand
 

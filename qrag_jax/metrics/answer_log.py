@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from qrag_jax.errors import InputError
+from qrag_jax.metrics import row_log
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.whole_files import write_whole
 
 _BEGIN_ANEW = "pass --restart, or delete the file, to begin anew"
@@ -102,12 +99,7 @@ def append(path: Path, rows: Iterable[Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    lines = encoded(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
+    row_log.append_lines(path, encoded(rows))
 
 
 def write_misses(path: Path, misses: Iterable[Miss]) -> None:
@@ -127,14 +119,9 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     Raises:
         InputError: a whole line is not a row of this kind; names file, line and field.
     """
-    if (opened := bounded_files.to_append(path, _BEGIN_ANEW)) is None:
-        return []
-    with opened as file:
-        rows, whole = read_lines(file, path, kind, _BEGIN_ANEW)
-        file.truncate(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    return rows
+    return row_log.read_partial(
+        path, lambda line, place: row_log.parsed_row(kind, line, place, _BEGIN_ANEW), _BEGIN_ANEW
+    )
 
 
 def read_lines(
@@ -164,47 +151,10 @@ def each_line(
     for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
         if not line.endswith(b"\n"):
             break
-        yield parsed_row(line, kind, f"{path}, line {number}", fix), len(line)
+        yield row_log.parsed_row(kind, line, f"{path}, line {number}", fix), len(line)
 
 
 def encoded(rows: Iterable[Any]) -> bytes:
     """The lines of rows, which are dataclasses."""
     lines = (json.dumps(dataclasses.asdict(row), allow_nan=False) + "\n" for row in rows)
     return "".join(lines).encode()
-
-
-def parsed_row(line: bytes, kind: type[Record], place: str, fix: str) -> Record:
-    """One row of this kind.
-
-    Args:
-        place: file and line, for the error.
-        fix: says in the error what the user can do.
-
-    Raises:
-        InputError: the line is not such a row; names the field.
-    """
-    try:
-        record = bounded_json.parsed(line)
-    except ValueError:
-        raise InputError(f"{place}: is not valid JSON; {fix}") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{place}: is not a JSON object; {fix}")
-    hints = typing.get_type_hints(kind)
-    for key in sorted(set(hints) ^ set(record)):
-        state = "missing" if key in hints else "unknown"
-        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
-    for key, value in record.items():
-        if not _fits(value, hints[key]):
-            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
-    return kind(**record)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if typing.get_origin(hint) is list:
-        (item,) = typing.get_args(hint)
-        return isinstance(value, list) and all(_fits(each, item) for each in value)
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, each) for each in typing.get_args(hint))
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
+from qrag_jax.metrics.bootstrap import columns_text, interval_text
 from qrag_jax.metrics.facts import with_intervals
-from qrag_jax.metrics.score_table import columns_text, interval_text
 
 _INDENT = "  "
 

@@ -9,11 +9,12 @@ are each the best over them, but of RULER all are needed. Which rule a data set 
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 
@@ -31,6 +32,7 @@ INFRASTRUCTURE = frozenset(
 )
 # Normalised answers that give F1 in HotpotQA only if they are equal as a whole.
 _WHOLE = ("yes", "no", "noanswer")
+ROUGE_CHARACTERS = 128  # of each text; longer answers are cut there (HARR, arXiv 2602.03645)
 
 
 class Scores(NamedTuple):
@@ -243,3 +245,37 @@ def score(
     if rule not in functions:
         raise InputError(f"the answer metric {rule!r} is unknown; use one of {', '.join(RULES)}")
     return functions[rule](prediction, golds)
+
+
+def rouge_l(prediction: str, golds: Sequence[str]) -> float:
+    """F-measure in [0, 1] of the longest common subsequence of stemmed words; the best gold counts.
+
+    Words are runs of ASCII letters and digits: a text in another script has none, and scores 0.
+
+    Raises:
+        ValueError: there is no gold answer.
+        InputError: the package rouge-score is missing.
+    """
+    if not golds:
+        raise ValueError("an answer is scored against at least one gold answer")
+    said = prediction[:ROUGE_CHARACTERS]
+    return max(
+        rouge_scorer().score(gold[:ROUGE_CHARACTERS], said)["rougeL"].fmeasure for gold in golds
+    )
+
+
+@functools.cache
+def rouge_scorer() -> Any:
+    """The package's own scorer; it loads a stemmer once.
+
+    Raises:
+        InputError: the package is missing.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise InputError(
+            "the reward rouge_l needs the package rouge-score: run pip install 'qrag_jax[rouge]', "
+            "or use the reward f1"
+        ) from None
+    return RougeScorer(["rougeL"], use_stemmer=True)

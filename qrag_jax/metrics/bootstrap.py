@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,3 +121,18 @@ def _check(data: NDArray[np.floating], level: float, resamples: int) -> None:
         raise ValueError(f"level must lie between 0 and 1, not {level}")
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, not {resamples}")
+
+
+def interval_text(interval: Mapping[str, float], sign: bool = False) -> str:
+    """{"mean", "low", "high"} as `0.812 [0.790, 0.833]`; with `sign`, numbers ≥ 0 have a plus."""
+    form = "+.3f" if sign else ".3f"
+    return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
+
+
+def columns_text(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The lines with each column as wide as its widest cell, and two blanks between."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

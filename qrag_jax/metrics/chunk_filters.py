@@ -134,3 +134,25 @@ def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str])
         f1=fact_f1(row.sf_idx, taken) if row.sf_idx else None,
         em=fact_em(row.sf_idx, taken) if row.sf_idx else None,
     )
+
+
+FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"
+
+
+def until_found(row: Row) -> Row:
+    """The row of the episode that ends as soon as all supporting facts are found.
+
+    The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
+
+    Raises:
+        ValueError: the row has no supporting facts.
+    """
+    if not row.sf_idx:
+        raise ValueError(f"sample {row.id} has no supporting facts (sf_idx is empty)")
+    missing, steps = set(row.sf_idx), 0
+    for index in row.pred_idx:
+        if not missing:
+            break
+        missing.discard(index)
+        steps += 1
+    return dataclasses.replace(retrieval_step(row, steps), ret=float(not missing))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
+from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.metrics.facts import score_columns, summarise
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.metrics.score_table import columns_text, interval_text
-from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
 
 TRAINED, UNTRAINED = "trained", "untrained"
 # What each line of the table is called: (encoder, steps) → name.

@@ -9,9 +9,8 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, mean_interval, paired_interval
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import bounded_files, bounded_json
 
 SHOWN = ("recall", "ap", "all_gold")

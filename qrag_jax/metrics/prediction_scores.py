@@ -14,11 +14,10 @@ import numpy as np
 
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.agent_log import pass_at
-from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
 from qrag_jax.metrics.facts import with_intervals
 from qrag_jax.metrics.predictions import OF_PARTS, ScoredEpisode
-from qrag_jax.metrics.score_table import columns_text, interval_text
-from qrag_jax.metrics.votes import numbers_of_draws, voted
 
 ALL = "all"
 SHARES = ("completed", "malformed", "truncated")
@@ -171,3 +170,28 @@ def _share(group: Mapping[str, Any], name: str) -> str:
 
 def _mean(group: Mapping[str, Any], name: str) -> str:
     return f"{group[name]['mean']:.2f}" if name in group else "-"
+
+
+def voted(answers: Sequence[str]) -> str:
+    """The answer that most episodes give, by normal forms; of equally many, the one given first.
+
+    An episode whose answer has no token in its normal form has no vote.
+
+    Returns:
+        The answer as the first of its episodes wrote it; "" if no episode has a vote.
+    """
+    counts: dict[str, int] = {}  # by normal form, in the order of first sight
+    texts: dict[str, str] = {}
+    for answer in answers:
+        if form := normalise(answer):
+            counts[form] = counts.get(form, 0) + 1
+            texts.setdefault(form, answer)
+    if not counts:
+        return ""
+    return texts[max(counts, key=lambda form: counts[form])]  # the first of equal ones
+
+
+def numbers_of_draws(most: int) -> list[int]:
+    """The k of vote@k and pass@k: 1, 2, 4, … and the number of draws itself."""
+    powers = [1 << place for place in range(most.bit_length())]
+    return sorted({*powers, most} - {0})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import answer_log
+from qrag_jax.metrics import answer_log, row_log
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.typed_json import made
 
@@ -150,7 +150,7 @@ def parsed_row(line: bytes, place: str) -> Prediction:
     Raises:
         InputError: the line is no prediction that can be shown.
     """
-    row = answer_log.parsed_row(line, Prediction, place, _FIX)
+    row = row_log.parsed_row(Prediction, line, place, _FIX)
     _check_turns(row, place)
     return row
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.metrics import row_log
+from qrag_jax.runtime import bounded_files, bounded_json, typed_json
 from qrag_jax.runtime.whole_files import write_whole
 
 
@@ -52,29 +51,9 @@ class Row:
     source: str = ""
 
 
-_NUMBER = (int, float)
-_SCALARS: dict[str, Any] = {
-    "id": str,
-    "question": str,
-    "answer": str,
-    "return": _NUMBER,
-    "text_len": int,
-    "f1": _NUMBER,
-    "em": _NUMBER,
-    "source": str,
-}
-_LISTS: dict[str, Any] = {
-    "aliases": str,
-    "sf_idx": int,
-    "pred_idx": int,
-    "q_values": _NUMBER,
-    "sf_texts": str,
-    "pred_texts": str,
-}
 _OPTIONAL = {"aliases", "source"}
-_OF_FACTS = {"return", "f1", "em"}  # may be missing where nobody knows the supporting facts
+_OF_FACTS = ("return", "f1", "em")  # may be missing where nobody knows the supporting facts
 
-_LARGEST = sys.float_info.max  # JSON can hold whole numbers beyond it
 _MOST_NAMED = 8  # most differing settings named in one message
 
 _BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
@@ -96,11 +75,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         ValueError: a row holds a NaN or an infinity (its id is named); nothing is written.
     """
     lines = b"".join(_encode(row) for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
+    row_log.append_lines(path, lines)
 
 
 def read_partial(path: Path) -> list[Row]:
@@ -112,20 +87,9 @@ def read_partial(path: Path) -> list[Row]:
     Raises:
         InputError: a whole line is not a row of a retrieval log; names file, line and field.
     """
-    if (opened := bounded_files.to_append(path, _BEGIN_ANEW)) is None:
-        return []
-    rows: list[Row] = []
-    with opened as file:
-        whole = 0
-        for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(_decode(line, f"{path}, line {number}", _BEGIN_ANEW))
-            whole += len(line)
-        file.truncate(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    return rows
+    return row_log.read_partial(
+        path, lambda line, place: _decode(line, place, _BEGIN_ANEW), _BEGIN_ANEW
+    )
 
 
 def read(path: Path, *, needs_facts: bool = True) -> list[Row]:
@@ -181,7 +145,6 @@ def parsed_row(line: bytes, place: str) -> Row:
 def _check_row(row: Row, place: str, *, needs_facts: bool) -> None:
     """Raises InputError when the fields of a row do not fit together."""
     wrong = None
-    numbers = [each for each in (row.ret, row.f1, row.em) if each is not None]
     if needs_facts and not row.sf_idx:
         wrong = "field 'sf_idx' is empty, but its supporting facts are needed here"
     elif len(row.sf_texts) != len(row.sf_idx):
@@ -194,8 +157,6 @@ def _check_row(row: Row, place: str, *, needs_facts: bool) -> None:
         wrong = "an index in 'sf_idx' or 'pred_idx' is negative"
     elif len(set(row.pred_idx)) < len(row.pred_idx):
         wrong = "field 'pred_idx' holds a chunk twice"
-    elif not all(abs(each) <= _LARGEST for each in (*row.q_values, *numbers)):
-        wrong = "a number is infinite"
     if wrong:
         raise InputError(f"{place}: {wrong}; {_WRITE_ANEW}")
 
@@ -320,33 +281,16 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
-        record = json.loads(line, parse_constant=_no_constant)
+        record = bounded_json.parsed(line)
         if b"\\u" in line:  # JSON can hold half a surrogate pair, which no file or tokenizer takes
             json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{place}: a text is not valid Unicode; {fix}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}: is not valid JSON; {fix}") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{place}: is not a JSON object; {fix}")
-    expected = {*_SCALARS, *_LISTS} - _OPTIONAL
-    if record.get("sf_idx") == []:
-        expected -= _OF_FACTS - record.keys()
-    for key in sorted(expected ^ (set(record) - _OPTIONAL)):
-        state = "missing" if key in expected else "unknown"
-        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
-    for key, value in record.items():
-        if key in _LISTS:
-            fits = isinstance(value, list) and all(isinstance(v, _LISTS[key]) for v in value)
-        else:
-            fits = isinstance(value, _SCALARS[key])
-        if not fits:
-            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
-    record["ret"] = record.pop("return", None)
-    record.setdefault("f1", None)
-    record.setdefault("em", None)
-    return Row(**record)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        if isinstance(record, dict):
+            for name in _OF_FACTS:
+                if record.get("sf_idx") == []:
+                    record.setdefault(name, None)
+                elif record.get(name) is None:
+                    raise ValueError(f"the field {name} is missing")
+            record["ret"] = record.pop("return")
+        return typed_json.made(Row, record)
+    except ValueError as error:
+        raise InputError(f"{place}: is no row of this log ({error}); {fix}") from None

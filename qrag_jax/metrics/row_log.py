@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -46,10 +46,7 @@ class RowLog(Generic[Row]):
         Raises:
             OSError: the file cannot be written.
         """
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(map(_line, rows)))
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(path, "".join(map(_line, rows)).encode())
 
     def read(self, path: Path) -> list[Row]:
         """Reads a whole log.
@@ -100,10 +97,64 @@ class RowLog(Generic[Row]):
         Raises:
             InputError: the line is no row of this log.
         """
-        try:
-            return typed_json.made(self.kind, bounded_json.parsed(line))
-        except ValueError as error:
-            raise InputError(f"{place}: is no row of this log ({error}); {self.fix}.") from None
+        return parsed_row(self.kind, line, place, f"{self.fix}.")
+
+
+def append_lines(path: Path, lines: bytes) -> None:
+    """Adds lines at the end of a file and waits until they are on disk.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def parsed_row(kind: type[Row], line: bytes, place: str, fix: str) -> Row:
+    """One row.
+
+    Args:
+        kind: the dataclass.
+        place: file and line, for the error.
+        fix: says in the error what the user can do.
+
+    Raises:
+        InputError: the line is no such row; names the field.
+    """
+    try:
+        return typed_json.made(kind, bounded_json.parsed(line))
+    except ValueError as error:
+        raise InputError(f"{place}: is no row of this log ({error}); {fix}") from None
+
+
+def read_partial(path: Path, parse: Callable[[bytes, str], Row], fix: str) -> list[Row]:
+    """Reads a file that may have been cut off, and makes it fit to be appended to.
+
+    A last line without a newline was being written when the process was killed. It is dropped, and
+    the file is truncated. If there is no file, there are no rows.
+
+    Args:
+        parse: makes a row of a line and its place.
+
+    Raises:
+        InputError: a whole line is no row; names file, line and field.
+    """
+    if (opened := bounded_files.to_append(path, fix)) is None:
+        return []
+    rows, whole = list[Row](), 0
+    with opened as file:
+        for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
+            if not line.endswith(b"\n"):
+                break
+            rows.append(parse(line, f"{path}, line {number}"))
+            whole += len(line)
+        file.truncate(whole)
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
 
 
 def _line(row: Any) -> str:

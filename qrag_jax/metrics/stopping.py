@@ -15,11 +15,10 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log, stop_threshold
-from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
 from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.threshold_plot import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole

@@ -33,12 +33,13 @@ from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.retrieval.manifest import (
     Manifest,
     check_files,
+    finish,
     read_manifest,
+    replaced_files,
     settings_as,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
-from qrag_jax.retrieval.saving import finish, replaced_files
 from qrag_jax.runtime.whole_files import reason
 
 ENGINE = "bm25"

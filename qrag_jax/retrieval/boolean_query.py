@@ -16,27 +16,35 @@ has no effect and is left out of the tree.
 from __future__ import annotations
 
 import dataclasses
+import re
+import unicodedata
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from qrag_jax.retrieval.boolean_tokens import (
-    AND,
-    CLOSE,
-    END,
-    FIELD,
-    NOT,
-    OPEN,
-    OR,
-    PHRASE,
-    WORD,
-    BooleanError,
-    Token,
-    not_closed,
-    tokens,
-)
+from qrag_jax.errors import InputError
 
 DEEPEST = 50  # NOTs and parentheses within each other; the reader calls itself for each
+_QUOTES = '"\u201c\u201d\u201e\u201f'
+# Each alternative goes on for one class of characters, so that nothing is read twice.
+_TOKEN = re.compile(
+    rf"""(?P<space>\s+)
+    |(?P<parenthesis>[()])
+    |[{_QUOTES}](?P<phrase>[^{_QUOTES}]*)[{_QUOTES}]
+    |\[(?P<field>[^\[\]]*)\]
+    |(?P<word>[^\s()\[\]{_QUOTES}]+)
+    |(?P<stray>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+AND, OR, NOT, OPEN, CLOSE, END = "AND", "OR", "NOT", "(", ")", "end"
+WORD, PHRASE, FIELD = "word", "phrase", "field"
 _OPERANDS = (WORD, PHRASE, NOT, OPEN)  # what an operand begins with
+
+
+class BooleanError(InputError):
+    """A query that cannot be read; the message names the place in it."""
+
+    def __init__(self, place: int, what: str) -> None:
+        super().__init__(f"the query cannot be read at character {place}: {what}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +95,11 @@ def parse_boolean(text: str) -> Node:
             place; or the query is nested more than `DEEPEST` deep.
     """
     reader = _Reader(text)
-    node = reader.query()
+    node = reader.either(0)
+    if reader.token.kind != END:
+        raise reader.error("it belongs to nothing before it")
     if next(sought(node), None) is None:
-        raise BooleanError(
-            "the query has only words under NOT, from character 1 on; give what to look for, too."
-        )
+        raise BooleanError(1, "all words are under NOT; give what to look for, too")
     return node
 
 
@@ -110,21 +118,31 @@ def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
         yield node
 
 
+class _Token(NamedTuple):
+    """A mark; the kind is one of the above, and an operator's or a parenthesis' own text."""
+
+    kind: str
+    text: str
+    place: int  # of its first character in the query, from 1
+
+
 class _Reader:
     """Recursive descent: a method for each line of the grammar above."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = [*tokens(text), Token(END, "", len(text) + 1)]
+        self._tokens = [*_tokens(text), _Token(END, "", len(text) + 1)]
         self._at = 0
 
-    def query(self) -> Node:
-        if self._token.kind == END:
-            raise BooleanError("the query is empty at character 1; give a word at least.")
-        node = self._either(0)
-        self._check_ended()
-        return node
+    @property
+    def token(self) -> _Token:
+        """The next mark."""
+        return self._tokens[self._at]
 
-    def _either(self, depth: int) -> Node:
+    def error(self, what: str) -> BooleanError:
+        """What is wrong with the next mark."""
+        return BooleanError(self.token.place, f"{self.token.text or self.token.kind!r}, {what}")
+
+    def either(self, depth: int) -> Node:
         nodes = [self._both(depth)]
         while self._takes(OR):
             nodes.append(self._both(depth))
@@ -138,74 +156,56 @@ class _Reader:
 
     def _neighbours(self, depth: int) -> Node:
         nodes = [self._operand(depth)]
-        while self._token.kind in _OPERANDS:
+        while self.token.kind in _OPERANDS:
             nodes.append(self._operand(depth))
         return nodes[0] if len(nodes) == 1 else And(tuple(nodes))
 
     def _operand(self, depth: int) -> Node:
-        token = self._token
+        token = self.token
         if token.kind not in _OPERANDS:
-            raise self._missing_operand()
+            raise self.error("where a word, a phrase, NOT or a parenthesis is missing")
         if depth >= DEEPEST and token.kind in (NOT, OPEN):
-            raise BooleanError(
-                f"more than {DEEPEST} NOTs and parentheses are within each other at character "
-                f"{token.place}; nest fewer."
-            )
+            raise self.error(f"within more than {DEEPEST} NOTs and parentheses")
         self._at += 1
         if token.kind == NOT:
             return Not(self._operand(depth + 1))
         if token.kind == OPEN:
-            node = self._either(depth + 1)
-            if self._token.kind == END:
-                raise not_closed("parenthesis", token.place)
+            node = self.either(depth + 1)
             if not self._takes(CLOSE):
-                self._check_ended()
+                raise self.error(f"where the parenthesis of character {token.place} must be closed")
             return node
         self._takes(FIELD)
         return Word(token.text) if token.kind == WORD else Phrase(token.text)
 
-    @property
-    def _token(self) -> Token:
-        return self._tokens[self._at]
-
     def _takes(self, kind: str) -> bool:
-        taken = self._token.kind == kind
+        taken = self.token.kind == kind
         self._at += taken
         return taken
 
-    def _missing_operand(self) -> BooleanError:
-        token, before = self._token, self._tokens[self._at - 1] if self._at else None
-        if before is not None and before.kind in (AND, OR, NOT):
-            return BooleanError(
-                f"{before.kind} at character {before.place} has no operand behind it; put a word "
-                f"there, or leave {before.kind} out."
-            )
-        if token.kind in (AND, OR):
-            return BooleanError(
-                f"{token.kind} at character {token.place} has no operand before it; put a word "
-                f"there, or leave {token.kind} out."
-            )
-        if before is not None and token.kind == CLOSE:
-            return BooleanError(
-                f"the parentheses at character {before.place} hold nothing; put a word there, or "
-                "leave them out."
-            )
-        if before is not None and token.kind == END:
-            return not_closed("parenthesis", before.place)
-        return self._out_of_place()
 
-    def _check_ended(self) -> None:
-        if self._token.kind != END:
-            raise self._out_of_place()
+def _tokens(text: str) -> Iterator[_Token]:
+    """The marks of a query in order; takes time in proportion to its length."""
+    for match in _TOKEN.finditer(text):
+        kind, place = str(match.lastgroup), match.start() + 1
+        said = match[kind]
+        if kind == "stray":
+            raise BooleanError(place, f"{said} without its other half")
+        if kind in (WORD, PHRASE):
+            for star in re.finditer(r"\*", said):
+                at = star.start()
+                if not _is_letter(said[max(at - 1, 0) : at]) or _is_letter(said[at + 1 : at + 2]):
+                    where = match.start(kind) + at + 1
+                    raise BooleanError(where, "an asterisk ends the beginning of a word: cardio*")
+        if kind in (PHRASE, FIELD):
+            said = " ".join(said.split())
+            if not said:
+                raise BooleanError(place, f"a {kind} without words")
+        if kind == "parenthesis" or (kind == WORD and said in (AND, OR, NOT)):
+            kind = said
+        if kind != "space":
+            yield _Token(kind, said, place)
 
-    def _out_of_place(self) -> BooleanError:
-        """A parenthesis that closes none, or a field: nothing else can be left behind operands."""
-        token = self._token
-        if token.kind == CLOSE:
-            return BooleanError(
-                f"the parenthesis at character {token.place} closes none; open it, or leave it out."
-            )
-        return BooleanError(
-            f"the field [{token.text}] at character {token.place} has no word or phrase directly "
-            "before it; move it behind one, or leave it out."
-        )
+
+def _is_letter(character: str) -> bool:
+    combines = character and unicodedata.category(character)[0] == "M"
+    return bool(combines) or character.isalnum() or character == "_"

@@ -33,10 +33,16 @@ from qrag_jax.retrieval.boolean_query import (
     parse_boolean,
     sought,
 )
-from qrag_jax.retrieval.manifest import NAME, Manifest, check_files, read_manifest
+from qrag_jax.retrieval.manifest import (
+    NAME,
+    Manifest,
+    check_files,
+    finish,
+    read_manifest,
+    replaced_files,
+)
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
-from qrag_jax.retrieval.saving import finish, replaced_files
 from qrag_jax.retrieval.word_places import Slot, WordPlaces
 
 ENGINE = "boolean"

@@ -30,7 +30,7 @@ from qrag_jax.retrieval.device_vectors import (
     load,
     on_devices,
 )
-from qrag_jax.retrieval.manifest import Manifest, settings_as
+from qrag_jax.retrieval.manifest import settings_as
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.search_plan import (
@@ -42,7 +42,7 @@ from qrag_jax.retrieval.search_plan import (
     working_bytes,
 )
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
-from qrag_jax.retrieval.vector_files import open_vectors, set_settings, write_vectors
+from qrag_jax.retrieval.vector_files import open_vectors
 from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
@@ -179,29 +179,6 @@ class ExactIndex:
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors as they were given."""
         return self._vectors.rows(numbers)
-
-    def save(self, folder: Path) -> None:
-        """Writes the vectors and the manifest; where an index lies already, its settings only.
-
-        Raises:
-            InputError: the folder holds the index of another corpus or encoder.
-            OSError: the folder cannot be written.
-        """
-        settings = dataclasses.asdict(self.settings)
-        if (folder / "manifest.json").exists():
-            open_vectors(folder, engine=ENGINE, corpus=self.corpus.digest, encoder=self.encoder)
-            set_settings(folder, settings)
-            return
-        manifest = Manifest(
-            engine=ENGINE,
-            corpus=self.corpus.digest,
-            count=len(self._vectors),
-            encoder=self.encoder,
-            width=self._vectors.width,
-            dtype=str(self._vectors.dtype),
-            settings=settings,
-        )
-        write_vectors(folder, manifest, self._vectors)
 
     def _search(self, given: np.ndarray, k: int, part: Part) -> Hits:
         if not len(given):

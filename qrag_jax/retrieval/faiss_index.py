@@ -1,4 +1,7 @@
-"""An engine on a flat index of faiss, on processors."""
+"""An engine on a flat index of faiss, on processors.
+
+The library is optional (`pip install 'qrag_jax[faiss]'`) and imported when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.faiss_files import flat_index, library, read_flat, write_index
 from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, engine_library
 from qrag_jax.retrieval.ranking import check_k, ranked
-from qrag_jax.retrieval.vectors import check_count, check_numbers, query_vectors
+from qrag_jax.retrieval.vectors import check_count, check_numbers, checked, query_vectors
+from qrag_jax.runtime import whole_files
 
 ENGINE = "faiss"
 FILE = "index.faiss"
+# Bytes before the number of numbers: kind, width, count, two fillers, a mark and the metric.
+_HEADER = 4 + 4 + 8 + 8 + 8 + 1 + 4
 
 
 class FaissIndex:
@@ -29,66 +34,34 @@ class FaissIndex:
         corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
         encoder: a digest of what embedded them, for the manifest.
-        version: of the vectors, if they are those of a folder (`vector_files`).
 
     Raises:
         InputError: faiss is not installed, there are not as many vectors as passages, or one of
             them holds NaN or an infinite number.
     """
 
-    def __init__(
-        self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "", version: int = 1
-    ) -> None:
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
         own = isinstance(vectors, library().IndexFlat)
         index: Any = vectors if own else flat_index(vectors)
         self._index = index
         check_count(index.ntotal, len(corpus))
-        self.corpus, self.encoder, self.version = corpus, encoder, version
+        self.corpus, self.encoder = corpus, encoder
 
     @classmethod
-    def read(cls, path: Path, corpus: Corpus, encoder: str = "") -> FaissIndex:
-        """An index of a file that another program wrote.
-
-        The ids of an IndexIDMap are taken for the passages' numbers.
-
-        Raises:
-            InputError: as `faiss_files.read_flat` and the class; or the ids are not the passages'
-                numbers.
-        """
-        file = read_flat(path)
-        if file.ids is None:
-            return cls(corpus, file.index, encoder)
-        order = np.argsort(file.ids)
-        if not np.array_equal(file.ids[order], np.arange(len(corpus))):
-            raise InputError(
-                f"{path} has ids that are not the numbers 0 to {len(corpus) - 1} of the corpus's "
-                "passages; write it with these, or without ids and in the corpus's order."
-            )
-        return cls(corpus, file.vectors[order], encoder)
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        corpus: Corpus,
-        encoder: str | None = None,
-        version: int | None = None,
-    ) -> FaissIndex:
+    def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
         """The index of a folder.
 
         Args:
             encoder: the digest that its vectors must be of; None: any.
-            version: of the vectors that it must be built from; None: any.
 
         Raises:
-            InputError: the folder's index is of another engine, corpus, encoder or version, or is
-                not whole; or as for the class.
+            InputError: the folder's index is of another engine, corpus or encoder, or is not
+                whole; or as for the class.
         """
-        asked = {"encoder": encoder, "version": version}
-        given = {name: value for name, value in asked.items() if value is not None}
+        given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
         check_files(folder, said)
-        return cls(corpus, read_flat(folder / FILE).index, said.encoder, said.version)
+        return cls(corpus, read_index(folder / FILE), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products; see `protocol.Index`."""
@@ -128,7 +101,6 @@ class FaissIndex:
             encoder=self.encoder,
             width=self._index.d,
             dtype="float32",
-            version=self.version,
             files={FILE: (folder / FILE).stat().st_size},
         )
         write_manifest(folder, manifest)
@@ -137,3 +109,84 @@ class FaissIndex:
 def _cut(scores: np.ndarray, numbers: np.ndarray, k: int) -> bool:
     """Whether passages as good as the k-th of a query may have been left out."""
     return bool(((scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)).any())
+
+
+def library() -> Any:
+    """The module `faiss`.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    return engine_library("faiss", "faiss", "faiss")
+
+
+def flat_index(vectors: np.ndarray) -> Any:
+    """faiss' IndexFlatIP of vectors `[n, width]`.
+
+    Raises:
+        InputError: faiss is not installed, or the vectors hold NaN or an infinite number.
+    """
+    rows = checked(vectors, "the index of faiss").astype(np.float32)
+    index = library().IndexFlatIP(rows.shape[1])
+    index.add(np.ascontiguousarray(rows))
+    return index
+
+
+def write_index(path: Path, index: Any) -> None:
+    """Writes an index of faiss; the file appears whole.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}{whole_files.PARTIAL}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        library().write_index(index, str(partial))
+        partial.replace(path)
+    except RuntimeError as error:  # faiss has no other
+        raise OSError(f"{path} cannot be written: {whole_files.reason(error)}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    whole_files.sync_folder(path.parent)
+
+
+def read_index(path: Path) -> Any:
+    """Reads an IndexFlatIP.
+
+    Raises:
+        InputError: faiss is not installed; the file is missing or damaged; or the index is of
+            another kind, ranks by distance, or holds NaN or an infinite number.
+    """
+    faiss = library()
+    try:
+        _check_size(path)
+        index = faiss.read_index(str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); write it again.") from None
+    except (RuntimeError, MemoryError) as error:
+        lines = str(error).strip().splitlines() or [""]
+        why = lines[-1].partition("Error: ")[2] or "no reason given"
+        raise InputError(f"{path} is no index of faiss ({why[:120]}); write it again.") from None
+    if not isinstance(index, faiss.IndexFlat) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(
+            f"{path} holds an index of the kind {type(index).__name__} and the metric "
+            f"{index.metric_type}; write an IndexFlatIP."
+        )
+    if index.ntotal:
+        checked(index.reconstruct_n(0, index.ntotal), str(path))
+    return index
+
+
+def _check_size(path: Path) -> None:
+    """Refuses a file that says it has more vectors than bytes.
+
+    faiss makes room for as many as the file says, before it reads them.
+    """
+    with path.open("rb") as file:
+        file.seek(_HEADER)
+        needed = _HEADER + 8 + 4 * int.from_bytes(file.read(8), "little")
+    if needed > (size := path.stat().st_size):
+        raise InputError(
+            f"{path} is no index of faiss, or cut short (it has {size:,} bytes instead of "
+            f"{needed:,}); write it again."
+        )

@@ -65,11 +65,10 @@ class FusedIndex:
         self.engines, self.config = tuple(engines), config or FusionConfig()
         if len(self.engines) < 2:
             raise InputError(f"fusion is of 2 engines or more, not {len(self.engines)}; give more.")
-        self._weights = self.config.weights or (1.0,) * len(self.engines)
-        if len(self._weights) != len(self.engines):
+        if len(self.config.weights or self.engines) != len(self.engines):
             raise InputError(
-                f"config.fusion.weights has {len(self._weights)} values for {len(self.engines)} "
-                "engines; give one for each."
+                f"config.fusion.weights has {len(self.config.weights)} values for "
+                f"{len(self.engines)} engines; give one for each."
             )
         self.corpus: Corpus = self.engines[0].corpus
         for place, engine in enumerate(self.engines):
@@ -91,16 +90,16 @@ class FusedIndex:
         hits = [engine.search(queries, self.config.depth, where) for engine in self.engines]
         rows = []
         for query in range(len(queries)):
-            numbers, sums = self._fused([found(each, query) for each in hits])
-            rows.append(best(numbers, sums, k))
+            rows.append(best(*fused([found(each, query) for each in hits], self.config), k))
         return as_hits(rows, k)
 
-    def _fused(self, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """int64 and float64 `[n]`: all passages that any engine found, and their sums."""
-        numbers = np.unique(np.concatenate([row.numbers for row in rows]))
-        parts = np.zeros((len(rows), len(numbers)))
-        for part, weight, row in zip(parts, self._weights, rows):
-            ranks = np.arange(1, len(row.numbers) + 1)
-            part[np.searchsorted(numbers, row.numbers)] = weight / (self.config.constant + ranks)
-        # In order of size, so that the same parts in another order have the same sum.
-        return numbers, np.sort(parts, axis=0).sum(axis=0)
+
+def fused(rows: Sequence[Row], config: FusionConfig) -> Row:
+    """All passages of some rankings, and their sums, float64; in the order of their numbers."""
+    numbers = np.unique(np.concatenate([row.numbers for row in rows]))
+    parts = np.zeros((len(rows), len(numbers)))
+    for part, weight, row in zip(parts, config.weights or (1.0,) * len(rows), rows):
+        ranks = np.arange(1, len(row.numbers) + 1)
+        part[np.searchsorted(numbers, row.numbers)] = weight / (config.constant + ranks)
+    # In order of size, so that the same parts in another order have the same sum.
+    return Row(numbers, np.sort(parts, axis=0).sum(axis=0))

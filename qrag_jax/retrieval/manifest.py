@@ -6,19 +6,23 @@ large its files are. An index that does not fit what it is opened with is refuse
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import check_sizes
+from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.file_names import check_links
 from qrag_jax.runtime.typed_json import made
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 INNER_PRODUCT = "inner product"
 _AGAIN = "build the index again"
@@ -36,8 +40,6 @@ class Manifest:
         width: of a vector; 0 for engines without.
         dtype: of the numbers in the files, as NumPy names it; "" for engines without vectors.
         metric: what scores are.
-        version: grows with every change of the vectors; an index made from other vectors has the
-            version of these.
         files: bytes of every file of the engine, in the engine's order.
         settings: the engine's own, as JSON has them.
     """
@@ -49,7 +51,6 @@ class Manifest:
     width: int = 0
     dtype: str = ""
     metric: str = INNER_PRODUCT
-    version: int = 1
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -65,7 +66,6 @@ _FIXES = {
     "engine": "open it with the engine that built it, or build one for this engine",
     "corpus": f"give the corpus that the index was built from, or {_AGAIN} from this one",
     "encoder": f"give the encoder that embedded it, or {_AGAIN} with this one",
-    "version": "the vectors have changed since; build the index from them again",
     "count": f"give the passages that it was built from, or {_AGAIN}",
     "width": f"give the encoder that embedded it, or {_AGAIN} with this one",
     "metric": f"{_AGAIN} with this metric",
@@ -159,3 +159,39 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         InputError: a name leaves the folder, or a file is missing, or has another size.
     """
     check_sizes(folder, manifest.files, f"restore it from a backup, or {_AGAIN}")
+
+
+@contextlib.contextmanager
+def replaced_files(folder: Path, engine: str, corpus: Corpus) -> Iterator[Path]:
+    """A new folder for an engine's files; they move to `folder` when the block ends well.
+
+    Files that are mapped, such as those of an index that is saved where it was opened, stay as
+    they were for those who map them. The folder then has no manifest: `finish` writes one.
+
+    Raises:
+        InputError: the folder holds an index of another engine or corpus, or a damaged manifest.
+        OSError: a file cannot be written.
+    """
+    if (folder / NAME).exists():
+        read_manifest(folder, engine=engine, corpus=corpus.digest)
+    new = whole_files.new_folder(folder, f".{engine}.")
+    try:
+        yield new
+        (folder / NAME).unlink(missing_ok=True)  # no index until all is written
+        for path in sorted(new.iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(path, folder / path.name)
+        whole_files.sync_folder(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def finish(folder: Path, manifest: Manifest, files: tuple[str, ...] = ()) -> None:
+    """Writes the manifest, with the sizes of these files.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    write_manifest(folder, Manifest(**vars(manifest) | {"files": sizes}))

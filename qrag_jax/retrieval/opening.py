@@ -15,18 +15,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.hybrid import FusedIndex
 from qrag_jax.retrieval.manifest import NAME, read_manifest
 from qrag_jax.retrieval.protocol import Index, VectorIndex
-from qrag_jax.retrieval.qdrant_index import QdrantIndex
-from qrag_jax.retrieval.qdrant_settings import QdrantServer
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.vector_files import open_vectors
 
 CORPUS = "corpus"
-# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
-# "qdrant": a server, or its client library alone for small corpora.
+# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
 EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
 # Words; words and vectors, fused by their ranks; words with AND, OR, NOT and phrases.
 BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
@@ -61,6 +57,8 @@ class IndexAt:
                 "leave one of them out."
             )
         if self.url:
+            from qrag_jax.retrieval.qdrant import QdrantServer
+
             QdrantServer(self.url)  # refused before anything is loaded
             object.__setattr__(self, "engine", QDRANT)
         if self.engine not in ("", *ENGINES):
@@ -144,12 +142,16 @@ class IndexAt:
             return ScanIndex.open(self.folder / EXACT, corpus)
         if self.engine == QDRANT:
             return self._open_qdrant(corpus)
+        from qrag_jax.retrieval.faiss_index import FaissIndex
+
         if self._has(FAISS):
             return FaissIndex.open(self.folder / FAISS, corpus, **self._made_from())
         manifest, vectors = open_vectors(self.folder / EXACT, engine=EXACT, corpus=corpus.digest)
         return FaissIndex(corpus, vectors.rows(range(len(vectors))), manifest.encoder)
 
     def _open_qdrant(self, corpus: StoredCorpus) -> VectorIndex:
+        from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantServer
+
         folder, server = self.folder / QDRANT, None
         if self.url:
             saved = read_manifest(folder, engine=QDRANT).settings["server"]
@@ -175,8 +177,7 @@ class IndexAt:
         """What an engine must have been made from: the vectors that are there now, if any are."""
         if not self._has(EXACT):
             return {}
-        manifest = read_manifest(self.folder / EXACT)
-        return {"encoder": manifest.encoder, "version": manifest.version}
+        return {"encoder": read_manifest(self.folder / EXACT).encoder}
 
     @property
     def _vectors(self) -> Path:

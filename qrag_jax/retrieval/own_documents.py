@@ -27,10 +27,10 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
-from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
+from qrag_jax.retrieval.hybrid import FusionConfig, fused
 from qrag_jax.retrieval.opening import BM25, HYBRID
-from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
+from qrag_jax.retrieval.protocol import Hits, Passage, Queries, Where
+from qrag_jax.retrieval.ranking import Row, best, check_k, found
 from qrag_jax.retrieval.scorers import Embed, Scorer, rerank_documents
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
@@ -188,7 +188,7 @@ class Hybrid:
     def __init__(
         self, words: WordIndexes, scorer: Scorer, fusion: FusionConfig | None = None
     ) -> None:
-        self._words, self._scorer, self._fusion = words, scorer, fusion
+        self._words, self._scorer, self._fusion = words, scorer, fusion or FusionConfig()
 
     def find(self, wanted: Sequence[Wanted[D]]) -> list[tuple[D, ...] | Failure]:
         """See `OwnRetriever`; a search that the scorer has no scores for is a `Failure`."""
@@ -198,8 +198,10 @@ class Hybrid:
         index = self._words.of(_texts(one))
         if index is None:
             return row.numbers.tolist()
-        both = FusedIndex([index, _Scored(index.corpus, row)], self._fusion)
-        return _places(both.search(Queries([one.query]), one.most))
+        depth = self._fusion.depth
+        words = found(index.search(Queries([one.query]), depth), 0)
+        both = [words, best(row.numbers, row.scores, depth)]
+        return best(*fused(both, self._fusion), one.most).numbers.tolist()
 
 
 class Interleaved:
@@ -267,18 +269,6 @@ class _Texts:
 
     def matching(self, where: Where) -> np.ndarray:
         raise InputError(f"a question's own documents have no field {', '.join(where)}.")
-
-
-class _Scored:
-    """The scores of one query's documents as a `protocol.Index`, for fusion."""
-
-    def __init__(self, corpus: Corpus, row: Row) -> None:
-        self.corpus, self._row = corpus, row
-
-    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        assert len(queries) == 1
-        assert where is None
-        return as_hits([best(self._row.numbers, self._row.scores, k)], k)
 
 
 def _ranked(

@@ -7,12 +7,13 @@ that the corpus's own file gives it. Engines rank by score, and passages of equa
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 
 NONE = -1  # in the place of a passage's number: the corpus, or the filter, had no more passages
@@ -93,15 +94,27 @@ class Index(Protocol):
         """
 
 
-class SavedIndex(Index, Protocol):
-    """An engine with files of its own."""
-
-    def save(self, folder: Path) -> None:
-        """Writes the engine's own files and its manifest; the folder holds the corpus already."""
-
-
-class VectorIndex(SavedIndex, Protocol):
+class VectorIndex(Index, Protocol):
     """An engine that compares vectors, and gives them back."""
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
+
+
+def engine_library(module: str, package: str, extra: str) -> Any:
+    """A module.
+
+    Args:
+        package: that it is installed with, as in `pip install package`.
+        extra: ours that asks for this package; also the engine's name.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"files and indexes of {extra} need the package {package}: run pip install "
+            f"'qrag_jax[{extra}]', or use the engine exact."
+        ) from None

@@ -13,11 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, intervals, rotated
-from qrag_jax.retrieval.manifest import NAME as MANIFEST
-from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import check_k, ranked
-from qrag_jax.retrieval.vector_files import open_vectors, write_vectors
+from qrag_jax.retrieval.vector_files import open_vectors
 from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
 
 EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
@@ -147,24 +145,3 @@ class ScanIndex:
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
         return self._vectors.rows(numbers)
-
-    def save(self, folder: Path) -> None:
-        """Writes the vectors and their manifest, unless they lie there.
-
-        Raises:
-            InputError: the folder holds the index of another corpus or encoder.
-            OSError: the folder cannot be written.
-        """
-        if (folder / MANIFEST).exists():
-            open_vectors(folder, engine=EXACT, corpus=self.corpus.digest, encoder=self.encoder)
-            return
-        vectors = self._vectors
-        manifest = Manifest(
-            engine=EXACT,
-            corpus=self.corpus.digest,
-            count=len(vectors),
-            encoder=self.encoder,
-            width=vectors.width,
-            dtype=str(vectors.dtype),
-        )
-        write_vectors(folder, manifest, vectors)

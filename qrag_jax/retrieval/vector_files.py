@@ -1,28 +1,32 @@
-"""Vectors in an index folder: plain files that are never changed, and a manifest that names them.
+"""Vectors in an index folder: plain files, and a manifest that names them.
 
-Each file holds rows of numbers, little-endian, with nothing before them. What is added or replaced
-goes into new files; then the manifest is switched to them, with the next version. So a reader has
-the vectors of one version, whatever a writer does meanwhile.
+Each file holds rows of numbers, little-endian, with nothing before them. A folder that is being
+filled has a file of vectors for each part that is finished, a note beside it, and `building.json`,
+which says what the vectors are made of: what was written stays if the process is killed. The
+manifest comes last, and only then is the folder an index; the notes and `building.json` then go. So
+the disk holds the vectors once, and no part is ever copied.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest, write_manifest
-from qrag_jax.retrieval.vectors import DTYPES, Vectors, checked
-from qrag_jax.runtime import locks, whole_files
+from qrag_jax.retrieval import manifest as manifests
+from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest
+from qrag_jax.retrieval.vectors import DTYPES, Vectors, check_finite
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
-PREFIX = "vectors."
-PART_BYTES = 2**30  # of a file at most; a file is written anew where one of its rows is replaced
-_TRIES = 20
+NAME = "building.json"
+NOTE = ".json"  # suffix of a part's note
+_AGAIN = "or delete the folder to begin again"
 
 
 class Stored(NamedTuple):
@@ -32,75 +36,8 @@ class Stored(NamedTuple):
     vectors: Vectors
 
 
-def create_vectors(folder: Path, manifest: Manifest) -> None:
-    """Begins an index folder without a vector; `manifest` says whose and of which dtype they are.
-
-    Raises:
-        InputError: the width or the dtype is none, or the folder holds an index already.
-    """
-    if manifest.dtype not in DTYPES or manifest.width < 1:
-        raise InputError(
-            f"{folder}: vectors of width {manifest.width} and dtype {manifest.dtype!r}; give a "
-            f"width of 1 at least, and one of {', '.join(DTYPES)}."
-        )
-    with _writing(folder):
-        if (folder / "manifest.json").exists():
-            raise InputError(f"{folder} holds an index already; give another folder, or delete it.")
-        write_manifest(folder, dataclasses.replace(manifest, count=0, version=0, files={}))
-
-
-def append_vectors(folder: Path, vectors: np.ndarray) -> Manifest:
-    """Adds vectors `[n, width]` behind the others; returns the new manifest.
-
-    Few large pieces are better than many small ones: each becomes a file.
-
-    Raises:
-        InputError: they do not fit, or hold NaN or an infinite number.
-        OSError: they cannot be written.
-    """
-    with _writing(folder):
-        old = read_manifest(folder)
-        rows = checked(vectors, str(folder), old.width).astype(DTYPES[old.dtype])
-        size = max(PART_BYTES // (old.width * rows.itemsize), 1)
-        pieces = [rows[start : start + size] for start in range(0, len(rows), size)]
-        files = dict(old.files) | _write(folder, old, pieces)
-        return _switch(folder, old, files, old.count + len(rows))
-
-
-def replace_vectors(folder: Path, start: int, vectors: np.ndarray) -> Manifest:
-    """Puts vectors `[n, width]` in the place of those from `start` on; returns the new manifest.
-
-    Raises:
-        InputError: they do not fit, or hold NaN or an infinite number.
-        OSError: they cannot be written.
-    """
-    with _writing(folder):
-        old, kept = open_vectors(folder)
-        rows = checked(vectors, str(folder), old.width).astype(DTYPES[old.dtype])
-        if not 0 <= start <= start + len(rows) <= old.count:
-            raise InputError(
-                f"{folder} has {old.count} vectors, but {start} to {start + len(rows)} are to be "
-                "replaced; append those beyond."
-            )
-        files: dict[str, int] = {}
-        first = 0
-        for name, size in old.files.items():
-            count = size // (old.width * rows.itemsize)
-            low, high = max(start, first), min(start + len(rows), first + count)
-            if low < high:
-                new = np.empty((count, old.width), rows.dtype)
-                for at, piece in kept.blocks(first, first + count, count):
-                    new[at - first : at - first + len(piece)] = piece
-                new[low - first : high - first] = rows[low - start : high - start]
-                files |= _write(folder, old, [new], len(files))
-            else:
-                files[name] = size
-            first += count
-        return _switch(folder, old, files, old.count)
-
-
 def open_vectors(folder: Path, **wanted: str | int) -> Stored:
-    """The vectors of a folder, all of one version.
+    """The vectors of a folder.
 
     Args:
         wanted: as `manifest.read_manifest` has them.
@@ -108,30 +45,146 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
     Raises:
         InputError: the manifest does not fit, or a file is missing or cut short.
     """
-    for attempt in range(_TRIES):
-        manifest = read_manifest(folder, **wanted)
+    manifest = read_manifest(folder, **wanted)
+    check_files(folder, manifest)
+    return Stored(manifest, _mapped(folder, manifest))
+
+
+class PartNote(NamedTuple):
+    """What is kept of a finished part.
+
+    passages: number of them.
+    tokens: of all rows, special ones included.
+    cut: number of passages that were longer than a row.
+    """
+
+    passages: int
+    tokens: int
+    cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorParts:
+    """The parts of a folder.
+
+    Attributes:
+        made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
+            refused.
+        count: number of passages.
+        part: passages of a part; the last one has the rest.
+        width: of a vector.
+        dtype: of the numbers in the files, a name of `vectors.DTYPES`.
+    """
+
+    folder: Path
+    made_of: Mapping[str, Any]
+    count: int
+    part: int
+    width: int
+    dtype: str
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the parts."""
+        return range(-(-self.count // self.part))
+
+    def passages(self, number: int) -> range:
+        """The numbers of the passages of a part; none beyond the last part."""
+        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+
+    def begin(self) -> None:
+        """Makes the folder, or goes on with one that was begun.
+
+        Raises:
+            InputError: it was begun with other values, or holds an index.
+            OSError: it cannot be written.
+        """
+        if (self.folder / manifests.NAME).exists():
+            raise InputError(
+                f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
+            )
+        path = self.folder / NAME
+        wanted = json.loads(json.dumps(self._told()))
+        if not path.exists():
+            whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
+            return
         try:
-            check_files(folder, manifest)
-            return Stored(manifest, _mapped(folder, manifest))
-        except (InputError, FileNotFoundError):
-            # A writer may have switched to other files, and deleted these.
-            if attempt + 1 == _TRIES or read_manifest(folder).version == manifest.version:
-                raise
-    raise AssertionError("the last try returns or raises")
+            found = bounded_json.load(path)
+            other = next((name for name in wanted if found.get(name) != wanted[name]), None)
+        except (OSError, ValueError, AttributeError):
+            raise InputError(f"{path} is damaged; delete {self.folder} to begin again.") from None
+        if other is not None:
+            raise InputError(
+                f"{path} has {_short(found.get(other))} in the field {other}, but "
+                f"{_short(wanted[other])} is asked for now; go on with what it was begun with, "
+                f"{_AGAIN}."
+            )
 
+    def finished(self) -> dict[int, PartNote]:
+        """The parts that are on disk as a whole."""
+        found = {}
+        for number in self.numbers:
+            path = self._path(number)
+            try:
+                note = made(PartNote, bounded_json.load(self._note(number)))
+                size = path.stat().st_size
+            except (OSError, ValueError):
+                continue
+            if note.passages == len(self.passages(number)) and size == self._size(number):
+                found[number] = note
+        return found
 
-def write_vectors(folder: Path, manifest: Manifest, vectors: Vectors) -> None:
-    """Writes an index folder with these vectors; see `create_vectors`."""
-    create_vectors(folder, manifest)
-    size = max(PART_BYTES // (vectors.width * vectors.dtype.itemsize), 1)
-    for _, block in vectors.blocks(0, len(vectors), size):
-        append_vectors(folder, block)
+    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
+        """Writes the vectors `[passages of the part, width]` of a part, then its note.
 
+        Raises:
+            InputError: a vector holds NaN or an infinite number.
+            OSError: the disk is full.
+        """
+        first, count = self.passages(number).start, len(self.passages(number))
+        if vectors.shape != (count, self.width):
+            raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
+        check_finite(vectors, str(self.folder), first)
+        with whole_files.replacing(self._path(number)) as file:
+            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
+        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
 
-def set_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Replaces the engine's settings in the manifest of a folder."""
-    with _writing(folder):
-        write_manifest(folder, dataclasses.replace(read_manifest(folder), settings=settings))
+    def finish(self, manifest: Manifest) -> None:
+        """Writes the manifest, which names the parts in order, and deletes the notes.
+
+        Raises:
+            ValueError: a part is missing.
+        """
+        found = self.finished()
+        if len(found) < len(self.numbers):
+            raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")
+        files = {self._path(number).name: self._size(number) for number in self.numbers}
+        whole = dataclasses.replace(
+            manifest, count=self.count, width=self.width, dtype=self.dtype, files=files
+        )
+        manifests.write_manifest(self.folder, whole)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Deletes what a finished index does not need."""
+        if (self.folder / manifests.NAME).exists():
+            for number in self.numbers:
+                self._note(number).unlink(missing_ok=True)
+            (self.folder / NAME).unlink(missing_ok=True)
+
+    def _told(self) -> dict[str, Any]:
+        sizes = {"passages": self.count, "part": self.part, "width": self.width}
+        return {**self.made_of, **sizes, "dtype": self.dtype}
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"vectors.{number}.{self.dtype}"
+
+    def _note(self, number: int) -> Path:
+        path = self._path(number)
+        return path.with_name(path.name + NOTE)
+
+    def _size(self, number: int) -> int:
+        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
 
 
 def _mapped(folder: Path, manifest: Manifest) -> Vectors:
@@ -154,31 +207,6 @@ def _mapped(folder: Path, manifest: Manifest) -> Vectors:
     return Vectors(parts or [np.zeros((0, width), dtype)])
 
 
-def _write(
-    folder: Path, old: Manifest, pieces: Sequence[np.ndarray], first: int = 0
-) -> dict[str, int]:
-    """Writes each piece into a file of the next version; returns the files' sizes."""
-    files = {}
-    for number, piece in enumerate(pieces, first):
-        name = f"{PREFIX}{old.version + 1}.{number}.{old.dtype}"
-        with whole_files.replacing(folder / name) as file:
-            file.write(np.ascontiguousarray(piece).view(np.uint8).data)
-        files[name] = piece.nbytes
-    return files
-
-
-def _switch(folder: Path, old: Manifest, files: Mapping[str, int], count: int) -> Manifest:
-    new = dataclasses.replace(old, version=old.version + 1, files=files, count=count)
-    write_manifest(folder, new)
-    for path in folder.glob(f"{PREFIX}*"):
-        if path.name not in new.files:
-            path.unlink(missing_ok=True)
-    return new
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    fix = "wait until it ends, or end it, or give another folder"
-    taken = f"the vectors of {folder} are being written"
-    with locks.held(folder / ".vectors.lock", taken, fix, "folder"):
-        yield
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -11,8 +11,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.retrieval.remote_engines.engine import RemoteEngine, RemoteSearch
-from qrag_jax.retrieval.remote_engines.service import check_day
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
 from qrag_jax.retrieval.single_step import SingleStepSearch
 
 

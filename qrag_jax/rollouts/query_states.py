@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.query_question import Page, QueryQuestion
+from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.environments.query_writing.state import (
     BY_PASSAGE,
     BY_TITLE,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.data.config import SYNTHETIC, DataConfig
-from qrag_jax.metrics.until_found import FULL_BUDGET
+from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 
 HEAD = """\
 library_name: sentence-transformers

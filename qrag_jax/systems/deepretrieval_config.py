@@ -20,7 +20,7 @@ from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.opening import BOOLEAN
-from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
+from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config

@@ -10,7 +10,6 @@ import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Look
-from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_guards import (
     GUARD_MEASURES,
     TELL,
@@ -18,7 +17,7 @@ from qrag_jax.feedback.rewrite_guards import (
     GuardsConfig,
     guard_measures,
 )
-from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.data.generators.function_words import content_words
+from qrag_jax.data.generators.dropped_words import content_words
 from qrag_jax.environments.query_rewriting.output import TAGGED
 from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask

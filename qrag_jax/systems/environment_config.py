@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_least
 
-V0, V1 = PROTOCOLS = ("v0", "v1")
-# Pythons that are looked for in the working folder.
-MADE = {V0: ".venv-verifiers0", V1: ".venv-verifiers1"}
+MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +25,8 @@ class EnvironmentConfig:
     # Id of an installed environment; then config.questions, tasks and rubric are not read, and the
     # reward is its own. "": the questions and tools of the other sections
     verifiers: str = ""
-    # What it speaks: v0 (verifiers below 0.4), v1 (0.4); "": what the verifiers of `python` speaks
-    protocol: str = ""
     # The Python that has verifiers and the environment, which runs as it is, without a sandbox.
-    # "": that of .venv-verifiers0 or .venv-verifiers1 in this folder
+    # "": that of .venv-verifiers in this folder
     python: str = ""
     arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
     max_turns: int = 16  # of the model in an episode; a further one is refused, and it is truncated
@@ -38,17 +34,15 @@ class EnvironmentConfig:
     seconds: float = 120.0  # that it may work on an episode, without the model's time; 0: no limit
     side_by_side: int = 64  # episodes that are played at a time
     tasks: int = 0  # only so many of its first tasks; 0: all, of an endless taskset 1000
-    # Of v1, what talks with the model: direct (ours, in the environment's process), own (of the
+    # What talks with the model: direct (ours, in the environment's process), own (of the
     # taskset's package, else bash), or the id of another harness, such as null
     harness: str = "direct"
-    # Of v1, what makes messages to ids: "" (ours, as for v0), or a renderer's settings as a JSON
+    # What makes messages to ids: "" (ours), or a renderer's settings as a JSON
     # object, such as {"name": "qwen3"}
     renderer: str = ""
 
     def __post_init__(self) -> None:
         check_least("env", self, max_turns=1, max_tokens=0, seconds=0.0, side_by_side=1, tasks=0)
-        if self.protocol:
-            check_known("env", self, "protocol", PROTOCOLS)
         self.given()
         self.renders()
 
@@ -72,22 +66,18 @@ class EnvironmentConfig:
         """The Python that has verifiers.
 
         Raises:
-            InputError: none is named, and none of those that `make` writes is there.
+            InputError: none is named, and that of `make verifiers` is not there.
         """
         if self.python:
             return str(Path(self.python).expanduser().absolute())
-        wanted = [self.protocol] if self.protocol else [*PROTOCOLS]
-        for protocol in wanted:
-            made = Path(MADE[protocol]).absolute() / "bin" / "python"
-            if os.access(made, os.X_OK):
-                return str(made)
+        made = Path(MADE).absolute() / "bin" / "python"
+        if os.access(made, os.X_OK):
+            return str(made)
         if _has_verifiers():
             return sys.executable
-        extras = " or ".join(f"'qrag_jax[verifiers{protocol[1:]}]'" for protocol in wanted)
         raise InputError(
-            "config.env.python is empty, and there is no "
-            f"{' nor '.join(MADE[protocol] for protocol in wanted)} here; pip install {extras} "
-            "into an environment of its own, and name the Python of that."
+            f"config.env.python is empty, and there is no {MADE} here; pip install "
+            "'qrag_jax[verifiers]' into an environment of its own, and name the Python of that."
         )
 
 

@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
-from qrag_jax.llm.text.well_formed import well_formed
+from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
@@ -129,7 +129,6 @@ def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
     """How the process of a config is started."""
     env = config.env
     fields = {
-        "protocol": env.protocol,
         "id": env.verifiers,
         "arguments": env.given(),
         "model": MODEL,
@@ -160,8 +159,8 @@ def _loaded(
         ) from None
     train, dev = _split(env, about)
     log(
-        f"environment {env.verifiers} by verifiers {about.version} ({about.protocol}), in a "
-        f"process of its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
+        f"environment {env.verifiers} by verifiers {about.version}, in a process of "
+        f"its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
     )
 
     def texts() -> Iterator[str]:

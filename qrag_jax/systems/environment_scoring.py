@@ -1,7 +1,7 @@
 """Scores a run on an environment of `verifiers`, and writes what verifiers itself would write.
 
-Of the trained and of the untrained weights: `results.jsonl` (v0: an episode a line) or
-`traces.jsonl` (v1), as `vf-eval` writes them, and our `predictions.jsonl`, token by token.
+Of the trained and of the untrained weights: `traces.jsonl`, as evaluations of verifiers write it,
+and our `predictions.jsonl`, token by token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.environment_config import V0
 from qrag_jax.systems.environment_inputs import MODEL, load_environment
 from qrag_jax.systems.rlvr import TurnTexts
 from qrag_jax.systems.rlvr_config import RlvrConfig
@@ -40,8 +39,7 @@ from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run
 
 _PLAYED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 _PART = 16  # tasks that are played side by side, and written together
-_RESULTS = {V0: "results.jsonl"}
-_TRACES = "traces.jsonl"
+TRACES = "traces.jsonl"  # the file that verifiers writes
 
 
 def score_environment(workdir: Path, given: ConfigDict, options: PlayOptions) -> dict[str, Any]:
@@ -85,7 +83,6 @@ def _scored(
         print("\n".join(_theirs(system, weights, folder, draws)))
     summary = {
         "environment": system.config.env.verifiers,
-        "protocol": inputs.about.protocol,
         "verifiers": inputs.about.version,
         "main": trained.told,
         "tasks": len(inputs.shown),
@@ -101,11 +98,6 @@ def _scored(
     return summary
 
 
-def results_name(protocol: str) -> str:
-    """The name of the file that verifiers writes."""
-    return _RESULTS.get(protocol, _TRACES)
-
-
 def _played(
     system: EnvironmentRlvr,
     given: ConfigDict,
@@ -118,7 +110,7 @@ def _played(
     """Plays what the files lack; returns the scores of all episodes that have a reward."""
     inputs, config, draws = system.inputs, system.config, options.sampled or 1
     greedy = not options.sampled and config.eval.greedy
-    log, results = folder / "predictions.jsonl", folder / results_name(inputs.about.protocol)
+    log, results = folder / "predictions.jsonl", folder / TRACES
     record = {
         "kind": predictions.KIND,
         "checkpoint": weights.told,
@@ -223,10 +215,9 @@ def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]
 
 def _theirs(system: EnvironmentRlvr, weights: Weights, folder: Path, draws: int) -> list[str]:
     """The lines that an evaluation of verifiers prints."""
-    protocol = system.inputs.about.protocol
-    file = folder / results_name(protocol)
+    file = folder / TRACES
     records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    known = [_plain(record, protocol) for record in records]
+    known = [_plain(record) for record in records]
     known = [record for record in known if record["reward"] is not None]
     lines = [
         "--- Evaluation ---",
@@ -255,15 +246,10 @@ def _theirs(system: EnvironmentRlvr, weights: Weights, folder: Path, draws: int)
     return [*lines, f"({file})", ""]
 
 
-def _plain(record: Mapping[str, Any], protocol: str) -> dict[str, Any]:
-    """Reward, metrics and end of a line of either format."""
-    if protocol == V0 or "traces" not in record:
-        return {
-            "reward": record["reward"],
-            "metrics": record.get("metrics") or {},
-            "stop": record.get("stop_condition"),
-            "truncated": record.get("is_truncated", False),
-        }
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Reward, metrics and end of a line."""
+    if "traces" not in record:  # an episode without a reward
+        return {"reward": None}
     trace = record["traces"][0]
     rewards = {name: each["score"] for name, each in trace.get("rewards", {}).items()}
     weights = {name: each.get("weight", 1.0) for name, each in trace.get("rewards", {}).items()}

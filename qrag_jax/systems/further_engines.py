@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT
-from qrag_jax.retrieval.qdrant_index import QdrantIndex
-from qrag_jax.retrieval.qdrant_settings import QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantTarget
 from qrag_jax.retrieval.vector_files import Stored, open_vectors
 from qrag_jax.runtime.interrupt import StopSignal
 
@@ -47,24 +44,20 @@ def make_engine(
         index = QdrantIndex.build(
             corpus,
             stored.vectors,
-            out / QDRANT,
-            server=target.server,
-            layout=target.layout,
-            search=target.search,
+            target,
             encoder=stored.manifest.encoder,
-            version=stored.manifest.version,
-            replace=target.replace,
             told=_teller(bar, stop),
         )
     index.save(out / QDRANT)
-    if target.server.url:
-        print(f"the collection {target.server.collection} at {target.server.url} is filled")
+    print(f"the collection {target.server.collection} at {target.server.url} is filled")
     if not index.indexed:
         print("the server now builds its graph; until it has, searches are slower")
 
 
 def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
-    about: dict[str, Any] = {"encoder": stored.manifest.encoder, "version": stored.manifest.version}
+    from qrag_jax.retrieval.faiss_index import FaissIndex
+
+    about = {"encoder": stored.manifest.encoder}
     try:
         read_manifest(folder, engine=FAISS, corpus=corpus.digest, **about)
     except InputError:  # there is none, or one of other vectors

@@ -18,7 +18,7 @@ from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.asked_by_all import metrics_of_all
+from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model

@@ -18,13 +18,12 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.agent_rows import agent_row
+from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
-from qrag_jax.metrics.bootstrap import paired_interval
-from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime import determinism

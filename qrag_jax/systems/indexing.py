@@ -33,9 +33,8 @@ from qrag_jax.retrieval import bm25, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
-from qrag_jax.retrieval.qdrant_settings import QdrantTarget
-from qrag_jax.retrieval.vector_files import set_settings
-from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
+from qrag_jax.retrieval.qdrant import QdrantTarget
+from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -233,7 +232,8 @@ def _index_vectors(
         if jax.process_index() == 0:
             parts.tidy()
             if found.settings != about.settings:
-                set_settings(folder, about.settings)
+                changed = dataclasses.replace(found, settings=about.settings)
+                manifest.write_manifest(folder, changed)
         return Indexed(stored, folder)
 
     def begin() -> None:

@@ -12,16 +12,16 @@ from typing import Any
 
 from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample, fingerprint
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam
 from qrag_jax.evaluators.lengths import Documents, documents_of_lengths
 from qrag_jax.evaluators.log_record import Retriever, log_record
 from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.metrics.until_found import until_found
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.runtime.process import PeakMemory
 from qrag_jax.runtime.threshold_plot import plot_lengths

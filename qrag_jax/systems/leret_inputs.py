@@ -10,8 +10,8 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.data.query_question import Page, QueryQuestion
 from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import QueryState

@@ -24,8 +24,8 @@ from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.hop_log import SHOWN, Searched
-from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret

@@ -19,9 +19,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from qrag_jax.data.config import NegativesConfig
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.negatives_config import NegativesConfig
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded

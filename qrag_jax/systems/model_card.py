@@ -11,7 +11,7 @@ from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sources.registry import BY_SIZE, SOURCES
 from qrag_jax.environments import positions
 from qrag_jax.learners.optimizers import MUON
-from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
+from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter, without_folders

@@ -11,9 +11,15 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
 from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
+from qrag_jax.data.loading import (
+    LoadedSamples,
+    load_split,
+    tokenise_samples,
+    tokenise_training,
+    truncation_report,
+    without_questions,
+)
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples, tokenise_training, truncation_report
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError

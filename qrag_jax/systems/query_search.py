@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from qrag_jax.data.query_question import Page
+from qrag_jax.data.sample import Page
 from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
 from qrag_jax.errors import InputError, check_known, check_share
 from qrag_jax.retrieval import corpus, manifest
@@ -19,9 +19,9 @@ from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.gold_names import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import SEMANTIC
-from qrag_jax.retrieval.pooled import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime import hosts

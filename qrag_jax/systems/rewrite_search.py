@@ -16,8 +16,7 @@ from qrag_jax.retrieval.bm25 import check_words
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
-from qrag_jax.retrieval.remote_engines.engine import RemoteEngine
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log

@@ -39,7 +39,6 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.environment_config import V0
 from qrag_jax.systems.environment_inputs import (
     MODEL,
     EnvironmentInputs,
@@ -192,10 +191,8 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
         return self._plays[greedy]
 
     def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
-        """Where agents of v1 ask for turns; {} for v0, whose calls come over lines."""
+        """Where agents ask for turns."""
         inputs = self.inputs
-        if inputs.about.protocol == V0:
-            return {}
         server = self._server
         return {
             "url": server.url,

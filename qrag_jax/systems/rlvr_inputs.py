@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import parse_parts, read_part
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
 from qrag_jax.data.generators.synthetic import Split
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import tasks_of
+from qrag_jax.environments.tools.documents import bridge_task, tasks_of
 from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError

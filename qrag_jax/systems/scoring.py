@@ -16,9 +16,8 @@ from tqdm import tqdm
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.loading import load_split
+from qrag_jax.data.loading import load_split, tokenise_samples
 from qrag_jax.data.sample import Sample, fingerprint
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.log_record import Retriever, check_log, is_free, log_record

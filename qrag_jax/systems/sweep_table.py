@@ -16,10 +16,9 @@ from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.episode_sample import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
 from qrag_jax.evaluators.shown import places
 from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
-from qrag_jax.metrics.bootstrap import crossed_interval
+from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields

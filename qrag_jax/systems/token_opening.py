@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.feedback.service import leave_room
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_language_model import named_folder
 from qrag_jax.runtime import determinism, hosts

@@ -43,24 +43,24 @@ def test_parts_without_a_configuration() -> None:
         DatasetPart("rows.jsonl", "", "train", "[:16]"),
     )
     for text in ("a,b,train", "a", ""):
-        with pytest.raises(InputError, match="write path,split, and a semicolon between parts"):
+        with pytest.raises(InputError, match="semicolon between parts"):
             parse_parts(text, WITHOUT)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (" ", "the dataset string is empty; write path,config,split"),
-        ("a,b,train;", "the part '' of the dataset string has not the form path,config,split"),
-        ("a,train", "the part 'a,train' of the dataset string has not the form"),
-        ("a,b,train,16", "the part 'a,b,train,16' of the dataset"),
-        (",b,train", "the part ',b,train' of the dataset"),
-        ("a,b,", "the split '' of the dataset string cannot be read; write one such as train"),
-        ("a,b,train[16]", r"the split 'train\[16\]' of the dataset string cannot be read"),
+        (" ", "string is empty"),
+        ("a,b,train;", "dataset string"),
+        ("a,train", "'a,train'"),
+        ("a,b,train,16", "'a,b,train,16'"),
+        (",b,train", "',b,train'"),
+        ("a,b,", "such as train"),
+        ("a,b,train[16]", r"'train\[16\]'"),
         ("a,b,train[:16", "cannot be read"),
         ("a,b,train[:16]+dev[:2]", "cannot be read"),
         ("a,b,train[:1e3]", "cannot be read"),
-        ("a,b,train[10:50%]", "mixes percents with numbers"),
+        ("a,b,train[10:50%]", "percents with numbers"),
         ("a,b,train[:120%]", "more than 100 %"),
     ],
 )
@@ -107,14 +107,14 @@ def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
     samples, report = read_part(parse_parts(f"{file},,train[:4]")[0])
     assert [each.sample.id for each in samples] == ["train0", "train1"]
     assert report.skipped == {"neither 'paragraphs' nor 'context'": 1, "duplicate id": 1}
-    with pytest.raises(InputError, match="has no usable record among 1"):
+    with pytest.raises(InputError, match="usable record among"):
         read_part(parse_parts(f"{file},,train[1:2]")[0])
 
 
 def test_what_is_not_there_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"has no split 'test'; use one of train, dev, validation"):
+    with pytest.raises(InputError, match="'test'"):
         read_part(DatasetPart(str(folder), "", "test"))
-    with pytest.raises(InputError, match=r"train\[20:\] of .* has none of its 12 records"):
+    with pytest.raises(InputError, match="12 records"):
         read_part(DatasetPart(str(folder), "", "train", "[20:]"))
 
 

@@ -181,7 +181,7 @@ def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
     kept = without_questions(train, dev.all)
     assert [s.id for s in kept.all] == [f"r{i}" for i in range(3, 10)]
     assert kept.report[1:] == ["hotpotqa: 3 training questions left out, evaluation has them too"]
-    with pytest.raises(InputError, match="every hotpotqa training question is also"):
+    with pytest.raises(InputError, match="every hotpotqa training"):
         without_questions(train, train.all)
 
 

@@ -99,8 +99,8 @@ def test_files_of_a_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (DataConfig(path="synthetic", sources={"hotpotqa": 1.0}), "'hotpotqa' has no decompositi"),
-        (DataConfig(path="synthetic", sources={"musique": 1.0}), "with the files of their data s"),
+        (DataConfig(path="synthetic", sources={"hotpotqa": 1.0}), "'hotpotqa'"),
+        (DataConfig(path="synthetic", sources={"musique": 1.0}), "files of their"),
     ],
 )
 def test_data_without_decompositions(config: DataConfig, told: str) -> None:
@@ -109,5 +109,5 @@ def test_data_without_decompositions(config: DataConfig, told: str) -> None:
 
 
 def test_no_question_is_left() -> None:
-    with pytest.raises(InputError, match=r"no train question has a decomposition of at most 1 hop"):
+    with pytest.raises(InputError, match="most 1 hop"):
         load(synthetic(), max_hops=1)

@@ -1,4 +1,4 @@
-"""The Pythons that have verifiers, if there are any: `make verifiers0`, `make verifiers1`."""
+"""The Python that has verifiers, if there is one: `make verifiers`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,8 @@ import pytest
 from tests.entry_points import ROOT
 
 PACKAGES = Path(__file__).parent / "verifiers_packages"
-PYTHONS = {
-    protocol: os.environ.get(
-        f"QRAG_VERIFIERS{protocol[1]}_PYTHON",
-        str(ROOT / f".venv-verifiers{protocol[1]}" / "bin" / "python"),
-    )
-    for protocol in ("v0", "v1")
-}
-
-
-def needs(protocol: str) -> pytest.MarkDecorator:
-    python = PYTHONS[protocol]
-    reason = f"no verifiers at {python}: make verifiers{protocol[1]}"
-    return pytest.mark.skipif(not Path(python).exists(), reason=reason)
+MADE = ROOT / ".venv-verifiers" / "bin" / "python"
+PYTHON = os.environ.get("QRAG_VERIFIERS_PYTHON", str(MADE))
+needs_verifiers = pytest.mark.skipif(
+    not Path(PYTHON).exists(), reason=f"no verifiers at {PYTHON}: make verifiers"
+)

@@ -71,12 +71,12 @@ def analysed(place: Path, out: Path) -> None:
     ("name", "text", "said"),
     [
         ("none", None, "none does not exist; give a folder"),
-        ("other.jsonl", "{}\n", "holds no predictions, no evaluation with tools and no metrics"),
-        ("mine.jsonl", "{}\n", r"mine\.jsonl, line 1: field 'answers' is missing"),
-        ("mine.jsonl", "no\n", r"mine\.jsonl, line 1: is not valid JSON"),
-        ("mine.json", "no", r"mine\.json, which says what mine\.jsonl was made with, cannot"),
-        ("summary.json", "no", r"summary\.json is no summary"),
-        ("metrics.jsonl", "no\n", r"metrics\.jsonl, line 1: is not valid JSON"),
+        ("other.jsonl", "{}\n", "holds no predictions"),
+        ("mine.jsonl", "{}\n", "'answers'"),
+        ("mine.jsonl", "no\n", r"mine\.jsonl"),
+        ("mine.json", "no", r"mine\.json"),
+        ("summary.json", "no", r"summary\.json"),
+        ("metrics.jsonl", "no\n", r"metrics\.jsonl"),
     ],
 )
 def test_wrong_inputs(name: str, text: str | None, said: str, tmp_path: Path) -> None:

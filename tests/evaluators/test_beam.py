@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam
 from qrag_jax.rollouts.beam_search import BeamSearch
@@ -35,5 +35,5 @@ def test_longer_questions_than_those_shown_are_not_cut(run: SavedRun, tmp_path: 
     assert found._max_question_tokens == data.max_question_tokens == 64
     # Cut where the encoder's positions end: 256 = [CLS] question [SEP] chunk [SEP].
     assert searcher(210)._max_question_tokens == 256 - 2 - 211
-    with pytest.raises(InputError, match=r"a state can reach \d+ tokens"):
+    with pytest.raises(InputError, match="state can reach"):
         searcher(256)

@@ -85,16 +85,16 @@ def test_a_question_may_have_found_nothing(tmp_path: Path, corpus: StoredCorpus)
 
 
 def test_another_corpus_is_refused(tmp_path: Path, corpus: StoredCorpus) -> None:
-    with pytest.raises(InputError, match="lacks 1 gold pages of the log, for example 'bern'"):
+    with pytest.raises(InputError, match="'bern'"):
         pool_rows(log_of(tmp_path, ("ada", "bern"), ("p2",)), corpus)
-    with pytest.raises(InputError, match="lacks 1 passages of the log, for example 'p9'; give"):
+    with pytest.raises(InputError, match="'p9'"):
         pool_rows(log_of(tmp_path, ("ada",), ("p2", "p9")), corpus)
 
 
 def test_a_log_without_its_record_is_refused(tmp_path: Path, corpus: StoredCorpus) -> None:
     path = log_of(tmp_path, ("ada",), ("p2",))
     path.with_suffix(".json").unlink()
-    with pytest.raises(InputError, match="what gold pages are known by, is missing"):
+    with pytest.raises(InputError, match="what gold pages"):
         pool_rows(path, corpus)
     path.write_text("")
     with pytest.raises(InputError, match="is empty; delete it"):

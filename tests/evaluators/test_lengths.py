@@ -44,11 +44,11 @@ def test_documents_of_a_length(config: ml_collections.ConfigDict, source: str) -
 
 
 def test_documents_that_have_their_length(config: ml_collections.ConfigDict) -> None:
-    with pytest.raises(InputError, match="documents of hotpotqa cannot be made longer or shorter"):
+    with pytest.raises(InputError, match="documents of hotpotqa"):
         documents_of_length(data(config), 20, 4)
     only_source(config, "niah")
     config.eval.path = "needles.jsonl"
-    with pytest.raises(InputError, match="or of niah without data files, at several lengths"):
+    with pytest.raises(InputError, match="niah without data"):
         documents_of_length(data(config), 20, 4)
 
 

@@ -55,9 +55,9 @@ def test_a_document_counts_at_its_first_place() -> None:
 
 def test_without_a_relevant_document_there_is_no_score() -> None:
     for score in (ndcg, recall, reciprocal_rank):
-        with pytest.raises(ValueError, match="one relevant document at least"):
+        with pytest.raises(ValueError, match="one relevant document"):
             score(["a"], {}, 1)
         with pytest.raises(ValueError, match="of grade 1 on"):
             score(["a"], {"a": 1, "b": 0}, 1)
-        with pytest.raises(ValueError, match="place 1 at least, not 0"):
+        with pytest.raises(ValueError, match="1 at least"):
             score(["a"], {"a": 1}, 0)

@@ -100,9 +100,9 @@ def test_prompts_that_do_not_fit_are_not_sent() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="'bleu' is unknown; use one of answer_em, answer_f1"):
+    with pytest.raises(InputError, match="'bleu'"):
         LanguageModelFeedback(Reader(reads), Generation(), "bleu")
-    with pytest.raises(InputError, match="test: sample q9 has no right answer"):
+    with pytest.raises(InputError, match="sample q9"):
         Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
 
 

@@ -64,9 +64,9 @@ def test_a_state_whose_tries_all_failed_gives_nothing() -> None:
 
 def test_wrong_parents_are_refused() -> None:
     tries, grown_from = three_hops()
-    with pytest.raises(ValueError, match="which did not search"):
+    with pytest.raises(ValueError, match="did not search"):
         credited(tries, grown_from | {StateKey(5, 2, 0): tries[3].key}, LATER)
-    with pytest.raises(ValueError, match="which did not search"):
+    with pytest.raises(ValueError, match="did not search"):
         credited(tries, grown_from | {StateKey(5, 2, 0): TryKey(5, 1, 0, 9, 9)}, LATER)
-    with pytest.raises(ValueError, match="not of the hop before"):
+    with pytest.raises(ValueError, match="hop before"):
         credited(tries, grown_from | {StateKey(5, 3, 0): tries[1].key}, LATER)

@@ -79,7 +79,7 @@ def test_failures_are_counted_and_never_0(file: Path) -> None:
     causes = ("raised", "no_reward", "no_number")
     assert counts == {f"reward/failures_{cause}": 1 for cause in causes}
     endless = OwnReward(name="own", path=f"{file}:endless", max_failure_share=0.9)
-    with pytest.raises(FeedbackLost, match="inf for s1, no finite number"):
+    with pytest.raises(FeedbackLost, match="inf for s1"):
         rewards_of(endless, [SAMPLE], [[0]])
 
 
@@ -105,7 +105,7 @@ def test_texts_are_in_the_order_taken() -> None:
 
 
 def test_senseless_settings(file: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.reward\.path is ''; write FILE"):
+    with pytest.raises(InputError, match=r"config\.reward\.path"):
         OwnReward(name="own")
     with pytest.raises(InputError, match=r"config\.reward\.scale is 0\.0"):
         OwnReward(name="own", path=f"{file}:score", scale=0.0)

@@ -26,7 +26,7 @@ from qrag_jax.feedback.service import (
     leave_room,
     open_service,
 )
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.server.opening import Place
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -75,7 +75,7 @@ def test_answers_that_cannot_fit_are_refused(
     made = config(max_tokens=9000)
     made.llm.server.update(model=str(model_folder), python=str(stand_in.python))
     with (
-        pytest.raises(InputError, match=r"config.llm.max_tokens is 9000, but .* 4096 tokens"),
+        pytest.raises(InputError, match=r"config.llm.max_tokens"),
         opened(made, tmp_path),
     ):
         pass

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.environments.query_writing.state import STOPPED
-from qrag_jax.feedback.tries import StateKey, Try, TryKey
-from tests.feedback.tries_maker import made
+from qrag_jax.feedback.tries import StateKey, Try, TryKey, by_level, in_order
+from tests.feedback.tries_maker import made, state
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -60,14 +60,36 @@ def test_names_of_a_try() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"log_probs": (-1.0,)}, "2 tokens and 1 log-probabilities"),
-        ({"outcome": "done"}, "does not end by 'done'"),
-        ({"finish": "eos"}, "ends by stop or length, not 'eos'"),
-        ({"outcome": "query_too_long"}, "ended by 'query_too_long' has no reward"),
-        ({"outcome": "connection"}, "ended by 'connection' has no reward"),
-        ({"reward": float("nan")}, "the reward of a try is nan"),
+        ({"log_probs": (-1.0,)}, "tokens and 1"),
+        ({"outcome": "done"}, "'done'"),
+        ({"finish": "eos"}, "'eos'"),
+        ({"outcome": "query_too_long"}, "'query_too_long'"),
+        ({"outcome": "connection"}, "'connection'"),
+        ({"reward": float("nan")}, "try is nan"),
     ],
 )
 def test_a_try_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made("q", **{"reward": 0.5} | fields)
+
+
+def test_scored_tries_are_put_in_order() -> None:
+    tries = [
+        made("d", 0.1, state=1),
+        made("c", 0.2, variant=1),
+        made("b", 0.3, draw=1),
+        made("x", None),
+        made("a", 0.4),
+    ]
+    assert [each.query for each in in_order(tries)] == ["a", "b", "c", "d"]
+
+
+def test_levels_ascend_and_keep_the_order() -> None:
+    tries = state(("a", 0.5), ("b", 0.0), ("c", 0.5), ("d", 0.25))
+    queries = [[each.query for each in level] for level in by_level(tries)]
+    assert queries == [["b"], ["d"], ["a", "c"]]
+
+
+def test_a_difference_of_the_last_bit_is_none() -> None:
+    assert 0.1 + 0.2 != 0.3
+    assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2

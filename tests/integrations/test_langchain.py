@@ -70,9 +70,9 @@ def test_a_pickle_opens_the_folders_again(retriever: Retriever) -> None:
 
 def test_wrong_settings_are_one_sentence(retriever: Retriever) -> None:
     adapter = QRagRetriever(retriever=retriever)
-    with pytest.raises(InputError, match="where has the field 'colour'"):
+    with pytest.raises(InputError, match="'colour'"):
         adapter.invoke(QUESTION, where={"colour": "red"})
-    with pytest.raises(InputError, match=r"topk is 0; give at least 1\."):
+    with pytest.raises(InputError, match="topk is 0"):
         adapter.invoke(QUESTION, k=0)
     with pytest.raises(ValidationError, match="retriever"):
         QRagRetriever(retriever="exported")

@@ -73,7 +73,7 @@ def test_a_pickle_opens_the_folders_again(retriever: Retriever) -> None:
 
 
 def test_wrong_settings_are_one_sentence(retriever: Retriever) -> None:
-    with pytest.raises(InputError, match="where has the field 'colour'"):
+    with pytest.raises(InputError, match="'colour'"):
         QRagRetriever(retriever, search_kwargs={"where": {"colour": "red"}}).retrieve(QUESTION)
-    with pytest.raises(InputError, match=r"topk is 0; give at least 1\."):
+    with pytest.raises(InputError, match="topk is 0"):
         QRagRetriever(retriever, similarity_top_k=0).retrieve(QUESTION)

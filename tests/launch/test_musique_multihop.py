@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.own_documents import own_retriever
 from qrag_jax.rollouts.own_library import OwnLibrary
 from tests.entry_points import ROOT
-from tests.environments.verifiers_pythons import needs
+from tests.environments.verifiers_pythons import needs_verifiers
 
 PACKAGE = ROOT / "launch" / "musique_multihop"
 COUNT = 12
@@ -39,25 +37,26 @@ for task, texts in zip(tasks, json.load(sys.stdin)):
         if work.closed is None:
             work.said(text)
     found.append(questions.rewards(work.closed or work.break_off(), task)[0])
-unwanted = sorted(name for name in sys.modules if name.split(".")[0] in ("jax", "qrag_jax"))
+unwanted = sorted(name for name in sys.modules if name.split(".")[0] in ("jax", "verifiers"))
 print(json.dumps([found, unwanted]))
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package and what its build adds."""
-    folder = tmp_path_factory.mktemp("package")
-    target = folder / "musique_multihop"
-    ignored = shutil.ignore_patterns("core", "__pycache__")
-    shutil.copytree(PACKAGE / "src" / "musique_multihop", target, ignore=ignored)
-    spec = importlib.util.spec_from_file_location("hatch_build", PACKAGE / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    hook.copy_core(ROOT, target / "core")
-    return folder
+PATHS = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
+
+
+def run_beside(code: str, given: str = "") -> Any:
+    """What a program prints that has the package and our modules on its path."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=given,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def rewards_here(told: Any) -> list[float]:
@@ -80,34 +79,15 @@ def rewards_here(told: Any) -> list[float]:
     return found
 
 
-def test_its_rewards_are_ours_without_jax(installed: Path) -> None:
+def test_its_rewards_are_ours_without_jax() -> None:
     told = stories(COUNT)
-    done = subprocess.run(
-        [sys.executable, "-c", PLAYS],
-        input=json.dumps([story.texts for story in told]),
-        capture_output=True,
-        text=True,
-        cwd=installed,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found, unwanted = json.loads(done.stdout.splitlines()[-1])
+    found, unwanted = run_beside(PLAYS, json.dumps([story.texts for story in told]))
     assert unwanted == []
     assert found == rewards_here(told)
     assert len(set(found)) > 3
 
 
-def test_the_copies_name_nothing_of_ours(installed: Path) -> None:
-    files = [*(installed / "musique_multihop" / "core").rglob("*.py")]
-    assert len(files) > 30
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        assert "import qrag_jax" not in text
-        assert "from qrag_jax" not in text
-
-
-def test_no_question_of_data_is_trained_on_and_scored(installed: Path, tmp_path: Path) -> None:
+def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
     names = [f"q{number}" for number in range(60)]
     rows = [
         {"id": name, "question": f"{name}?", "chunks": ["a", "b"], "support": [0], "answers": ["a"]}
@@ -119,10 +99,7 @@ def test_no_question_of_data_is_trained_on_and_scored(installed: Path, tmp_path:
         f"q = Questions(Settings(questions={str(tmp_path / 'train.jsonl') + ',own,train'!r})); "
         "print(json.dumps([[each.id for each in q.tasks(s)] for s in ('train', 'dev')]))"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=installed, check=True
-    )
-    train, dev = map(set, json.loads(told.stdout))
+    train, dev = map(set, run_beside(code))
     assert dev
     assert train
     assert not train & dev
@@ -130,9 +107,7 @@ def test_no_question_of_data_is_trained_on_and_scored(installed: Path, tmp_path:
 
 
 @pytest.mark.long
-@needs("v0")
-@needs("v1")
-def test_its_rewards_are_ours_over_both_protocols(tmp_path: Path) -> None:
+@needs_verifiers
+def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
     found = stored(tmp_path, COUNT)
-    assert found["rewards"]["v0"] == found["rewards"]["in process"]
     assert found["rewards"]["v1"] == found["rewards"]["in process"]

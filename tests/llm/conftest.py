@@ -52,7 +52,6 @@ def make_client(server: ModelServer, said: list[str]) -> Iterator[Callable[..., 
             "attempt_timeout": 20.0,
             "deadline": 30.0,
             "retry_pause": 0.01,
-            "probe_pause": 0.05,
         }
         clients.append(Client(ClientConfig(**defaults | settings), said.append))
         return clients[-1]

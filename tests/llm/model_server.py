@@ -16,7 +16,7 @@ class Call:
     """A received request.
 
     Attributes:
-        number: number of the request, from 0; probes do not count.
+        number: number of the POST request, from 0.
         nth: number of the request among those with the same prompt, from 0.
         path: path of the URL.
         body: the JSON body.
@@ -72,18 +72,14 @@ class ModelServer:
 
     Attributes:
         script: makes the reply to each call; may be changed at any time.
-        probe_status: makes the HTTP status for each probe.
         calls: all requests for completions so far.
-        probes: number of probes (GET requests, such as /models) so far.
         most_at_once: largest number of completions in work at the same time.
         connections: number of connections accepted so far.
     """
 
     def __init__(self, script: Script = lambda call: Reply()) -> None:
         self.script = script
-        self.probe_status: Callable[[], int] = lambda: 200
         self.calls: list[Call] = []
-        self.probes = 0
         self.most_at_once = 0
         self.connections = 0
         self._at_once = 0
@@ -168,8 +164,7 @@ class ModelServer:
         headers = {name.lower(): value for name, _, value in (h.partition(": ") for h in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
-            self.probes += 1
-            _send(writer, self.probe_status(), '{"object": "list", "data": [{"id": "tiny"}]}', {})
+            _send(writer, 200, '{"object": "list", "data": [{"id": "tiny"}]}', {})
             return True
         call = self._counted(path, json.loads(body), headers)
         self._at_once += 1

@@ -51,7 +51,7 @@ def changed(config: ServerConfig, **changes: object) -> ServerConfig:
 
 
 def client_of(server: Server) -> Client:
-    fields = {"retry_pause": 0.01, "probe_pause": 0.05, "wait_limit": 20.0}
+    fields = {"retry_pause": 0.01, "wait_limit": 20.0}
     config = ClientConfig(server.url, "little", api_key_env="SOME_KEY", **fields)  # type: ignore[arg-type]
     return Client(config, print, server)
 
@@ -172,7 +172,7 @@ def test_a_client_asks_only_over_connections_to_our_server(
     # It would take another port to be seen: that there is none is no proof that it cannot be.
     with Server(config, log=print) as server, Foreign("little") as foreign:
         monkeypatch.setattr(server, "_port", foreign.port)
-        fields = {"wait_limit": 0.3, "probe_pause": 0.05}
+        fields = {"wait_limit": 0.3}
         made = ClientConfig(server.url, "little", api_key_env="SOME_KEY", **fields)  # type: ignore[arg-type]
         with Client(made, print, server) as client:
             (failure,) = client.ask_blocking([chat("whose?")])
@@ -219,7 +219,7 @@ def test_a_system_that_does_not_tell(
     said: list[str] = []
     server = Server(changed(config, api_key_env=key), log=said.append)
     if key:
-        with pytest.raises(InputError, match=r"api_key_env: this system does not tell .*no /proc"):
+        with pytest.raises(InputError, match="api_key_env"):
             server.start()
     else:
         with server:

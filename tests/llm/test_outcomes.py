@@ -233,7 +233,7 @@ def test_a_rerank_request_has_documents_and_its_own_fields() -> None:
         "truncate_prompt_tokens": -1,
     }
     assert request_key(request, "tiny", "") != request_key(RerankRequest("q", ("a",)), "tiny", "")
-    with pytest.raises(ValueError, match="one document at least"):
+    with pytest.raises(ValueError, match="document at least"):
         RerankRequest("q", ())
-    with pytest.raises(ValueError, match="may not hold documents, top_n"):
+    with pytest.raises(ValueError, match="top_n"):
         RerankRequest("q", ("a",), extra={"top_n": 1, "documents": []})

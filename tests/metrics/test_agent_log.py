@@ -66,5 +66,5 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
         draws = list(itertools.combinations(episodes, k))
         assert pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
     assert pass_at(3, 0, 3) == 0.0
-    with pytest.raises(ValueError, match="pass@4 needs 4 episodes, not 3"):
+    with pytest.raises(ValueError, match="pass@4 needs 4"):
         pass_at(4, 1, 3)

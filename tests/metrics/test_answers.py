@@ -145,15 +145,15 @@ def test_rulers_string_match_counts_the_values_that_are_said() -> None:
 
 def test_refusals() -> None:
     for rule in ("squad", "hotpotqa", "musique", "ruler"):
-        with pytest.raises(ValueError, match="at least one gold answer"):
+        with pytest.raises(ValueError, match="least one gold"):
             score(rule, "x", "", "Paris", [])
-    with pytest.raises(ValueError, match="at least one gold answer"):
+    with pytest.raises(ValueError, match="least one gold"):
         score("babilong", "qa1-dev-1", "", "kitchen", [])
-    with pytest.raises(InputError, match="'best' is unknown; use one of squad, hotpotqa"):
+    with pytest.raises(InputError, match="'best'"):
         score("best", "x", "", "Paris", ["Paris"])
-    with pytest.raises(InputError, match="task 'qa9' has no answer metric"):
+    with pytest.raises(InputError, match="'qa9'"):
         answers.babilong("yes", ["yes"], "qa9", "Is it?")
-    with pytest.raises(InputError, match="'moon' is no label of the BABILong task qa1"):
+    with pytest.raises(InputError, match="'moon'"):
         answers.babilong("kitchen", ["moon"], "qa1", "Where is Mary?")
 
 
@@ -175,5 +175,5 @@ def test_sub_em(prediction: str, golds: list[str], expected: float) -> None:
 
 
 def test_sub_em_needs_a_gold_answer() -> None:
-    with pytest.raises(ValueError, match="at least one gold answer"):
+    with pytest.raises(ValueError, match="least one gold"):
         answers.sub_em("Oslo", [])

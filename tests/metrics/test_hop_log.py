@@ -108,12 +108,12 @@ def test_a_log_is_known_by_its_first_line(tmp_path: Path) -> None:
     assert hop_log.is_one(path)
     assert hop_log.read_record(path) == {"search": {"gold_by": "title"}}
     path.with_suffix(".json").write_text("[")
-    with pytest.raises(InputError, match="is no JSON object; restore it"):
+    with pytest.raises(InputError, match="JSON object; restore"):
         hop_log.read_record(path)
 
 
 def test_an_empty_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("")
-    with pytest.raises(InputError, match=r"x\.jsonl is empty; delete it"):
+    with pytest.raises(InputError, match=r"x\.jsonl"):
         hop_log.read(path)

@@ -11,9 +11,15 @@ import pytest
 
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.metrics.prediction_scores import by_question, columns_of, gains, summarised
+from qrag_jax.metrics.prediction_scores import (
+    by_question,
+    columns_of,
+    gains,
+    numbers_of_draws,
+    summarised,
+    voted,
+)
 from qrag_jax.metrics.predictions import ScoredEpisode
-from qrag_jax.metrics.votes import numbers_of_draws, voted
 
 TALLY = {
     **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 1),

@@ -95,12 +95,12 @@ def test_a_query_without_relevant_documents_is_left_out_and_counted() -> None:
     for name in STANDARD:
         assert summary[name]["mean"] == 0.5  # the query without a ranking has 0
         assert summary[name]["low"] < 0.5 < summary[name]["high"]
-    with pytest.raises(InputError, match="no query has a relevant document"):
+    with pytest.raises(InputError, match="relevant document"):
         ranking_columns(rankings, {"nothing": {"a": 0}})
 
 
 def test_a_document_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="query 'q' holds document 'b' twice"):
+    with pytest.raises(ValueError, match="query 'q' holds"):
         ranking_columns({"q": ["a", "b", "c", "b"]}, {"q": {"a": 1}})
 
 

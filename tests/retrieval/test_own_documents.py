@@ -164,12 +164,12 @@ def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_no_document_wanted_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="k is 0; ask for 1 passage"):
+    with pytest.raises(InputError, match="ask for 1"):
         own_retriever(name, scorer_of("abcdef")).find([Wanted(QUERY, 0, WORDY)])
 
 
 def test_an_unknown_or_unfurnished_retriever_is_refused() -> None:
-    with pytest.raises(InputError, match="'dense'; use one of golden, bm25, lexical"):
+    with pytest.raises(InputError, match="'dense'"):
         own_retriever("dense")
     for name in ("semantic", "hybrid", "interleaved"):
         with pytest.raises(InputError, match=f"'{name}' needs something that scores documents"):

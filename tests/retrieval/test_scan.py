@@ -13,10 +13,11 @@ from qrag_jax.retrieval.scan import EXACT, ScanIndex, scan
 from tests import reference
 from tests.retrieval.array_index import of_texts
 from tests.retrieval.conformance import OF_VECTORS, Engine, run_with
+from tests.retrieval.saved_vectors import save_exact
 
 WIDTH = 8
 
-test_scan_index = run_with(Engine(ScanIndex, ScanIndex.open), OF_VECTORS)
+test_scan_index = run_with(Engine(ScanIndex, ScanIndex.open, save_exact), OF_VECTORS)
 
 
 def test_folders_are_those_of_the_exact_engine() -> None:

@@ -26,7 +26,7 @@ def server() -> Iterator[ModelServer]:
 @pytest.fixture
 def client(server: ModelServer) -> Iterator[Client]:
     settings: dict[str, Any] = {"attempts": 3, "attempt_timeout": 5.0, "deadline": 10.0}
-    settings |= {"retry_pause": 0.01, "probe_pause": 0.05, "wait_limit": 0.3}
+    settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
     with Client(ClientConfig(server.url, "tiny", **settings), log=lambda line: None) as made:
         yield made
 
@@ -53,7 +53,7 @@ def test_each_text_is_embedded_once_and_vectors_are_checked() -> None:
     assert not found.failed.any()
     none = rerank_documents(EmbeddingScorer(letters, letters), ["a"], [[]], 2)
     assert none.hits.numbers.tolist() == [[NONE, NONE]]
-    with pytest.raises(ValueError, match=r"2 texts were embedded as an array of shape \(26,\)"):
+    with pytest.raises(ValueError, match="2 texts were"):
         EmbeddingScorer(letters, lambda texts: letters(texts)[0]).scores(["a"], [["b", "c"]])
 
 

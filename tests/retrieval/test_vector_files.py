@@ -1,160 +1,127 @@
-"""A reader has the vectors of one version; what does not fit or is not whole is refused."""
+"""Vectors written part by part; the rest is tested with `index_corpus`."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import vector_files
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.vector_files import (
-    append_vectors,
-    create_vectors,
-    open_vectors,
-    replace_vectors,
-)
+from qrag_jax.retrieval.vector_files import NAME, PartNote, VectorParts, open_vectors
 
-MANIFEST = Manifest(engine="exact", corpus="c", count=0, encoder="e", width=3, dtype="float32")
+WIDTH, COUNT = 3, 10
+VECTORS = np.arange(COUNT * WIDTH, dtype=np.float32).reshape(COUNT, WIDTH)
+MANIFEST = Manifest(engine="exact", corpus="c", count=COUNT)
 
 
-def rows(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, 3)).astype(np.float32)
+def parts_of(folder: Path, **other: object) -> VectorParts:
+    given = {"count": COUNT, "part": 4, "width": WIDTH, "dtype": "float32"} | other
+    return VectorParts(folder, {"encoder": "e"}, **given)  # type: ignore[arg-type]
 
 
-def content(folder: Path) -> np.ndarray:
-    manifest, vectors = open_vectors(folder)
-    return vectors.rows(np.arange(manifest.count))
+def write_all(parts: VectorParts) -> None:
+    for number in parts.numbers:
+        rows = parts.passages(number)
+        parts.write(number, VECTORS[rows.start : rows.stop], PartNote(len(rows), 5, 1))
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("vectors*")}
+def test_parts_become_an_index(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path)
+    assert [list(parts.passages(n)) for n in (0, 2, 3)] == [[0, 1, 2, 3], [8, 9], []]
+    parts.begin()
+    write_all(parts)
+    assert parts.finished() == {n: PartNote(len(parts.passages(n)), 5, 1) for n in range(3)}
+    parts.finish(MANIFEST)
+    manifest, vectors = open_vectors(tmp_path, count=COUNT)
+    np.testing.assert_array_equal(vectors.rows(range(COUNT)), VECTORS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*manifest.files, "manifest.json"])
 
 
-def test_append_and_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_files, "PART_BYTES", 4 * 3 * 4)  # four rows a file
-    create_vectors(tmp_path, MANIFEST)
-    assert content(tmp_path).shape == (0, 3)
-    wanted = np.concatenate([rows(10), rows(3, 1)])
-    assert append_vectors(tmp_path, wanted[:10]).count == 10
-    assert append_vectors(tmp_path, wanted[10:]).count == 13
-    np.testing.assert_array_equal(content(tmp_path), wanted)
-    kept = names(tmp_path)
-    assert len(kept) == 4
-    wanted[3:9] = rows(6, 2)
-    new = replace_vectors(tmp_path, 3, wanted[3:9])
-    assert (new.version, new.count) == (3, 13)
-    np.testing.assert_array_equal(content(tmp_path), wanted)
-    assert len(names(tmp_path)) == 4
-    assert len(names(tmp_path) & kept) == 1  # the others held a row that was replaced
-    for start in (0, 12):
-        wanted[start] = rows(1, 5 + start)[0]
-        replace_vectors(tmp_path, start, wanted[start : start + 1])
-        np.testing.assert_array_equal(content(tmp_path), wanted)
+def test_an_index_is_finished_only_with_all_its_parts(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path)
+    parts.begin()
+    write_all(parts)
+    for path in tmp_path.glob("vectors.*"):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2])
+        with pytest.raises(ValueError, match="parts are finished"):
+            parts.finish(MANIFEST)
+        path.write_bytes(data)
+    parts.finish(MANIFEST)
+    with pytest.raises(InputError, match="holds a finished"):
+        parts.begin()
 
 
-def test_an_open_reader_keeps_its_version(tmp_path: Path) -> None:
-    create_vectors(tmp_path, MANIFEST)
-    append_vectors(tmp_path, rows(5))
-    manifest, vectors = open_vectors(tmp_path)
-    replace_vectors(tmp_path, 0, rows(5, 1))
-    np.testing.assert_array_equal(vectors.rows(np.arange(5)), rows(5))
-    np.testing.assert_array_equal(content(tmp_path), rows(5, 1))
-    with pytest.raises(InputError, match="has 2 in the field version, but 1 is asked for; the vec"):
-        open_vectors(tmp_path, version=manifest.version)
+def test_a_kill_between_manifest_and_notes_leaves_an_index(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path)
+    parts.begin()
+    write_all(parts)
+    notes = {p: p.read_bytes() for p in tmp_path.iterdir() if p.name.endswith(".json")}
+    parts.finish(MANIFEST)
+    for path, data in notes.items():
+        path.write_bytes(data)
+    parts.tidy()
+    assert not any(path.exists() for path in notes)
+    open_vectors(tmp_path, count=COUNT)
 
 
-def test_readers_see_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread replaces all vectors, in three files, again and again; readers look meanwhile."""
-    monkeypatch.setattr(vector_files, "PART_BYTES", 4 * 3 * 4)
-    create_vectors(tmp_path, MANIFEST)
-    append_vectors(tmp_path, np.zeros((12, 3)))
-    done = threading.Event()
-
-    def write() -> None:
-        for value in range(1, 60):
-            replace_vectors(tmp_path, 0, np.full((12, 3), value))
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = set()
-    while not done.is_set():
-        found = content(tmp_path)
-        assert (found == found[0, 0]).all()
-        seen.add(float(found[0, 0]))
-    writer.join()
-    assert len(seen) > 1
-    assert (content(tmp_path) == 59).all()
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    parts = parts_of(tmp_path)
+    wrong = VECTORS[4:8].copy()
+    wrong[2, 1] = value
+    with pytest.raises(InputError, match="vector 6, counted"):
+        parts.write(1, wrong, PartNote(4, 5, 0))
+    with pytest.raises(ValueError, match="instead of"):
+        parts.write(0, VECTORS[:3], PartNote(3, 5, 0))
+    assert not any(tmp_path.iterdir())
 
 
-def test_a_write_that_fails_changes_nothing(full_disk: Path) -> None:
-    create_vectors(full_disk, MANIFEST)
-    append_vectors(full_disk, rows(5))
-    before = names(full_disk)
-    with pytest.raises(OSError, match="No space"):
-        append_vectors(full_disk, rows(200_000))
-    np.testing.assert_array_equal(content(full_disk), rows(5))
-    assert names(full_disk) == before
-    append_vectors(full_disk, rows(2, 1))
-    assert len(content(full_disk)) == 7
+def test_what_was_begun_otherwise_is_refused(tmp_path: Path) -> None:
+    parts_of(tmp_path).begin()
+    parts_of(tmp_path).begin()
+    for name, value in (("part", 5), ("width", 4), ("dtype", "bfloat16")):
+        with pytest.raises(InputError, match=f"in the field {name}, but"):
+            parts_of(tmp_path, **{name: value}).begin()
+    (tmp_path / NAME).write_text("[")
+    with pytest.raises(InputError, match=r"building\.json is damaged"):
+        parts_of(tmp_path).begin()
 
 
-def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
-    create_vectors(tmp_path, MANIFEST)
-    append_vectors(tmp_path, rows(5))
-    (name,) = read_manifest(tmp_path).files
-    path = tmp_path / name
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    parts = parts_of(tmp_path / "index")
+    parts.begin()
+    write_all(parts)
+    parts.finish(MANIFEST)
+    return tmp_path / "index"
+
+
+def test_what_is_not_whole_is_refused(index: Path) -> None:
+    path = index / next(iter(read_manifest(index).files))
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(InputError, match=f"{name} is cut short: it has 56 bytes instead of 60"):
-        open_vectors(tmp_path)
+    with pytest.raises(InputError, match=f"{path.name} is cut short"):
+        open_vectors(index)
     path.unlink()
-    with pytest.raises(InputError, match=f"{name} is missing"):
-        open_vectors(tmp_path)
+    with pytest.raises(InputError, match=f"{path.name} is missing"):
+        open_vectors(index)
 
 
-def test_a_count_that_is_not_that_of_the_files(tmp_path: Path) -> None:
-    create_vectors(tmp_path, MANIFEST)
-    append_vectors(tmp_path, rows(5))
-    path = tmp_path / "manifest.json"
-    path.write_text(path.read_text().replace('"count": 5', '"count": 6'))
-    with pytest.raises(InputError, match=r"counts 6 vectors .field count., which is not what"):
-        open_vectors(tmp_path)
+@pytest.mark.parametrize(
+    ("change", "field"), [({"count": 11}, "count"), ({"width": 0}, "width"), ({"dtype": "x"}, "x")]
+)
+def test_a_manifest_that_is_not_that_of_the_files(index: Path, change: dict, field: str) -> None:
+    write_manifest(index, dataclasses.replace(read_manifest(index), **change))
+    with pytest.raises(InputError, match=field):
+        open_vectors(index)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="width 0 and dtype 'float32'"):
-        create_vectors(tmp_path, Manifest("exact", "c", 0, dtype="float32"))
-    with pytest.raises(InputError, match=r"dtype 'int8'; give .* one of float32, bfloat16"):
-        create_vectors(tmp_path, Manifest("exact", "c", 0, width=3, dtype="int8"))
-    create_vectors(tmp_path, MANIFEST)
-    with pytest.raises(InputError, match="holds an index already"):
-        create_vectors(tmp_path, MANIFEST)
-    append_vectors(tmp_path, rows(5))
-    for bad, message in (
-        (np.zeros((2, 4)), r"shape \[2, 4\], not \[number, 3\]"),
-        (np.full((2, 3), np.nan), "the vector 0, counted from 0, holds NaN"),
-    ):
-        for write in (append_vectors, lambda folder, v: replace_vectors(folder, 0, v)):
-            with pytest.raises(InputError, match=message):
-                write(tmp_path, bad)
-    for start in (-1, 4):
-        with pytest.raises(InputError, match=r"has 5 vectors, but .* append those beyond"):
-            replace_vectors(tmp_path, start, rows(2))
-    np.testing.assert_array_equal(content(tmp_path), rows(5))
-
-
-def test_files_outside_the_folder_are_not_mapped(tmp_path: Path) -> None:
-    create_vectors(tmp_path / "mine", MANIFEST)
-    append_vectors(tmp_path / "mine", rows(2))
-    create_vectors(tmp_path / "theirs", MANIFEST)
-    manifest = append_vectors(tmp_path / "theirs", rows(2, 1))
-    (name,) = manifest.files
-    stolen = dataclasses.replace(manifest, files={f"../mine/{name}": manifest.files[name]})
-    write_manifest(tmp_path / "theirs", stolen)
+def test_files_outside_the_folder_are_not_mapped(index: Path) -> None:
+    manifest = read_manifest(index)
+    files = {f"../index/{name}": size for name, size in manifest.files.items()}
+    write_manifest(index, dataclasses.replace(manifest, files=files))
     with pytest.raises(InputError, match="no plain name"):
-        open_vectors(tmp_path / "theirs")
+        open_vectors(index)

@@ -17,7 +17,7 @@ from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import PlayCounts, PlayedUnit, PlaySettings, Unit
-from tests.environments.verifiers_pythons import PYTHONS
+from tests.environments.verifiers_pythons import PYTHON
 from tests.rollouts.chats import ScriptedSampler, chat_tokenizer
 
 TURN, ROOM, SIDE_BY_SIDE = 200, 1500, 8
@@ -31,10 +31,9 @@ class NoStop:
 class Foreign:
     """One environment, and what plays it."""
 
-    def __init__(self, folder: Path, protocol: str, name: str, **arguments: Any) -> None:
+    def __init__(self, folder: Path, name: str, **arguments: Any) -> None:
         self.log = folder / "verifiers.log"
         fields = {
-            "protocol": protocol,
             "id": name,
             "arguments": arguments,
             "model": "policy",
@@ -43,7 +42,7 @@ class Foreign:
             "harness": "direct",
             "renderer": None,
         }
-        self.process = EnvironmentProcess(ProcessSpec(PYTHONS[protocol], self.log, fields))
+        self.process = EnvironmentProcess(ProcessSpec(PYTHON, self.log, fields))
         self.tokenizer = chat_tokenizer()
         self.tokenizer.save_pretrained(folder / "tokenizer")
         self.renderer = ChatRenderer(self.tokenizer, HERMES)
@@ -78,8 +77,8 @@ class Foreign:
 
 
 @contextlib.contextmanager
-def foreign(folder: Path, protocol: str, name: str, **arguments: Any) -> Iterator[Foreign]:
-    found = Foreign(folder, protocol, name, **arguments)
+def foreign(folder: Path, name: str, **arguments: Any) -> Iterator[Foreign]:
+    found = Foreign(folder, name, **arguments)
     try:
         yield found
     finally:

@@ -44,7 +44,12 @@ def assistant(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def played(episode: int, calls: list[int], reward: Any, **more: Any) -> None:
-    fields = {"truncated": False, "stop": "done", "record": {"reward": reward}, "seconds": 0.0}
+    fields = {
+        "truncated": False,
+        "stop": "done",
+        "record": {"traces": [{"rewards": {"reward": {"score": reward}}}]},
+        "seconds": 0.0,
+    }
     parts = {"half": reward / 2}
     say("played", episode=episode, calls=calls, reward=reward, parts=parts, **{**fields, **more})
 
@@ -117,7 +122,6 @@ def main() -> None:
     text = "half \ud800 a pair" if does == "surrogate" else "Question?"
     say(
         "opened",
-        protocol="v0",
         version="0",
         sizes={"train": TASKS, "eval": 2},
         prompts=[[{"role": "user", "content": text}]] * TASKS,

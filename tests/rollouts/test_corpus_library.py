@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Look, Open
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt

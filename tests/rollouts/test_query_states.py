@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qrag_jax.data.query_question import Page, QueryQuestion
+from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError

@@ -7,10 +7,10 @@ import pytest
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.remote_engines.engine import RemoteEngine
+from qrag_jax.retrieval.pubmed import RemoteEngine
 from qrag_jax.rollouts.corpus_library import RemoteLibrary
 from qrag_jax.rollouts.token_episodes import Library
-from tests.retrieval.remote_engines.scripted import Call, Say, pubmed_says, quick, serving
+from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 
 DAYS = {"early": "2010-01-31", "late": "2020-01-31", "open": "", "wrong": "soon"}
 

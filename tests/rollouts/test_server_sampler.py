@@ -61,7 +61,7 @@ def server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def client(server: ModelServer) -> Iterator[Client]:
-    settings: dict[str, Any] = {"attempts": 2, "retry_pause": 0.01, "probe_pause": 0.05}
+    settings: dict[str, Any] = {"attempts": 2, "retry_pause": 0.01}
     with Client(ClientConfig(server.url, "tiny", **settings), log=lambda line: None) as made:
         yield made
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import EXPERT, Demonstration, draw_choices
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import (
     Closed,
     Document,

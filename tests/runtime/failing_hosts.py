@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.asked_by_all import metrics_of_all, sums_of_all
+from qrag_jax.feedback.deferred_reward import metrics_of_all, sums_of_all
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.client.counters import Counters
 from qrag_jax.llm.outcomes import Answer, Failure

@@ -111,7 +111,7 @@ def test_a_large_corpus_does_not_give_all_at_once(words: SingleStep) -> None:
             return 10**7
 
     check_count(LARGEST_COUNT, Large())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"topk is 1001; give 1 to 1000\."):
+    with pytest.raises(InputError, match="topk is 1001"):
         check_count(LARGEST_COUNT + 1, Large())  # type: ignore[arg-type]
     assert len(WORDS) == len(words.corpus)
 

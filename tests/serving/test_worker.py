@@ -101,7 +101,7 @@ def test_a_full_queue_takes_nothing_of_a_request(made: Made) -> None:
     worker, held = made(max_queue=3, max_batch=8, max_wait=0)
     block(worker, held)
     kept = worker.submit([Ask("cats"), Ask("dogs")])
-    with pytest.raises(Busy, match="2 questions wait already"):
+    with pytest.raises(Busy, match="2 questions wait"):
         worker.submit([Ask("birds"), Ask("trees")])
     last = worker.submit([Ask("stars")])
     with pytest.raises(Busy):
@@ -168,7 +168,7 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
     worker = Worker(opener)
     worker.start()
-    with pytest.raises(Busy, match="the server is loading"):
+    with pytest.raises(Busy, match="server is loading"):
         worker.submit([Ask("cats")])
     assert worker.searcher is None
     go.set()

@@ -8,10 +8,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import source_section
-from qrag_jax.data.loading import LoadedSamples, load_split
+from qrag_jax.data.loading import LoadedSamples, load_split, tokenise_samples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources.registry import Split
-from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder

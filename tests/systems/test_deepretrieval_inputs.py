@@ -20,7 +20,7 @@ from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
 from qrag_jax.systems.rewrite_script import DroppedConfig, script_of_texts
 from qrag_jax.systems.rewrite_search import Collections
-from tests.retrieval.remote_engines.scripted import pubmed_says, serving
+from tests.retrieval.web_service import pubmed_says, serving
 from tests.systems.collections_maker import (
     Judged,
     write_collection,

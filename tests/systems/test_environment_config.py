@@ -20,7 +20,6 @@ from qrag_jax.systems.rlvr_config import RlvrConfig
         ({"arguments": "{"}, "no JSON object"),
         ({"arguments": "[1]"}, "no JSON object"),
         ({"renderer": "qwen3"}, "no JSON object"),
-        ({"protocol": "v2"}, "config.env.protocol is 'v2'"),
         ({"max_turns": 0}, "config.env.max_turns is 0"),
         ({"side_by_side": 0}, "config.env.side_by_side is 0"),
     ],
@@ -53,11 +52,9 @@ def test_what_an_environment_cannot_do_is_refused(changes: dict[str, Any], says:
 
 def test_a_python_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"pip install .*verifiers0.*verifiers1"):
+    with pytest.raises(InputError, match=r"pip install .*verifiers"):
         EnvironmentConfig().interpreter()
-    with pytest.raises(InputError, match=r"pip install .*verifiers1"):
-        EnvironmentConfig(protocol="v1").interpreter()
-    made = tmp_path / ".venv-verifiers1" / "bin" / "python"
+    made = tmp_path / ".venv-verifiers" / "bin" / "python"
     made.parent.mkdir(parents=True)
     made.symlink_to(sys.executable)
     assert EnvironmentConfig().interpreter() == str(made)

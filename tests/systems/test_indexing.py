@@ -93,7 +93,7 @@ def test_the_manifest_says_what_the_index_is(tower: PassageEncoder, built: Path)
     manifest = read_manifest(built / EXACT, engine=EXACT, encoder=tower.digest(), count=COUNT)
     assert manifest.corpus == StoredCorpus(built / "corpus").digest
     assert (manifest.width, manifest.dtype) == (16, "float32")
-    assert list(manifest.files) == [f"vectors.1.{number}.float32" for number in range(3)]
+    assert list(manifest.files) == [f"vectors.{number}.float32" for number in range(3)]
     found = {path.name for path in (built / EXACT).iterdir()}
     assert found == {"manifest.json", *manifest.files}  # no notes, nothing half written
 
@@ -126,13 +126,13 @@ def test_unfinished_parts_are_embedded_again(
     out = tmp_path / "index"
     with pytest.raises(Stopped):
         index_corpus(source, out, tower, SETTINGS, StopAfter(COUNT + 1))
-    part = out / EXACT / "vectors.1.0.float32"
+    part = out / EXACT / "vectors.0.float32"
     if damage == "cut":
         part.write_bytes(part.read_bytes()[:-4])
     elif damage == "note":
         part.with_name(part.name + ".json").unlink()
     else:
-        (out / EXACT / ".vectors.1.1.float32.77.partial").write_bytes(b"half")
+        (out / EXACT / ".vectors.1.float32.77.partial").write_bytes(b"half")
     index_corpus(source, out, tower, SETTINGS)
     assert tree(out) == tree(built)
 

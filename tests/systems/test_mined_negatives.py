@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from qrag_jax import Retriever
+from qrag_jax.data.config import NegativesConfig
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.negatives_config import NegativesConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index

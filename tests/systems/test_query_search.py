@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.data.query_question import Page
 from qrag_jax.data.query_questions import of_bridge, read_query_questions
+from qrag_jax.data.sample import Page
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
 from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError

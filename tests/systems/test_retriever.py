@@ -25,7 +25,7 @@ from qrag_jax import LoadSettings, Retriever
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.qdrant_settings import QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantServer, QdrantTarget
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
@@ -33,6 +33,7 @@ from qrag_jax.serving.searcher import Ask, MultiStep
 from qrag_jax.systems.deployed import NOTE, Endpoints
 from qrag_jax.systems.further_engines import make_engine
 from tests.entry_points import ROOT, Commands, log_rows
+from tests.retrieval import qdrant_stand_in
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
 
@@ -67,7 +68,14 @@ def write_corpus(path: Path, texts: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
+def qdrant_url() -> Iterator[str]:
+    with qdrant_stand_in.running() as state:
+        yield state.url
+
+
+@pytest.fixture(scope="module")
 def task(
+    qdrant_url: str,
     scored_run: Path,
     exported: Path,
     commands: Commands,
@@ -81,7 +89,8 @@ def task(
     corpus = write_corpus(folder / "corpus.jsonl", texts)
     Retriever.load(exported, FLOAT32).index(corpus, folder / "index")
     stored, stop = StoredCorpus(folder / "index" / "corpus"), StopSignal()
-    make_engine("qdrant", folder / "index", stored, QdrantTarget(), stop)
+    target = QdrantTarget(QdrantServer(qdrant_url))
+    make_engine("qdrant", folder / "index", stored, target, stop)
     return Task(questions, documents, texts, corpus, folder / "index")
 
 

@@ -24,7 +24,7 @@ from qrag_jax.systems.rewrite_search import (
     open_remote,
     passages_of,
 )
-from tests.retrieval.remote_engines.scripted import Call, Say, pubmed_says, quick, serving
+from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 from tests.systems.collections_maker import write_collection, write_documents
 
 NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.generators.synthetic import Split
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
-from qrag_jax.environments.tools.documents import TasksConfig
+from qrag_jax.environments.tools.documents import TasksConfig, bridge_task
 from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import means, score_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.systems.rlvr_inputs import fingerprint
 
 TASKS = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]

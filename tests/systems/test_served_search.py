@@ -16,7 +16,6 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.retrieval.vector_files import replace_vectors
 from qrag_jax.serving.searcher import Ask, Searcher
 from qrag_jax.systems.indexing import index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -94,9 +93,6 @@ def test_a_prefix_of_questions_is_read_by_the_encoder(index: Path, tower: Path) 
 def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path) -> None:
     words, vectors, other = tmp_path / "words", IndexAt(index), str(write_tower(tmp_path / "b", 1))
     words_index(words)
-    (tmp_path / "stale").mkdir()
-    shutil.copytree(index, stale := tmp_path / "stale" / "index")
-    replace_vectors(stale / "exact", 0, np.ones((1, 16), np.float32))
     encoder = PlainEncoder(str(tower))
     for served, told in [
         (ServedSearch(vectors), "which compares vectors; give what makes vectors of questions"),
@@ -109,7 +105,6 @@ def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path)
         (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
         (ServedSearch(IndexAt(words, "exact"), encoder=encoder), "no finished index of exact;"),
         (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
-        (ServedSearch(IndexAt(stale, "faiss"), encoder=encoder), "the vectors have changed since"),
     ]:
         with pytest.raises(InputError, match=told):
             served.open()

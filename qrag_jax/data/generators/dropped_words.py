@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from qrag_jax.data.generators.function_words import words_of
 from qrag_jax.data.generators.invented_names import Draw
 
 STREAM = 15  # of `Draw`, for the words that are dropped; lower ones draw questions and styles
@@ -113,3 +112,36 @@ def _ends(token: str) -> bool:
         return False
     before = token.lstrip("'\"([").rstrip("'\")]").removesuffix(".").lower()
     return before not in _SHORT and not (len(before) == 1 and before.isalpha())
+
+
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+_WORDS = (
+    # Articles and the like; pronouns; question words.
+    "a an the this that these those all each every some any many much such "
+    "i me my we us our you your he him his she her it its they them their one "
+    "what when where which who whom whose why how "
+    # Prepositions and conjunctions.
+    "about after as at before by for from in into near of off on onto out over through to towards "
+    "under until up with and but if or nor so than then because while "
+    # Auxiliary verbs, and adverbs that tell nothing.
+    "am are be been being is was were do does did has have had can could may might must shall "
+    "should will would no not now just also too very there here"
+)
+FUNCTION_WORDS = frozenset(_WORDS.split())
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in their order, without the marks around them."""
+    return _WORD.findall(text)
+
+
+def content_words(text: str) -> list[str]:
+    """The words of a text in their order that are no function words, in whatever case."""
+    return [word for word in words_of(text) if word.lower() not in FUNCTION_WORDS]
+
+
+def any_of(*texts: str) -> str:
+    """A Boolean query for any of the words of the texts, without their marks and operators."""
+    # In lower case, since AND, OR and NOT are operators in upper case alone.
+    return " OR ".join(dict.fromkeys(word.lower() for text in texts for word in words_of(text)))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from qrag_jax.data.files.beir import Document
 from qrag_jax.data.generators.bridge_world import BridgePassage, bridge_puzzle, told_passages
-from qrag_jax.data.generators.function_words import content_words
+from qrag_jax.data.generators.dropped_words import content_words
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.invented_puzzle import Entity, Passage, Puzzle
 from qrag_jax.data.generators.invented_world import KINDS

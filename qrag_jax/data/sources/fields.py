@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qrag_jax.data.query_question import Page, QueryQuestion
-from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
 
 
 def present(record: dict[str, Any], *names: str) -> Any:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qrag_jax.data.query_question import QueryQuestion
-from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sample import BadRecord, QueryQuestion
 from qrag_jax.data.sources import fields
 
 NAME = "hover"

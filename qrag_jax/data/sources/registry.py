@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from qrag_jax.data.files.hub import HubPath, load_hub
-from qrag_jax.data.files.own_records import own_records
 from qrag_jax.data.files.records import find_split, read_records, split_files
-from qrag_jax.data.query_question import QueryQuestion
-from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sample import BadRecord, QueryQuestion, Sample
 from qrag_jax.data.sources import hotpotqa, hover, musique, niah, own, two_wiki
+from qrag_jax.data.sources.own import own_records
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qrag_jax.data.query_question import QueryQuestion
-from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sample import BadRecord, QueryQuestion, Sample
 from qrag_jax.data.sources import fields
 from qrag_jax.runtime.retriever_config import passage_text
 

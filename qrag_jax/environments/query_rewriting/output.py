@@ -34,8 +34,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.llm.text.well_formed import well_formed
 
 TAGGED, BARE = FORMS = ("tagged", "bare")
 # What an episode came to. `read_output` tells all but the last, which depends on the search.

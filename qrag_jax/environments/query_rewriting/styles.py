@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from qrag_jax.data.generators.function_words import content_words, words_of
+from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.talkative import TalkativeQuestion
 from qrag_jax.environments.shares import check_shares, drawn

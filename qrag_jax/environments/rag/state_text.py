@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from qrag_jax.environments.rag.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.llm.text.prompts import least, one_line
-from qrag_jax.llm.text.well_formed import well_formed
 
 STATELESS = "Given a question, retrieve the passages that answer it."
 STATEFUL = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -24,15 +23,6 @@ class Clock:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._began, self._spoken, self._speaking, self._since = time.monotonic(), 0.0, 0, 0.0
-
-    @contextlib.contextmanager
-    def model_speaks(self) -> Any:
-        """While the model is waited for."""
-        self.speaks(on=True)
-        try:
-            yield
-        finally:
-            self.speaks(on=False)
 
     def speaks(self, *, on: bool) -> None:
         """The model begins, or ends, to speak; several turns may overlap."""

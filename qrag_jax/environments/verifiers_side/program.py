@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from .wire import Link, Refused, told
 
-V0, V1 = "v0", "v1"
-_EXTRA = {V0: "'verifiers>=0.2,<0.4'", V1: "'verifiers>=0.4,<0.5'"}
+_WANTED = "'verifiers>=0.4,<0.5'"
 
 
 class Player(Protocol):
@@ -34,38 +33,33 @@ class Player(Protocol):
         ...
 
 
-def protocol_of(asked: str) -> tuple[str, str]:
-    """The protocol to speak, and the version of verifiers here.
+def version_here() -> str:
+    """The version of verifiers in this Python.
 
     Raises:
-        Refused: verifiers is not here, or does not speak it.
+        Refused: it is not installed, or older than 0.4.
     """
     try:
         version = importlib.metadata.version("verifiers")
     except importlib.metadata.PackageNotFoundError:
         raise Refused(
-            f"the Python of config.env.python has no verifiers; install {_EXTRA[asked or V1]} "
-            "there, or name another"
+            f"the Python of config.env.python has no verifiers; install {_WANTED} there, or name "
+            "another"
         ) from None
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
-    own = V1 if numbers >= [0, 4] else V0
-    if asked and asked != own:
+    if [int(part) for part in version.split(".")[:2] if part.isdecimal()] < [0, 4]:
         raise Refused(
-            f"config.env.protocol is {asked}, and verifiers {version}, which is installed there, "
-            f"speaks {own}; name a Python that has {_EXTRA[asked]} in config.env.python"
+            f"the Python of config.env.python has verifiers {version}; name one that has {_WANTED}"
         )
-    return own, version
+    return version
 
 
 def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Player, dict[str, Any]]:
-    protocol, version = protocol_of(asked["protocol"])
+    version = version_here()
     try:
-        if protocol == V0:
-            from .v0 import open_environment
-        else:
-            from .v1 import open_environment  # type: ignore[assignment]
+        from .v1 import open_environment
+
         player: Player = open_environment(link, asked)
-        return player, {"protocol": protocol, "version": version, **player.about()}
+        return player, {"version": version, **player.about()}
     except Refused:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A renderer for verifiers 0.4 that asks the trainer, which also renders for v0: one form of texts.
+"""A renderer for verifiers that asks the trainer, so that there is one form of texts.
 
 What was sampled stays as it is; new messages come behind it. verifiers imports this file by its
 path and gives it the fields of `ServedConfig`.

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .clock import Clock
-from .packages import code_of, imported
-from .wire import EpisodeFailed, Link, Refused, one_line
+from .wire import EpisodeFailed, Link, Refused, code_of, imported, one_line
 
 TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
 vf: Any = importlib.import_module("verifiers.v1")
@@ -48,7 +47,7 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     builtin = f"verifiers.v1.tasksets.{module_name}"
-    module = imported(name, builtin if importlib.util.find_spec(builtin) else module_name, "v1")
+    module = imported(name, builtin if importlib.util.find_spec(builtin) else module_name)
     try:
         _LOADERS.taskset_class(name)
     except (AttributeError, TypeError, ValueError):

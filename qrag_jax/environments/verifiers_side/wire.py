@@ -1,28 +1,30 @@
 """Lines of JSON between the trainer and the program that plays environments.
 
 The trainer says (`op`):
-    open    protocol, id, arguments, limits, server, …: load this environment
+    open    id, arguments, limits, server, …: load this environment
     play    group, split, task, episodes: play these episodes of one task
     speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
-    sampled call, and a turn (text, tool_calls, ids, log_probs, prompt_ids, finish), or `over`, or a
-            failure (cause, message): the answer to `sample`
     close   end
 The program says:
-    opened  protocol, version, sizes, prompts, digest, code
+    opened  version, sizes, prompts, digest, code
     refused message: one sentence; the program ends
-    sample  call, episode, model, messages, tools, sampling: a turn of the model is needed
-    played  episode, reward, parts, stop, truncated, failure, calls or nodes, record, seconds
+    played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib
+import importlib.util
 import json
 import math
 import os
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -71,6 +73,40 @@ def finite(value: Any) -> Any:
     return value
 
 
+def code_of(module: ModuleType) -> str:
+    """A digest of the Python files of a module or of its package."""
+    digest, path = hashlib.sha256(), Path(module.__file__ or "")
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(path.parent)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def imported(name: str, module: str) -> ModuleType:
+    """The module of an environment.
+
+    Args:
+        name: as the user gave it.
+        module: to import.
+
+    Raises:
+        Refused: it is not installed, or cannot be imported.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise Refused(
+            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
+            f"{module}; install it there"
+        )
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise Refused(
+            f"the package {module} cannot be imported ({told(error)}); install what it needs, or "
+            "mend it"
+        ) from error
+
+
 class Link:
     """This process's end. What an environment prints goes to standard error, not between lines.
 
@@ -88,8 +124,6 @@ class Link:
         os.close(nothing)
         sys.stdout = sys.stderr
         self._lock = threading.Lock()
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._calls = 0
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.clocks: dict[int, Any] = {}
 
@@ -124,24 +158,9 @@ class Link:
 
         threading.Thread(target=read, name="trainer", daemon=True).start()
 
-    async def sample(self, episode: int, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks for a turn of the model, and waits for it."""
-        self._calls += 1
-        call, future = self._calls, asyncio.get_running_loop().create_future()
-        self._waiting[call] = future
-        self.say("sample", call=call, episode=episode, **request)
-        try:
-            return {**await future, "call": call}
-        finally:
-            self._waiting.pop(call, None)
-
     def _take(self, message: dict[str, Any] | None) -> None:
         if message is not None and message["op"] == "speaks":
             if clock := self.clocks.get(message["episode"]):
                 clock.speaks(on=message["on"])
-        elif message is not None and message["op"] == "sampled":
-            future = self._waiting.get(message["call"])
-            if future is not None and not future.done():
-                future.set_result(message)
         else:
             self.asked.put_nowait(message)

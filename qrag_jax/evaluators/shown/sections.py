@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qrag_jax.evaluators.episode_sample import AGENTS, CHUNKS, REWRITES, TOKENS, spread
 from qrag_jax.evaluators.shown.chunk_episodes import ChunkEpisodes
-from qrag_jax.evaluators.shown.curves import POINTS, curves_of
-from qrag_jax.evaluators.shown.page import Section, ShownRun
+from qrag_jax.evaluators.shown.page import Curve, Section, ShownRun
 from qrag_jax.evaluators.shown.places import STEP_0, UNTRAINED, Log, Place
 from qrag_jax.evaluators.shown.rows import SAMPLE, Rows, read_lines, read_rows, read_sample
 from qrag_jax.evaluators.shown.search_episodes import WORDS, key_of, search_episodes
@@ -176,3 +178,30 @@ def _label(log: Log, rows: Rows) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+POINTS = 400  # of one curve, at most
+
+
+def curves_of(lines: Sequence[Mapping[str, float]]) -> tuple[Curve, ...]:
+    """All metrics that have a finite value, each with at most `POINTS` of its points.
+
+    Args:
+        lines: with `step`, oldest first, as `read_metrics` gives them. Of a step that was written
+            twice the later value counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name != "step" and math.isfinite(value):
+                found.setdefault(name, {})[int(line["step"])] = float(value)
+    return tuple(_curve(name, points) for name, points in found.items())
+
+
+def _curve(name: str, points: Mapping[int, float]) -> Curve:
+    steps = sorted(points)
+    kept = steps
+    if len(steps) > POINTS:
+        kept = [steps[n] for n in np.linspace(0, len(steps) - 1, POINTS).round().astype(int)]
+    values = [float(f"{points[step]:.6g}") for step in kept]
+    return Curve(name, kept, values, thinned=len(kept) < len(steps))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,6 @@ from typing import TypeVar
 
 import openai
 
-from qrag_jax.llm.client.api_key import BLOTTED, without_key
-from qrag_jax.llm.client.breaker import CircuitBreaker, Server
 from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.client.connections import Connections, TooLarge
@@ -32,12 +32,11 @@ from qrag_jax.llm.outcomes import (
     how_read,
     request_key,
 )
+from qrag_jax.llm.server_url import BLOTTED, without_key
 
 _LONGEST_RETRY_PAUSE = 8.0
-_PROBE_SECONDS = 5.0
 _FLUSH_SECONDS = 0.2  # between writes; a crash may lose the answers of this time
 _SETTLE_SECONDS = 1.0  # that answers wait to be written before they are returned
-_OUTAGES_SPARED = 3  # attempts per request that may fail in an outage without being counted
 _REQUESTS_AT_A_TIME = 500  # looked up before other tasks of the loop get a turn
 
 # Causes that may pass, so that the same request is sent again. "filtered" and "tool_call" are not
@@ -76,6 +75,15 @@ class _Attempt:
     refused: bool = False
 
 
+class _Outage:
+    """The time in which there is no connection to the server."""
+
+    def __init__(self, now: float) -> None:
+        self.began = self.counted = now
+        self.logged = -math.inf
+        self.over = asyncio.Event()
+
+
 class Asker:
     """Asks a server; all methods must run on one event loop.
 
@@ -99,15 +107,7 @@ class Asker:
         self._key, self._own, self._url = config.api_key(), own, config.url
         self._connections = Connections(config, self._key, own)
         self._slots = asyncio.Semaphore(config.concurrency)
-        self._breaker = CircuitBreaker(
-            config.url,
-            self._probe,
-            failures=config.breaker_failures,
-            pause=config.probe_pause,
-            limit=config.wait_limit,
-            log=log,
-            waited=self.counters.waited,
-        )
+        self._outage: _Outage | None = None
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
         self._flusher: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
@@ -265,32 +265,21 @@ class Asker:
     async def _attempts(self, request: Request) -> tuple[Outcome, float, int]:
         """Returns the outcome, the seconds used of the deadline, and the attempts that count."""
         config, clock = self._config, asyncio.get_running_loop().time
-        seconds, attempts, bad, spared = 0.0, 0, 0, 0
+        seconds, attempts, bad, refusals = 0.0, 0, 0, 0
         while True:
-            if self._breaker.is_open and await self._breaker.wait() is Server.STILL_DOWN:
-                return self._gave_up(), seconds, attempts
             began = clock()
             limit = min(config.attempt_timeout, config.deadline - seconds)
             attempt = await self._attempt(request, limit)
-            outcome, took = attempt.outcome, clock() - began
-            seconds, attempts = seconds + took, attempts + 1
+            outcome = attempt.outcome
+            if attempt.refused:  # nothing was asked, so neither attempt nor time counts
+                refusals += 1
+                if not await self._wait(refusals):
+                    return self._gave_up(), seconds, attempts
+                continue
+            self._answers()
+            seconds, attempts = seconds + clock() - began, attempts + 1
             if isinstance(outcome, Answer):
-                self._breaker.succeeded()
                 return outcome, seconds, attempts
-            if outcome.cause in ("connection", "server"):
-                self._breaker.failed(attempt.refused)
-                if self._breaker.is_open:
-                    found = await self._breaker.wait()
-                    if found is Server.STILL_DOWN:
-                        return self._gave_up(), seconds, attempts
-                    # The outage made the attempt fail, so it does not count. If this happens again
-                    # and again, the request may cause the outages, so later attempts count.
-                    if found is Server.CAME_BACK and spared < _OUTAGES_SPARED:
-                        spared += 1
-                        seconds, attempts = seconds - took, attempts - 1
-                        continue
-            elif outcome.cause != "timeout":
-                self._breaker.succeeded()
             bad += outcome.cause in _BAD_ANSWERS
             pause = max(self._retry_pause(attempts), attempt.pause)
             if (
@@ -302,6 +291,38 @@ class Asker:
                 return outcome, seconds, attempts
             await asyncio.sleep(pause)
             seconds += pause
+
+    async def _wait(self, refusals: int) -> bool:
+        """Waits while the server is down; False: it was for longer than `wait_limit`."""
+        now = asyncio.get_running_loop().time()
+        outage = self._outage = self._outage or _Outage(now)
+        self.counters.waited(now - outage.counted)
+        outage.counted = now
+        down = now - outage.began
+        if now - outage.logged > max(down / 2, _LONGEST_RETRY_PAUSE):  # ever more rarely
+            outage.logged, url = now, self._config.url
+            self._log(f"the LLM server at {url} does not answer; waiting ({down:.0f} s)")
+        pause, limit = self._retry_pause(refusals), self._config.wait_limit
+        if limit is not None:
+            if down >= limit:
+                return False
+            pause = min(pause, limit - down)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await outage.over.wait()
+        return True
+
+    def _answers(self) -> None:
+        """Notes that there is a connection, and wakes the calls that wait for one."""
+        if (outage := self._outage) is not None:
+            now = asyncio.get_running_loop().time()
+            self.counters.waited(now - outage.counted)
+            self._log(
+                f"the LLM server at {self._config.url} answers again after "
+                f"{now - outage.began:.0f} s"
+            )
+            self._outage = None
+            outage.over.set()
 
     def _retry_pause(self, attempts: int) -> float:
         longest = min(self._config.retry_pause * 2 ** (attempts - 1), _LONGEST_RETRY_PAUSE)
@@ -357,16 +378,3 @@ class Asker:
         if self._own is not None and (url := self._own.url) != self._url:
             self._url = url
             self._connections.follow(url)
-
-    async def _probe(self) -> bool:
-        """Whether the server answers at all, even with a refusal (a status below 500)."""
-        self._follow()
-        try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                with self._connections.api() as api:
-                    await api.get("/models", cast_to=str)
-        except openai.APIStatusError as error:
-            return error.status_code < 500
-        except Exception:  # if this raised, the waiting calls would wait for ever
-            return False
-        return True

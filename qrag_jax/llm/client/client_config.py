@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.api_key import check_variable, read_key
-from qrag_jax.llm.server_url import check_url, is_local
+from qrag_jax.llm.server_url import check_url, check_variable, is_local, read_key
 from qrag_jax.runtime.config_fields import internal
 
 
@@ -26,10 +25,8 @@ class ClientConfig:
         bad_answer_attempts: how many of the attempts may end in an answer that is malformed, empty
             or without a known end.
         retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
-        breaker_failures: failed calls in a row after which the server counts as down.
-        probe_pause: seconds between the first two probes of a server that is down; doubles up to
-            30 s.
-        wait_limit: seconds of an outage after which requests fail; None: they wait for ever.
+        wait_limit: seconds without a connection after which requests fail; None: they wait for
+            ever.
         cache: SQLite file of answers at temperature 0; "": no cache. Any number of processes may
             share it if it is on a local disk.
         api_key_env: name of the environment variable with the API key; "": no key is needed.
@@ -48,8 +45,6 @@ class ClientConfig:
     attempts: int = 5
     bad_answer_attempts: int = 2
     retry_pause: float = 0.5
-    breaker_failures: int = 5
-    probe_pause: float = 1.0
     wait_limit: float | None = None
     cache: str = ""
     api_key_env: str = ""
@@ -59,10 +54,10 @@ class ClientConfig:
         object.__setattr__(self, "url", _checked_url(self.url, self.prefix))
         if not self.model:
             raise InputError(f"{self.prefix}model is empty; give the name that the server serves.")
-        for name in ("concurrency", "attempts", "bad_answer_attempts", "breaker_failures"):
+        for name in ("concurrency", "attempts", "bad_answer_attempts"):
             if (value := getattr(self, name)) < 1:
                 raise InputError(f"{self.prefix}{name} is {value}; use 1 or more.")
-        for name in ("deadline", "attempt_timeout", "probe_pause"):
+        for name in ("deadline", "attempt_timeout"):
             if not (value := getattr(self, name)) > 0:
                 raise InputError(f"{self.prefix}{name} is {value}; use seconds above 0.")
         for name in ("retry_pause", "wait_limit"):

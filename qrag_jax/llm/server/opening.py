@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.sidecar import Existing, sidecar

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.api_key import check_variable, read_key
 from qrag_jax.llm.listener import HOST
+from qrag_jax.llm.server_url import check_variable, read_key
 from qrag_jax.runtime.config_fields import internal
 
 OF_VLLM = ".venv-vllm/bin/python"

@@ -9,9 +9,9 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
+from qrag_jax.llm.text.chat_text import chat_tokenizer, templated
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.llm.text.token_count import token_counter
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 
@@ -115,3 +115,20 @@ class Generation:
         """The text, the finish reason, and whether the prompt may have opened the thinking."""
         reason = "stop" if self.score_cut_off else answer.finish_reason
         return answer.text, reason, self.enable_thinking is True
+
+
+def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
+    """Makes a function that counts the tokens of messages in the chat template.
+
+    The count includes what the template adds to open the model's turn.
+
+    Args:
+        tokenizer: folder (or hub name) of the model that is served.
+        enable_thinking: passed to the chat template; None leaves it to the template.
+
+    Raises:
+        InputError: the tokenizer cannot be loaded, or has no chat template.
+    """
+    loaded = chat_tokenizer(tokenizer)
+    text = templated(loaded, enable_thinking)
+    return lambda messages: len(loaded(text(messages), add_special_tokens=False).input_ids)

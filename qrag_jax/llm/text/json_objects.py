@@ -30,3 +30,12 @@ def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
             found = value
         start = text.find("{", end)
     return found
+
+
+def well_formed(text: str) -> str:
+    """The text with the two halves of each pair joined, and with U+FFFD for each half alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

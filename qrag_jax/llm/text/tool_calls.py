@@ -26,10 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.llm.text.extraction import NoAnswer, without_thinking
-from qrag_jax.llm.text.json_objects import last_object
+from qrag_jax.llm.text.json_objects import last_object, well_formed
 from qrag_jax.llm.text.prompts import harmless, one_line
 from qrag_jax.llm.text.tool_specs import KINDS, Parameter, ToolSpec
-from qrag_jax.llm.text.well_formed import well_formed
 
 HERMES, LLAMA, XML = FORMATS = ("hermes", "llama", "xml")
 

@@ -109,7 +109,7 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
         "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3; drawn"
     )
     (tmp_path / "qa2_train.txt").write_text(LONG)
-    with pytest.raises(InputError, match=r"no qa2 story of .* fits 1 chunks .* has 2 facts"):
+    with pytest.raises(InputError, match="fits 1 chunks"):
         documents(dataclasses.replace(settings, chunks=1), "train")
 
 
@@ -123,15 +123,15 @@ def test_bad_settings(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(InputError, match=rf"babilong\.{field} is {value}; give an integer"):
             config(**{field: value})
-    with pytest.raises(InputError, match="'qa7', and without files there are only qa1, qa2"):
+    with pytest.raises(InputError, match="'qa7'"):
         documents(config(task="qa7"), "train")
-    with pytest.raises(InputError, match="'qa7x'; give one from qa1 to qa20"):
+    with pytest.raises(InputError, match="'qa7x'"):
         documents(config(task="qa7x", stories=folder(tmp_path)), "train")
     (tmp_path / "books").mkdir()
     with pytest.raises(InputError, match="books has no books"):
         documents(config(noise=str(tmp_path / "books")), "train")
     (tmp_path / "books" / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match="has one book, and training and evaluation need"):
+    with pytest.raises(InputError, match="training and evaluation"):
         documents(config(noise=str(tmp_path / "books")), "train")
     both = {"noise": str(tmp_path / "books"), "noise_dev": SHARED}
     with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):

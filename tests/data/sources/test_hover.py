@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.query_question import Page, QueryQuestion
-from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion
 from qrag_jax.data.sources import hover
 
 RECORD: dict[str, Any] = {

@@ -99,7 +99,7 @@ def test_a_data_set_of_the_hub(tmp_path: Path) -> None:
         assert report.files == (f"hub:{tmp_path}",)
     with pytest.raises(InputError, match="hub:NAME,CONFIG,SPLIT"):
         load_samples("own", "hub:a,b,c,d", "train")
-    with pytest.raises(InputError, match=r"set data\.path to a file, a folder"):
+    with pytest.raises(InputError, match=r"data\.path"):
         load_samples("own", "", "train")
 
 
@@ -122,7 +122,7 @@ def test_supporting_facts_can_be_hidden() -> None:
     both = RECORDS[2]
     assert Own(Columns(support="")).parse(both).support == ()
     assert Own(Columns(answers="")).parse(both).answers == ()
-    with pytest.raises(BadRecord, match="neither 'support' nor 'truth' says anything"):
+    with pytest.raises(BadRecord, match="'support'"):
         Own(Columns(answers="truth")).parse(RECORDS[1])
 
 
@@ -188,7 +188,7 @@ def test_an_unknown_column_is_told_with_those_that_are_there(tmp_path: Path, fie
 def test_a_missing_column(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text('query,chunks,answers\nWho?,"[""Ada is.""]",Ada\n')
-    with pytest.raises(InputError, match=r"mine.csv:2: there is no field 'question' with the ques"):
+    with pytest.raises(InputError, match="'question'"):
         load_samples("own", str(path), "train")
     assert len(load_samples("own", str(path), "train", columns=Columns(question="query"))[0]) == 1
 
@@ -255,7 +255,7 @@ def test_records_of_a_function(tmp_path: Path) -> None:
             load_samples("own", f"{path}:{name}", "train", columns=columns)
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match=r"mine\.py, train record 1: there is no field 'question'"):
+    with pytest.raises(InputError, match="'question'"):
         load_samples("own", f"{path}:records", "train")
 
 

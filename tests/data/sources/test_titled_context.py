@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.query_question import Page, QueryQuestion
-from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion
 from qrag_jax.data.sources import titled_context
 from tests.data.real_data import real
 

@@ -91,16 +91,16 @@ def test_a_file_needs_its_form(tmp_path: Path) -> None:
 def test_other_slots_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "own.txt"
     path.write_text(f"[user]\n{text}\n")
-    with pytest.raises(InputError, match=r"own\.txt has the slots .*; write \{query\}, and no"):
+    with pytest.raises(InputError, match=r"own\.txt"):
         RewritePrompt(load(str(path)))
 
 
 def test_kinds_that_cannot_be() -> None:
-    with pytest.raises(InputError, match=r"'best'; use one of rewrite_pico, .* or a \.txt"):
+    with pytest.raises(InputError, match="'best'"):
         prompt_kind("best")
-    with pytest.raises(InputError, match="the prompt rewrite_plain asks for the form bare"):
+    with pytest.raises(InputError, match="rewrite_plain"):
         prompt_kind("rewrite_plain", TAGGED)
-    with pytest.raises(InputError, match="asks for no Boolean query; set it to False"):
+    with pytest.raises(InputError, match="Boolean query"):
         prompt_kind("rewrite_bm25", boolean=True)
     assert prompt_kind("rewrite_plain", BARE) == PROMPTS["rewrite_plain"]
     assert prompt_kind("rewrite_pico", boolean=True).boolean

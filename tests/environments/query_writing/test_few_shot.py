@@ -100,7 +100,7 @@ def test_masked_tries_count_for_nothing() -> None:
     best = tried(STATE, "Ada Berg", (BERG,), 0.5)
     masked = Tried(STATE, "", (), None)
     assert queries(masked, best) == ["Ada Berg"]
-    with pytest.raises(InputError, match="none of the 0 scored tries"):
+    with pytest.raises(InputError, match="0 scored tries"):
         full_credit([masked], 2, BY_PASSAGE)
 
 
@@ -129,7 +129,7 @@ def test_questions_are_split_once() -> None:
     assert split == split_questions(40, CONFIG)
     assert split != split_questions(40, dataclasses.replace(CONFIG, seed=1))
     assert len(split_questions(16, CONFIG).training) == 1
-    with pytest.raises(InputError, match=r"there are 15 questions; .* take 15 of them and leave"):
+    with pytest.raises(InputError, match="15 of them"):
         split_questions(15, CONFIG)
 
 

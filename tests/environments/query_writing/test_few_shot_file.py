@@ -103,5 +103,5 @@ def test_no_json_and_no_file(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(InputError, match="is damaged"):
         read_few_shot(tmp_path / NAME, TEMPLATE)
-    with pytest.raises(InputError, match=r"none\.json cannot be read \(No such file"):
+    with pytest.raises(InputError, match=r"none\.json"):
         read_few_shot(tmp_path / "none.json", TEMPLATE)

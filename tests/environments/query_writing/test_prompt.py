@@ -149,14 +149,14 @@ def test_examples_that_differ_where_they_are_cut_are_equal() -> None:
 
     both = variant("one", "four"), variant("other", "five")
     QueryPrompt(load("bare_query"), both, passage_words=4)
-    with pytest.raises(InputError, match="'one' and 'other' are the same text"):
+    with pytest.raises(InputError, match="'one'"):
         QueryPrompt(load("bare_query"), both, passage_words=3)
 
 
 def test_other_slots_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "facts.txt"
     path.write_text("[user]\n{facts} {question}\n")
-    with pytest.raises(InputError, match=r"has the slots facts, question; write \{question\}"):
+    with pytest.raises(InputError, match="slots facts, question"):
         QueryPrompt(load(str(path)))
     with pytest.raises(InputError, match=r"config\.writing\.passage_words is -1"):
         QueryPrompt(load("bare_query"), passage_words=-1)

@@ -126,7 +126,7 @@ def test_other_ends_are_those_of_every_agent(file: Path) -> None:
 
 
 def test_a_file_that_cannot_be_used(file: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.agent\.path is .* narrow cannot be called with"):
+    with pytest.raises(InputError, match=r"config\.agent\.path"):
         agent(file, "narrow")
-    with pytest.raises(InputError, match="has no function other; it has good, once"):
+    with pytest.raises(InputError, match="function other"):
         agent(file, "other")

@@ -254,10 +254,10 @@ def test_prompts_with_other_slots_are_refused() -> None:
 def test_replies_of_the_wrong_kind_are_mistakes_of_the_program() -> None:
     play = agent().play(TASK)
     next(play)
-    with pytest.raises(TypeError, match="the reply to Complete is an outcome, not tuple"):
+    with pytest.raises(TypeError, match="reply to Complete"):
         play.send(OSLO)
     play = agent().play(TASK)
     next(play)
     play.send(Answer(SEARCH))
-    with pytest.raises(TypeError, match="the reply to Retrieve is passages"):
+    with pytest.raises(TypeError, match="reply to Retrieve"):
         play.send(Answer("Oslo"))

@@ -80,9 +80,9 @@ def test_a_search_that_fails_breaks_the_episode() -> None:
 
 
 def test_questions_that_cannot_be_played_are_refused() -> None:
-    with pytest.raises(InputError, match=r"q1 has 2 hops, and config\.agent\.max_hops is 1; raise"):
+    with pytest.raises(InputError, match=r"config\.agent\.max_hops"):
         agent(max_hops=1)
-    with pytest.raises(InputError, match="question q2 has no decomposition"):
+    with pytest.raises(InputError, match="question q2"):
         agent().play(Task("q2", "?"))
 
 

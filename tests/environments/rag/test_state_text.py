@@ -119,5 +119,5 @@ def test_a_query_that_does_not_fit_is_never_cut() -> None:
 
 
 def test_a_limit_needs_a_count() -> None:
-    with pytest.raises(ValueError, match="needs a function that counts"):
+    with pytest.raises(ValueError, match="needs a function"):
         StateText(max_tokens=10)

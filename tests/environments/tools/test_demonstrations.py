@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import (
     EXPERT,
     Choices,
@@ -20,6 +19,7 @@ from qrag_jax.environments.tools.demonstrations import (
     DemonstrationsConfig,
     draw_choices,
 )
+from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, ToolCall, read_calls

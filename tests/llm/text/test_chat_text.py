@@ -25,11 +25,11 @@ def test_a_template_given_as_text() -> None:
     expected = "<|im_start|>user\nWho built {prompt}?<|im_end|>\n<|im_start|>assistant\n"
     assert written(MESSAGES) == expected
     assert in_template("{prompt}")(MESSAGES) == "Who built {prompt}?"
-    with pytest.raises(ValueError, match="takes prompts of one message"):
+    with pytest.raises(ValueError, match="prompts of one"):
         written((("system", "Be brief."), *MESSAGES))
 
 
 @pytest.mark.parametrize("template", ["", "user: ", "{prompt}{prompt}"])
 def test_a_template_has_one_place_for_the_prompt(template: str) -> None:
-    with pytest.raises(InputError, match=r"places \{prompt\}; write one"):
+    with pytest.raises(InputError, match=r"places \{prompt\}"):
         in_template(template)

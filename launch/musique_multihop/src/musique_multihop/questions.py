@@ -1,7 +1,7 @@
-"""The questions, the agent of RLVR that acts on them, and the rewards: without any protocol.
+"""The questions, the agent of RLVR that acts on them, and the rewards: without verifiers.
 
-The agent is qrag_jax's own (`core.environments.tools.play`): a generator that is sent what the
-model said, and asks for searches. It reads calls in their text, so calls that a protocol gives as
+The agent is qrag_jax's own (`qrag_jax.environments.tools.play`): a generator that is sent what the
+model said, and asks for searches. It reads calls in their text, so calls that verifiers gives as
 objects are written again.
 """
 
@@ -13,12 +13,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from musique_multihop.core.data.dataset_parts import parse_parts, read_part
-from musique_multihop.core.data.generators.bridge_world import bridge_question
-from musique_multihop.core.data.sample import is_held_out
-from musique_multihop.core.environments.tools.bridge_tasks import bridge_task
-from musique_multihop.core.environments.tools.documents import TasksConfig, tasks_of
-from musique_multihop.core.environments.tools.episode import (
+from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.sample import is_held_out
+from qrag_jax.environments.tools.documents import TasksConfig, bridge_task, tasks_of
+from qrag_jax.environments.tools.episode import (
     Closed,
     Document,
     Look,
@@ -27,12 +26,12 @@ from musique_multihop.core.environments.tools.episode import (
     Speak,
     ToolTask,
 )
-from musique_multihop.core.environments.tools.play import COMPLETE, RETRIEVE, ToolAgent
-from musique_multihop.core.feedback.rubric import PARTS, Rubric, preset, score
-from musique_multihop.core.llm.text import prompts
-from musique_multihop.core.llm.text.tool_calls import HERMES, ToolCall, write_call
-from musique_multihop.core.retrieval.bm25 import BM25Index
-from musique_multihop.core.retrieval.protocol import Passage, Queries
+from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE, ToolAgent
+from qrag_jax.feedback.rubric import PARTS, Rubric, preset, score
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.protocol import Passage, Queries
 
 BRIDGE, BM25, GOLDEN = "bridge", "bm25", "golden"
 SPLITS = ("train", "dev")
@@ -183,7 +182,7 @@ def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
 
 
 class _Texts:
-    """A question's documents as `core.retrieval.protocol.Corpus`."""
+    """A question's documents as `qrag_jax.retrieval.protocol.Corpus`."""
 
     digest = ""
 

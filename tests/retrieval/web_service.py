@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
+from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 
 KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
 
@@ -133,22 +133,6 @@ def serving(script: Script) -> Iterator[Scripted]:
         thread.join()
 
 
-class FakeClock:
-    """A clock that only sleeping moves; `slept` are the pauses."""
-
-    def __init__(self) -> None:
-        self.time, self.slept = 1000.0, list[float]()
-        self._lock = threading.Lock()
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        with self._lock:
-            self.time += seconds
-            self.slept.append(seconds)
-
-
 def quick(url: str, **settings: Any) -> RemoteEngineConfig:
     """Settings with short pauses for the server at a URL."""
     defaults: dict[str, Any] = {
@@ -189,8 +173,3 @@ def trials_say(studies: Sequence[Mapping[str, Any]], following: str = "") -> Say
     """As the registry does."""
     more = {"nextPageToken": following} if following else {}
     return Say({"studies": list(studies), **more})
-
-
-def by(query: str, its: Script, others: Script) -> Script:
-    """A script for this query, and another one for the others."""
-    return lambda call: (its if call.query == query else others)(call)
