@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hlo import calls_host
+from benchmarks.gpu.hlo import calls_host
 from qrag_jax.runtime.hlo import Instruction, instructions
 
 EQUAL = 0  # the partition in which all devices have the same label
