@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suite, with commas between; each suite names its parts if one is unknown",
+        help="parts of the suite, with commas between; an unknown one lists them",
     )
     parser.add_argument(
         "--run",

@@ -189,8 +189,10 @@ def cases_markdown(cases: Sequence[Case]) -> str:
     """The cases as a Markdown table, without their details."""
     held = {True: "yes", False: "**no**", None: ""}
     cells = [
-        (c.case, number(c.value), c.unit, number(c.peer), number(c.ratio), c.target or "")
-        + (held[c.holds],)
+        (
+            *(c.case, number(c.value), c.unit, number(c.peer), number(c.ratio)),
+            *(c.target or "", held[c.holds]),
+        )
         for c in cases
     ]
     return markdown(("case", "ours", "unit", "peer", "ratio", "target", "met"), cells)

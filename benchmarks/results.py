@@ -1,4 +1,4 @@
-"""Writes docs/results.md, and README.md's table, from the stored results: python -m benchmarks.results
+"""Writes docs/results.md and README.md's table from what is stored: python -m benchmarks.results
 
 `benchmarks/results/SUITE/DATE-MACHINE.json` are the one home of a figure (`report.store`). `LIST`
 says which are shown: the newest one of an idle machine, or, marked, the newest of a busy one.
@@ -26,12 +26,14 @@ class Row(NamedTuple):
 
     title: what is measured, in the reader's words.
     suite, case: which figure.
+    beside: the case whose figure is the peer's, if not the figure's own peer is.
     in_readme: also in README.md's table.
     """
 
     title: str
     suite: str
     case: str
+    beside: str = ""
     in_readme: bool = False
 
 
@@ -65,12 +67,13 @@ def lines(
     for row in rows:
         figure = figures[row.suite].get(row.case)
         if figure is not None:
-            unit = figure["unit"]
-            shown = [
-                "" if value is None else f"{number(value)} {unit}".strip()
-                for value in (figure["value"], figure["peer"])
-            ]
-            machine = figure["machine"] + ("" if figure["idle"] else BUSY)
+            unit = "" if figure["unit"] == "share" else figure["unit"]
+            other = figures[row.suite].get(row.beside, {}).get("value") if row.beside else None
+            peer = other if row.beside else figure["peer"]
+            shown = (
+                "" if x is None else f"{number(x)} {unit}".strip() for x in (figure["value"], peer)
+            )
+            machine = figure["machine"].partition(", Python")[0] + ("" if figure["idle"] else BUSY)
             yield (row.title, *shown, machine, figure["date"])
 
 

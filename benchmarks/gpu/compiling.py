@@ -11,13 +11,13 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks.gpu import hlo
 from benchmarks.gpu.recipes import (
     CORPORA,
     QUICK,
@@ -31,16 +31,35 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.hlo import Instruction, Module, arrays
+from qrag_jax.runtime.hlo_work import work_of
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, check_packages, described_devices
+from tests.support import hlo
+from tests.support.hlo import Product
 
 CPU, REFUSED = "cpu", 2  # a target; the exit status if the packages are missing
 LONGEST = 400  # characters of an error that are kept
+# Products that are computed from float32 factors on purpose, by the einsum by which JAX names them;
+# on a GPU they run at a fraction of the speed of bfloat16 ones, so no other may be.
+NAMED = {
+    "rt,td->rd": "mean pooling (models.heads.embedding): sums whose results are embeddings",
+    "...hd,...chd->...ch": "Q-values (policies.soft_q), exact because actions hang on them",
+    "...d,...kd->...k": "scores of a pool (policies.plackett_luce), likewise",
+    "rd,d->r": "values of a critic (learners.query_encoder)",
+    "bnd,bwd->bwn": "Q-values of long documents (policies.document_scores), likewise",
+    "bnd,bwnd->bwn": "the same with positions relative to the chunks taken",
+}
+# JAX's own attention, with which TPUs compute: its scores are float32, and so is their gradient.
+NAMED_ON_TPU = {"BTNH,BSNH->BNTS": "the gradient of attention's scores (jax.nn)"}
+# Products of attention that no fused kernel computes: JAX's own, and those of models.compute.
+_ATTENTION = ("BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH", "nqd,nkd->nqk", "nqk,nkd->nqd", "nqk,nqd->nkd")
+LOGITS_TOKENS = 2048  # fewer are a part of a block, computed at a time
 
 
 def devices_of(target: str, count: int) -> list[jax.Device]:
-    """Described devices of a target, or this process's own.
+    """Described devices of a target, or this process's
 
     Raises:
         InputError: the packages that compile for the target are missing.
@@ -135,24 +154,115 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
-        "flops": hlo.flops(text, program.loops()),
+        "flops": flops(text, program.loops()),
         "attention_forward": forward,
         "attention_backward": backward,
-        "attention_unfused": hlo.unfused_attention([*in_full, *hlo.products(text, "bf16")]),
-        "float32_unnamed": hlo.unnamed(in_full, about["platform"]),
+        "attention_unfused": unfused_attention([*in_full, *hlo.products(text, "bf16")]),
+        "float32_unnamed": unnamed(in_full, about["platform"]),
         "asks_host": hlo.asks_host(text),
         "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
         "sends_inside_branches": different_courses(text),
         "nondeterministic": hlo.nondeterministic(text) if about["platform"] == CUDA else [],
         "donated": hlo.donated(text),
         "state_arrays": len(jax.tree.leaves(program.arguments[0])) if learns else 0,
-        "logits": hlo.arrays_of_logits(text, about["vocab"], about["width"]),
+        "logits": arrays_of_logits(text, about["vocab"], about["width"]),
         # libtpu's own count takes every loop as one round.
         "cost": {name: float(cost[name]) for name in ("flops", "bytes accessed") if name in cost},
     }
     if "scores" in about:
-        found["largest_scores"] = hlo.largest_floats(text, about["width"]) / about["scores"]
+        found["largest_scores"] = largest_floats(text, about["width"]) / about["scores"]
     return found
+
+
+# ---------------------------------------------------------------- what a program's text says
+
+
+def unnamed(products: Iterable[Product], platform: str) -> list[str]:
+    """The products that are not computed in float32 on purpose, as `result = factors, source`.
+
+    Args:
+        products: those of float32 factors.
+        platform: "cuda" or "tpu".
+    """
+    names = [*NAMED, *(NAMED_ON_TPU if platform == "tpu" else ())]
+    return sorted(
+        {
+            f"{product.shapes}, {product.source[-80:] or 'of unknown source'}"
+            for product in products
+            if not any(name in product.source for name in names)
+        }
+    )
+
+
+def unfused_attention(products: Iterable[Product]) -> int:
+    """The number of products of attention that no fused kernel computes."""
+    return sum(any(name in product.source for name in _ATTENTION) for product in products)
+
+
+def arrays_of_logits(text: str, vocab: int, width: int) -> int:
+    """How many arrays of floats have a row of the vocabulary for each token of a block.
+
+    Word tables and heads, `width` wide, and their gradients are none.
+    """
+    found = 0
+    for dtype, shape in arrays(text) if vocab else ():
+        rest = math.prod(shape) // vocab if vocab in shape else 0
+        found += dtype in ("f32", "bf16", "f16") and rest > LOGITS_TOKENS and width not in shape
+    return found
+
+
+def largest_floats(text: str, without: int) -> int:
+    """Elements of the largest array of floats whose last size is another than `without`."""
+    found = [shape for dtype, shape in arrays(text) if dtype in ("f32", "bf16", "f16") and shape]
+    return max((math.prod(shape) for shape in found if shape[-1] != without), default=0)
+
+
+def flops(text: str, loops: Mapping[tuple[int, int], Any]) -> dict[str, float]:
+    """FLOPs of one run's matrix products by the type of their factors, with padding.
+
+    Args:
+        text: the program.
+        loops: for loops of unknown length the `rounds` and the `shares` of their branches, by the
+            rows `[N, L]` that they carry (`Program.loops`); others count as one round.
+    """
+    module = Module.of(text)
+
+    def of(name: str, shares: tuple[float, ...]) -> Counter[str]:
+        total: Counter[str] = Counter()
+
+        def add(found: Mapping[str, float], times: float) -> None:
+            for dtype, count in found.items():
+                total[dtype] += times * count  # type: ignore[assignment]
+
+        for line in module.computations.get(name, {}).values():
+            if line.op == "while":
+                course = next((loops[rows] for rows in _rows(line) if rows in loops), None)
+                rounds = line.rounds or (course.rounds if course else 1)
+                for called in line.called:
+                    add(of(called, course.shares if course else ()), rounds)
+            elif line.op == "conditional":
+                even = (1 / len(line.called),) * len(line.called)
+                taken = shares if len(shares) == len(line.called) else even
+                for share, called in zip(taken, line.called, strict=True):
+                    add(of(called, ()), share)
+            elif line.op == "call" or line.op.endswith("-start"):
+                for called in line.called:
+                    add(of(called, shares), 1)
+            else:
+                add(work_of(module, line).products, 1)
+        return total
+
+    return dict(of(module.entry, ()))
+
+
+def _rows(line: Instruction) -> list[tuple[int, int]]:
+    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too."""
+    carried = arrays(line.type)
+    return [
+        (shape[0], shape[1])
+        for dtype, shape in carried
+        if dtype == "s32" and len(shape) == 2 and ("s32", shape[:1]) in carried
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:

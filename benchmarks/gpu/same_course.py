@@ -18,17 +18,17 @@ every device, and whoever calls the program gives unsplit inputs as equals.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.hlo import calls_host
 from qrag_jax.runtime.hlo import Instruction, instructions
+from tests.support.hlo import calls_host
 
-EQUAL = 0  # the partition in which all devices have the same label
-
-# A partition's number, or such values of the parts of a tuple.
+# For each device its label: 0 for the first value, 1 for the next other one, …
+Partition = tuple[int, ...]
+# A partition, or such values of the parts of a tuple.
 Value = Any
 
 _GATHERS = ("all-gather", "all-reduce", "collective-broadcast")
@@ -68,56 +68,37 @@ def different_courses(text: str) -> list[str]:
     return _Walk(text, devices).found()
 
 
-class _Partitions:
-    """Partitions of the devices into those with the same value, by number; `EQUAL` is one part."""
+@cache
+def _partition(labels: tuple[Any, ...]) -> Partition:
+    """The partition in which devices of the same label are together."""
+    seen: dict[Any, int] = {}
+    return tuple(seen.setdefault(label, len(seen)) for label in labels)
 
-    def __init__(self, devices: int) -> None:
-        self.devices = devices
-        self.labels: list[tuple[int, ...]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._joined: dict[tuple[int, int], int] = {}
-        self.of([0] * devices)
-        self.own = self.of(range(devices))
 
-    def of(self, labels: Sequence[Any]) -> int:
-        """The number of the partition in which devices of the same label are together."""
-        seen: dict[Any, int] = {}
-        plain = tuple(seen.setdefault(label, len(seen)) for label in labels)
-        if plain not in self._numbers:
-            self._numbers[plain] = len(self.labels)
-            self.labels.append(plain)
-        return self._numbers[plain]
+@cache
+def _both(one: Partition, other: Partition) -> Partition:
+    return one if one == other else _partition(tuple(zip(one, other)))
 
-    def join(self, *numbers: int) -> int:
-        """Devices are together if they are so in all of these."""
-        result = EQUAL
-        for number in numbers:
-            if EQUAL in (result, number):
-                result = max(result, number)
-            elif result != number:
-                pair = (result, number)
-                if pair not in self._joined:
-                    self._joined[pair] = self.of(list(zip(*(self.labels[n] for n in pair))))
-                result = self._joined[pair]
-        return result
 
-    def flat(self, value: Value) -> int:
-        """One partition for all parts of a tuple."""
-        return self.join(*map(self.flat, value)) if isinstance(value, tuple) else value
+def _flat(value: Value) -> Partition:
+    """One partition for all parts of a tuple: devices are together if they are so in all parts."""
+    if isinstance(value[0], int):
+        return value
+    return reduce(_both, map(_flat, value))
 
-    def refined(self, value: Value, other: Value) -> Value:
-        """Part by part the join of two values."""
-        both = isinstance(value, tuple) and isinstance(other, tuple) and len(value) == len(other)
-        if both:
-            return tuple(self.refined(*parts) for parts in zip(value, other))
-        if isinstance(value, tuple) and not isinstance(other, tuple):
-            return tuple(self.refined(part, other) for part in value)
-        return self.join(self.flat(value), self.flat(other))
+
+def _refined(value: Value, other: Value) -> Value:
+    """Part by part the join of two values."""
+    if isinstance(value[0], int):
+        return _both(value, _flat(other))
+    same = not isinstance(other[0], int) and len(value) == len(other)
+    return tuple(_refined(part, other[n] if same else other) for n, part in enumerate(value))
 
 
 class _Walk:
     def __init__(self, text: str, devices: int) -> None:
-        self._partitions = _Partitions(devices)
+        self._equal: Partition = (0,) * devices
+        self._own: Partition = tuple(range(devices))
         self._lines: dict[str, list[Instruction]] = {}
         for line in instructions(text):
             self._lines.setdefault(line.computation, []).append(line)
@@ -128,17 +109,17 @@ class _Walk:
         self._found: dict[str, None] = {}  # in the order in which they were found
 
     def found(self) -> list[str]:
-        self._run(self._entry, (), EQUAL)
+        self._run(self._entry, (), self._equal)
         return list(self._found)
 
-    def _run(self, computation: str, given: tuple[Value, ...], course: int) -> Value:
+    def _run(self, computation: str, given: tuple[Value, ...], course: Partition) -> Value:
         """The value of a computation's result; `course`: which devices come here together."""
         key = computation, given, course
         if key not in self._known:
             values: dict[str, Value] = {}
-            result: Value = EQUAL
+            result: Value = self._equal
             for line in self._lines.get(computation, ()):
-                operands = tuple(values.get(name, self._partitions.own) for name in line.operands)
+                operands = tuple(values.get(name, self._own) for name in line.operands)
                 values[line.name] = self._value(line, operands, given, course)
                 if line.is_root:
                     result = values[line.name]
@@ -146,57 +127,60 @@ class _Walk:
         return self._known[key]
 
     def _value(
-        self, line: Instruction, operands: tuple[Value, ...], given: tuple[Value, ...], course: int
+        self,
+        line: Instruction,
+        operands: tuple[Value, ...],
+        given: tuple[Value, ...],
+        course: Partition,
     ) -> Value:
-        partitions = self._partitions
         match line.op:
             case "parameter":
                 number = int(line.line.split(" parameter(")[1].split(")")[0])
                 return self._of_input(line) if line.computation == self._entry else given[number]
             case "tuple":
-                return operands
+                return operands or self._equal
             case "get-tuple-element":
                 found = _INDEX.search(line.line)
                 assert found is not None
                 whole = operands[0]
-                return whole[int(found[1])] if isinstance(whole, tuple) else whole
+                return whole if isinstance(whole[0], int) else whole[int(found[1])]
             case "while":
                 return self._loop(line, operands[0], course)
             case "conditional":
                 return self._branches(line, operands, course)
             case op if op in _OWN or calls_host(line.line):
-                return partitions.own
+                return self._own
             case op if op in _RUNS and line.called:
                 # Nothing is sent inside a fusion, so it is looked at once for all courses.
-                inside = EQUAL if op == "fusion" else course
+                inside = self._equal if op == "fusion" else course
                 return self._run(line.called[0], operands, inside)
             case op if op in _PASSES or op.endswith(("-done", "-update")):
                 return operands[0]
         if line.kind_sent:
             self._check(line, course)
-            sent = tuple(self._sent(line, partitions.flat(operand)) for operand in operands)
+            sent = tuple(self._sent(line, _flat(operand)) for operand in operands)
             return sent if len(sent) > 1 else sent[0]
-        return partitions.join(*map(partitions.flat, operands))
+        return reduce(_both, map(_flat, operands), self._equal)
 
-    def _loop(self, line: Instruction, state: Value, course: int) -> Value:
+    def _loop(self, line: Instruction, state: Value, course: Partition) -> Value:
         condition, body = _part(line, "condition"), _part(line, "body")
         kept = self._kept(body)
         while True:
             # The number of rounds is a constant if the compiler knows it.
-            differs = EQUAL
+            differs = self._equal
             if line.rounds is None:
-                differs = self._partitions.flat(self._run(condition, (state,), course))
-            inside = self._partitions.join(course, differs)
+                differs = _flat(self._run(condition, (state,), course))
+            inside = _both(course, differs)
             self._run(condition, (state,), inside)
             after = self._run(body, (state,), inside)
-            result = self._partitions.refined(state, after)
-            if isinstance(result, tuple):
+            result = _refined(state, after)
+            if not isinstance(result[0], int):
                 result = tuple(
-                    part if number in kept else self._partitions.refined(part, differs)
+                    part if number in kept else _refined(part, differs)
                     for number, part in enumerate(result)
                 )
             else:
-                result = self._partitions.join(result, differs)
+                result = _both(result, differs)
             if result == state:
                 return state
             state = result
@@ -216,42 +200,40 @@ class _Walk:
                     kept.add(number)
         return kept
 
-    def _branches(self, line: Instruction, operands: tuple[Value, ...], course: int) -> Value:
-        differs = self._partitions.flat(operands[0])
-        inside = self._partitions.join(course, differs)
+    def _branches(self, line: Instruction, operands: tuple[Value, ...], course: Partition) -> Value:
+        differs = _flat(operands[0])
+        inside = _both(course, differs)
         results = [
             self._run(name, (operand,), inside)
             for name, operand in zip(line.called, operands[1:], strict=True)
         ]
         value = results[0]
         for result in results[1:]:
-            value = self._partitions.refined(value, result)
-        return self._partitions.refined(value, differs)
+            value = _refined(value, result)
+        return _refined(value, differs)
 
-    def _check(self, line: Instruction, course: int) -> None:
-        labels = self._partitions.labels[course]
+    def _check(self, line: Instruction, course: Partition) -> None:
         # A permutation's devices wait for one another in pairs, and its kernel for all of them.
-        groups = self._groups(line) or [list(range(self._partitions.devices))]
-        if any(len({labels[device] for device in group}) > 1 for group in groups):
+        groups = self._groups(line) or [list(range(len(self._own)))]
+        if any(len({course[device] for device in group}) > 1 for group in groups):
             self._found[line.name] = None
 
-    def _sent(self, line: Instruction, number: int) -> int:
+    def _sent(self, line: Instruction, labels: Partition) -> Partition:
         """What devices hold after a collective of values that differ as in this partition."""
-        labels = self._partitions.labels[number]
         if line.kind_sent == "collective-permute":
             found = _PAIRS.search(line.line)
             if found is None:
-                return self._partitions.own
+                return self._own
             pairs = [tuple(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", found[1])]
             source = {target: labels[giver] for giver, target in pairs}
-            return self._partitions.of([source.get(d, -1) for d in range(len(labels))])
+            return _partition(tuple(source.get(d, -1) for d in range(len(labels))))
         after: list[Any] = list(range(len(labels)))  # devices in no group that is understood
         for group in self._groups(line):
             together = tuple(labels[device] for device in group)
             for place, device in enumerate(group):
                 gives_all = line.kind_sent in _GATHERS
                 after[device] = (together, 0 if gives_all else place)
-        return self._partitions.of(after)
+        return _partition(tuple(after))
 
     def _groups(self, line: Instruction) -> list[list[int]]:
         """The devices of each group; none if the text is not understood."""
@@ -268,20 +250,20 @@ class _Walk:
                 [int(device) for device in group.split(",") if device]
                 for group in re.findall(r"\{([\d,]*)\}", found[1])
             ]
-            return groups or [list(range(self._partitions.devices))]
+            return groups or [list(range(len(self._own)))]
         found = _AXES.search(line.line)
         return _along_axes(*found.groups()) if found else []
 
-    def _of_input(self, line: Instruction) -> int:
+    def _of_input(self, line: Instruction) -> Partition:
         """How an input of the program differs between devices, from its annotation."""
-        partitions, found = self._partitions, _SHARDING.search(line.line)
+        found = _SHARDING.search(line.line)
         if found is None:
-            return partitions.own
+            return self._own
         if found[1] == "replicated":
-            return EQUAL
+            return self._equal
         tiles = _TILES.match(found[1])
         if tiles is None:
-            return partitions.own
+            return self._own
         shape = tuple(map(int, tiles[1].split(",")))
         if tiles[2]:
             devices = _numbers(tiles[2], tiles[3]).reshape(shape)
@@ -291,12 +273,12 @@ class _Walk:
         if rest == "last_tile_dim_replicate":
             copies = shape[-1]
         elif rest:
-            return partitions.own
+            return self._own
         else:
             copies = 1
-        labels = np.empty(partitions.devices, int)
+        labels = np.empty(len(self._own), int)
         labels[devices.reshape(-1)] = np.arange(devices.size) // copies
-        return partitions.of(labels.tolist())
+        return _partition(tuple(labels.tolist()))
 
 
 def _part(line: Instruction, name: str) -> str:
