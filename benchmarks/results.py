@@ -7,6 +7,7 @@ says which are shown: the newest one of an idle machine, or, marked, the newest 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results
 MOST = 12  # rows of a suite
 HEADER = ("what", "value", "peer", "machine", "date")
 BUSY = "; other work beside"
+TIMES = re.compile(r"/s$|^(s|ms|minutes)$")  # units of figures that other work changes
 
 
 class Row(NamedTuple):
@@ -43,7 +45,73 @@ SUITES = {
     "gpu": "NVIDIA GPUs",
     "published": "Constants of the published runs",
 }
-LIST: tuple[Row, ...] = ()
+# [SUITE], then a row a line: its title | the case | the case beside it, if any | README, if it is
+# also in README.md's table. A line that begins with blanks continues the last one.
+LIST = """
+[quality]
+Q-RAG, MiniLM, fact EM on HotpotQA, beside untrained |
+    hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
+Q-RAG, MiniLM, fact EM on MuSiQue, beside untrained |
+    musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
+Q-RAG, the quick start, fact EM, beside untrained |
+    quickstart: fact_em, trained | quickstart: fact_em, untrained
+Q-RAG, fact EM on HotpotQA, beside the public PyTorch code | hotpotqa-public: fact_em, trained
+Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), beside 50 chunks |
+    long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
+HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, beside untrained |
+    harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained | README
+HARR by PPO, the same | harr/ppo-stateful: f1, trained | harr/ppo-stateful: f1, untrained
+RLVR, a small decoder, exact match, beside imitation alone |
+    rlvr/grpo: em, trained | rlvr/grpo: em, after imitation | README
+LeReT, a small decoder, all gold found, beside its script |
+    leret/quick: hop2/all_gold, trained | leret/quick: hop2/all_gold, after the script | README
+DeepRetrieval, a small decoder, nDCG@10, beside its script |
+    deepretrieval/quick: ndcg@10, trained |
+    deepretrieval/quick: ndcg@10, after the script | README
+Q-RAG and BM25, both passages in 4, 2Wiki, beside BM25 and MiniLM |
+    2wiki/q_rag/pqn: all@4, trained, fused with BM25 | 2wiki/bm25+minilm: all@4, untrained
+The same, HotpotQA pooled |
+    hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25 |
+    hotpotqa-pooled/bm25+minilm: all@4, untrained
+[gpu]
+Q-RAG's step, BERT-base, beside torch in bfloat16 |
+    PQN step, BERT-base, 128 questions of HotpotQA, beside torch |  | README
+Encoder, BERT-base | encoder, BERT-base, 1,280 chunks of HotpotQA by length
+HARR's update | HARR's GRPO, Qwen3-Embedding-0.6B, LoRA, 128 episodes
+RLVR's update | RLVR's GRPO, Qwen3-0.6B, LoRA, a block of 16,384 tokens
+LeReT's update | LeReT's IPO, Qwen3-0.6B, LoRA, 16 pairs
+DeepRetrieval's update | DeepRetrieval's PPO, Qwen3-0.6B, LoRA, policy and critic, 16 queries
+Exact search, 1,024 queries in 21 million vectors |
+    exact search, 1,024 queries, 21 M × 1,024 numbers, the first 100
+Tests that only a GPU can run, of all | tests on a GPU
+Memory of Q-RAG's update, E5-large, one H100, compiled |
+    h100/multilingual-e5-large, full/1x1x1/update: memory
+Memory of Q-RAG's update, Qwen3-Embedding-8B whole, of eight H100s, compiled |
+    h100/Qwen3-Embedding-8B, full/1x8x1/update: memory
+Memory of RLVR's update, Qwen2.5-7B, LoRA, of eight H100s, compiled |
+    h100/Qwen2.5-7B, LoRA r16/1x8x1/GRPO: memory
+Published training, E5-large on HotpotQA, bfloat16, one H100, estimated |
+    HotpotQA, E5-large with its own word table (hotpotqa.py): a training on one H100, estimated
+[published]
+Q-RAG, E5-large on HotpotQA, equal of all | published:e5-hotpotqa
+HARR by GRPO, 0.6B, HotpotQA | harr_grpo:hotpotqa-react-0.6b
+HARR by PPO, 0.6B, HotpotQA | harr_ppo:hotpotqa-react-0.6b
+RLVR, Qwen2.5-7B | rlvr:qwen25
+LeReT, Llama-3-8B | leret:llama3
+DeepRetrieval, SciFact | deepretrieval:beir
+"""
+
+
+def listed(text: str = LIST) -> list[Row]:
+    """The rows of a list."""
+    rows, suite = [], ""
+    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+        if line.startswith("["):
+            suite = line[1:-1]
+            continue
+        title, case, *more = (part.strip() for part in line.split("|"))
+        rows.append(Row(title, suite, case, more[0] if more else "", "README" in more[1:]))
+    return rows
 
 
 def newest(suite: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -55,9 +123,14 @@ def newest(suite: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
             state = {name: case.get(name, file.get(name)) for name in ("idle", "commit")}
             figure = case | state | {"machine": file["machine"], "date": file["date"]}
             before = found.get(case["case"])
-            if before is None or figure["idle"] or not before["idle"]:
+            if before is None or undisturbed(figure) or not undisturbed(before):
                 found[case["case"]] = figure
     return found
+
+
+def undisturbed(figure: dict[str, Any]) -> bool:
+    """Whether other work on the machine did not change a figure."""
+    return bool(figure["idle"]) or not TIMES.search(figure["unit"])
 
 
 def lines(
@@ -73,11 +146,17 @@ def lines(
             shown = (
                 "" if x is None else f"{number(x)} {unit}".strip() for x in (figure["value"], peer)
             )
-            machine = figure["machine"].partition(", Python")[0] + ("" if figure["idle"] else BUSY)
-            yield (row.title, *shown, machine, figure["date"])
+            # A figure that was measured before its file was written says when and where.
+            measured = re.match(
+                r"(\d{4}-\d\d-\d\d), ([^,(]+)", figure.get("details", {}).get("measured", "")
+            )
+            date, machine = figure["date"], figure["machine"].partition(", Python")[0]
+            if measured:
+                date, machine = measured[1], measured[2].strip()
+            yield (row.title, *shown, machine + ("" if undisturbed(figure) else BUSY), date)
 
 
-def page(listed: Sequence[Row], folder: Path = RESULTS) -> str:
+def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
     """The whole page.
 
     Raises:
@@ -88,22 +167,22 @@ def page(listed: Sequence[Row], folder: Path = RESULTS) -> str:
         "# Results",
         "<!-- Written by `make results` from benchmarks/results/; edit LIST in "
         "benchmarks/results.py. -->",
-        "Each row is one figure of `python -m benchmarks --suite SUITE`, the newest that was "
-        "measured on an idle machine; where\nother work ran beside it, the row says so. "
+        "Each row is one figure of `python -m benchmarks --suite SUITE`: the newest, and of times "
+        "the newest of an idle machine;\nwhere other work ran beside it, the row says so. "
         "Everything measured, with commits and versions of packages, is in\n"
         "`benchmarks/results/`.",
     ]
     for suite, title in SUITES.items():
-        rows = [row for row in listed if row.suite == suite]
-        if len(rows) > MOST:
-            raise ValueError(f"{suite} has {len(rows)} rows in LIST; at most {MOST} are shown")
-        cells = list(lines(rows, figures))
+        own = [row for row in rows if row.suite == suite]
+        if len(own) > MOST:
+            raise ValueError(f"{suite} has {len(own)} rows in LIST; at most {MOST} are shown")
+        cells = list(lines(own, figures))
         if cells:
             text += [f"## {title}", f"`--suite {suite}`", markdown(HEADER, cells).rstrip()]
     return "\n\n".join(text) + "\n"
 
 
-def with_table(readme: str, listed: Sequence[Row], folder: Path = RESULTS) -> str:
+def with_table(readme: str, rows: Sequence[Row], folder: Path = RESULTS) -> str:
     """README.md's text with today's table between the two marks.
 
     Raises:
@@ -112,7 +191,7 @@ def with_table(readme: str, listed: Sequence[Row], folder: Path = RESULTS) -> st
     if BEGIN not in readme or END not in readme:
         raise ValueError(f"README.md lacks {BEGIN} or {END}")
     figures = {suite: newest(suite, folder) for suite in SUITES}
-    cells = list(lines([row for row in listed if row.in_readme], figures))
+    cells = list(lines([row for row in rows if row.in_readme], figures))
     before, _, rest = readme.partition(BEGIN)
     table = markdown(HEADER, cells).rstrip()
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
@@ -120,13 +199,14 @@ def with_table(readme: str, listed: Sequence[Row], folder: Path = RESULTS) -> st
 
 def main() -> int:
     """Writes both; tells the rows of `LIST` that nothing was measured for."""
-    (ROOT / PAGE).write_text(page(LIST))
+    rows = listed()
+    (ROOT / PAGE).write_text(page(rows))
     readme = ROOT / README
-    readme.write_text(with_table(readme.read_text(), LIST))
-    missing = [row for row in LIST if row.case not in newest(row.suite)]
+    readme.write_text(with_table(readme.read_text(), rows))
+    missing = [row for row in rows if row.case not in newest(row.suite)]
     for row in missing:
         print(f"not measured: {row.suite}, {row.case}", file=sys.stderr)
-    print(f"{PAGE}: {len(LIST) - len(missing)} of {len(LIST)} rows")
+    print(f"{PAGE}: {len(rows) - len(missing)} of {len(rows)} rows")
     return 0
 
 
