@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.report import RESULTS, ROOT, markdown, number
+from benchmarks.report import RESULTS, ROOT, markdown
 
 PAGE, README = Path("docs/results.md"), Path("README.md")
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
@@ -73,13 +73,28 @@ Q-RAG and BM25, both passages in 4, 2Wiki, beside BM25 and MiniLM |
 The same, HotpotQA pooled |
     hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25 |
     hotpotqa-pooled/bm25+minilm: all@4, untrained
+[speed]
+Encoder, BERT-base, float32, beside PyTorch |
+    encoder, BERT-base, float32: forward, 40 chunks of up to 128 tokens
+Q-RAG's PQN step, MiniLM, beside PyTorch | Q-RAG, PQN step, MiniLM, 16 questions | | README
+HARR's GRPO, MiniLM, beside PyTorch with PEFT |
+    HARR, GRPO update, MiniLM LoRA r16: tokens of 66 searches
+Token GRPO, a small decoder, beside TRL |
+    GRPO update, decoder of 4 × 192, vocabulary 151,936: episodes
+Sampler, a small decoder, beside Hugging Face's generate |
+    sampler, decoder of 4 × 192, vocabulary 1,024, 64 prompts of 64 tokens, 64 new ones
+Exact search of a million vectors, beside FAISS |
+    exact search, 1,000,000 × 384, float32, top 10, batch 64
+BM25, SciFact | BM25, SciFact
+`qrag serve`, one step, MiniLM, beside a plain server |
+    server, 64 clients, 9,594 passages, MiniLM, one step
+`qrag serve`, four steps | server, 64 clients, 2,000 passages, steps: 4
 [gpu]
 Q-RAG's step, BERT-base, beside torch in bfloat16 |
     PQN step, BERT-base, 128 questions of HotpotQA, beside torch |  | README
 Encoder, BERT-base | encoder, BERT-base, 1,280 chunks of HotpotQA by length
 HARR's update | HARR's GRPO, Qwen3-Embedding-0.6B, LoRA, 128 episodes
 RLVR's update | RLVR's GRPO, Qwen3-0.6B, LoRA, a block of 16,384 tokens
-LeReT's update | LeReT's IPO, Qwen3-0.6B, LoRA, 16 pairs
 DeepRetrieval's update | DeepRetrieval's PPO, Qwen3-0.6B, LoRA, policy and critic, 16 queries
 Exact search, 1,024 queries in 21 million vectors |
     exact search, 1,024 queries, 21 M × 1,024 numbers, the first 100
@@ -95,10 +110,7 @@ Published training, E5-large on HotpotQA, bfloat16, one H100, estimated |
 [published]
 Q-RAG, E5-large on HotpotQA, equal of all | published:e5-hotpotqa
 HARR by GRPO, 0.6B, HotpotQA | harr_grpo:hotpotqa-react-0.6b
-HARR by PPO, 0.6B, HotpotQA | harr_ppo:hotpotqa-react-0.6b
 RLVR, Qwen2.5-7B | rlvr:qwen25
-LeReT, Llama-3-8B | leret:llama3
-DeepRetrieval, SciFact | deepretrieval:beir
 """
 
 
@@ -143,17 +155,24 @@ def lines(
             unit = "" if figure["unit"] == "share" else figure["unit"]
             other = figures[row.suite].get(row.beside, {}).get("value") if row.beside else None
             peer = other if row.beside else figure["peer"]
-            shown = (
-                "" if x is None else f"{number(x)} {unit}".strip() for x in (figure["value"], peer)
-            )
-            # A figure that was measured before its file was written says when and where.
-            measured = re.match(
-                r"(\d{4}-\d\d-\d\d), ([^,(]+)", figure.get("details", {}).get("measured", "")
-            )
-            date, machine = figure["date"], figure["machine"].partition(", Python")[0]
-            if measured:
-                date, machine = measured[1], measured[2].strip()
+            shown = (_number(x, unit) for x in (figure["value"], peer))
+            date, machine = when_and_where(figure)
             yield (row.title, *shown, machine + ("" if undisturbed(figure) else BUSY), date)
+
+
+def _number(value: float | None, unit: str) -> str:
+    """Three digits, and whole numbers from a thousand on; "" without a value."""
+    if value is None:
+        return ""
+    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}".strip()
+
+
+def when_and_where(figure: dict[str, Any]) -> tuple[str, str]:
+    """The date and the machine: one that was measured before its file was written says its own."""
+    details = figure.get("details", {})
+    machine = details.get("machine", figure["machine"]).partition(", Python")[0]
+    measured = re.match(r"(\d{4}-\d\d-\d\d), ([^,(]+)", details.get("measured", ""))
+    return (measured[1], measured[2].strip()) if measured else (figure["date"], machine)
 
 
 def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:

@@ -216,8 +216,10 @@ def config_of(recipe: Recipe, mesh: Sequence[int], models: Path, *, drawn: bool)
         if "data" in config and "cache" in config.data:
             config.data.cache = str((models / "cache").absolute())
         config.runtime.mesh = tuple(mesh)
+        count, train = math.prod(mesh), config.train
+        if count > 1 and "accumulation" in train:  # a batch of all devices has more room
+            train.update(accumulation=1, batch_size=-(-train.batch_size // count) * count)
         if "batch_size" in config.eval:
-            count = math.prod(mesh)
             config.eval.batch_size = -(-config.eval.batch_size // count) * count
     return config
 
