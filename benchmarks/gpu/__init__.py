@@ -24,8 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.compiling import CPU, REFUSED
-from benchmarks.gpu.recipes import chosen, row_names
+from benchmarks.gpu.recipes import CPU, REFUSED, chosen, row_names
 from benchmarks.report import ROOT, Case
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.device_speeds import speeds_of

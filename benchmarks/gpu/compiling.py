@@ -20,8 +20,10 @@ import jax
 
 from benchmarks.gpu.recipes import (
     CORPORA,
+    CPU,
     QUICK,
     RECIPES,
+    REFUSED,
     Recipe,
     config_of,
     search_program,
@@ -39,7 +41,6 @@ from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, check_packages, describ
 from tests.support import hlo
 from tests.support.hlo import Product
 
-CPU, REFUSED = "cpu", 2  # a target; the exit status if the packages are missing
 LONGEST = 400  # characters of an error that are kept
 # Products that are computed from float32 factors on purpose, by the einsum by which JAX names them;
 # on a GPU they run at a fraction of the speed of bfloat16 ones, so no other may be.

@@ -42,6 +42,7 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform
 
+CPU, REFUSED = "cpu", 2  # a target; a child's status if packages are missing
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 WORDS = "Who wrote the book that the film of the same name was made from ?"
 _DRAWN = 1_000_003  # a prime, so that no two rows of a matrix are alike
@@ -124,7 +125,8 @@ _EIGHT = ((1, 8, 1),)
 _LORA = {"encoder.lora.rank": 16, "encoder.remat": "layers"}
 _BRIDGE = {"questions.train": "bridge", "questions.dev": "bridge", "questions.bridge_train": 64}
 _RLVR = _BRIDGE | {"tools.retriever": "bm25", "tasks.easy_first": False}
-_TALKATIVE = {"queries.train": "talkative", "queries.test": "talkative"}
+# A small tokenizer's prompts are longer.
+_TALKATIVE = {"queries.train": "talkative", "queries.test": "talkative", "sampling.room": 2048}
 SMALL = ((1, 2, 1),)
 RECIPES: dict[str, Recipe] = {
     "q_rag/contriever": Recipe("hotpotqa:contriever", data="hotpotqa"),
