@@ -10,7 +10,7 @@ H100s or, without the CUDA packages, for this machine's CPU.
 A program passes if it compiles and fits; cuDNN's fused attention computes every layer, forward and
 backward; no product has float32 factors but those that are meant to; nothing waits for the host;
 sums have a fixed order; the buffers of the whole state are reused; and every collective is sure to
-be reached by all devices that take part in it (`same_course`). `--run` measures on a GPU
+be reached by all devices that take part in it (tests/support). `--run` measures on a GPU
 (`measured`).
 """
 

@@ -28,7 +28,6 @@ from benchmarks.gpu.recipes import (
     config_of,
     search_program,
 )
-from benchmarks.gpu.same_course import different_courses
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
@@ -40,6 +39,7 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, check_packages, described_devices
 from tests.support import hlo
 from tests.support.hlo import Product
+from tests.support.same_course import different_courses
 
 LONGEST = 400  # characters of an error that are kept
 # Products that are computed from float32 factors on purpose, by the einsum by which JAX names them;
