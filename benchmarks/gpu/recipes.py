@@ -13,6 +13,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
+from benchmarks.report import ROOT
 from qrag_jax.data.config import SYNTHETIC
 from qrag_jax.errors import InputError
 from qrag_jax.models import pretrained, pretrained_lm
@@ -227,10 +230,28 @@ def config_of(recipe: Recipe, mesh: Sequence[int], models: Path, *, drawn: bool)
 
 
 def model_folder(name: str, models: Path, *, drawn: bool) -> Path:
-    """The folder of a model of the hub: real sizes, and weights that are zeros or random."""
+    """The folder of a model of the hub: real sizes, and weights that are zeros or random.
+
+    Another process writes it: XLA's options and described devices come before JAX's first use here.
+    """
     folder = models / f"{name.replace('/', '--')}{'-drawn' if drawn else ''}"
-    if (folder / WHOLE_FILE).exists():
-        return folder
+    if not (folder / WHOLE_FILE).exists():
+        where = f"Path({str(folder.absolute())!r})"
+        code = (
+            f"from benchmarks.gpu.recipes import *; write_model({name!r}, {where}, drawn={drawn})"
+        )
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    return folder
+
+
+def write_model(name: str, folder: Path, *, drawn: bool) -> None:
+    """Writes the folder of `model_folder`."""
     sizes, of_text = MODELS[name], precision("float32", Platform.here())
     is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained_lm.FAMILIES
     if is_encoder:
@@ -246,7 +267,6 @@ def model_folder(name: str, models: Path, *, drawn: bool) -> Path:
         (folder / pretrained_lm.GENERATION).unlink()
     (folder / "config.json").write_text(json.dumps(sizes))
     (_write_drawn if drawn else _write_zeros)(expected_shapes(table, trunk), folder / WHOLE_FILE)
-    return folder
 
 
 def _encoder_tokenizer(folder: Path) -> None:

@@ -123,6 +123,7 @@ def test_rows_are_chosen_by_regular_expressions() -> None:
             chosen(names, [pattern])
 
 
+@pytest.mark.long
 def test_models_of_full_size_are_opened_without_weights(tmp_path: Path) -> None:
     config = config_of(RECIPES["q_rag/contriever"], ONE, tmp_path, drawn=False)
     loaded = load_encoder(Path(config.encoder.path))
