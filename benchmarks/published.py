@@ -298,7 +298,7 @@ def groups() -> dict[str, list[Constant]]:
 
 def compared(run: str) -> list[tuple[Constant, Any]]:
     """The constants of a run, each with our value."""
-    every, constants = groups(), {}
+    every, constants = groups(), dict[str, Constant]()
     for group in (*RUNS[run].split(), run):
         constants |= {each.name: each for each in every.get(group, [])}
     file, _, variant = run.partition(":")

@@ -17,6 +17,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,44 +69,34 @@ def faults(reader: Reader, folder: Path, count: int) -> list[str]:
     Raises:
         AssertionError: the sound sample is not accepted.
     """
-    draw = random.Random(reader.name)
+    draw, found = random.Random(reader.name), []
     if isinstance(reader.make, tuple):
-        return _text_faults(reader, reader.make, draw, count)
+        for text in reader.make:
+            assert _fault(reader, text, limited=False) == "", f"{reader.name}: {text} is refused"
+        with _limited_memory():
+            for text in reader.make:
+                name = "sample.json" if text.startswith(("{", "[")) else ""
+                for how, data in mutants(text.encode(), draw, count, name):
+                    if wrong := _fault(reader, data.decode("utf-8", "replace")):
+                        found.append(f"{how}: {wrong}; {data[:300]!r}")
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     files = [*reader.make(folder)]
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found = []
     assert _fault(reader, folder, limited=False) == "", f"{reader.name}: sound files are refused"
     # What is imported at the first reading is in memory by now.
     with _limited_memory(HUGE if reader.mapped else 0):
         for path in files:
-            for how, data in mutants(kept[path], draw, count, path.name):
-                _restore(folder, kept)
-                path.write_bytes(data)
-                if wrong := _fault(reader, folder):
-                    found.append(f"{path.name}, {how}: {wrong}; {data[:300]!r}")
-            for how, damage in FILE_MUTATIONS.items():
+            drawn = mutants(kept[path], draw, count, path.name)
+            changes = [(how, partial(path.write_bytes, data)) for how, data in drawn]
+            changes += [(how, partial(damage, path)) for how, damage in FILE_MUTATIONS.items()]
+            for how, change in changes:
                 _restore(folder, kept)
                 _remove(path)
-                damage(path)
+                change()
                 if wrong := _fault(reader, folder):
-                    found.append(f"{path.name} is {how}: {wrong}")
+                    found.append(f"{path.name}, {how}: {wrong}")
                 _remove(path)
-    return found
-
-
-def _text_faults(
-    reader: Reader, texts: tuple[str, ...], draw: random.Random, count: int
-) -> list[str]:
-    found = []
-    for text in texts:
-        assert _fault(reader, text, limited=False) == "", f"{reader.name}: {text} is refused"
-    with _limited_memory():
-        for text in texts:
-            name = "sample.json" if text.startswith(("{", "[")) else ""
-            for how, data in mutants(text.encode(), draw, count, name):
-                if wrong := _fault(reader, data.decode("utf-8", "replace")):
-                    found.append(f"{how}: {wrong}; {data[:300]!r}")
     return found
 
 

@@ -33,7 +33,6 @@ from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
 from qrag_jax.metrics import trec
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
-from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
@@ -176,13 +175,6 @@ def model_readers() -> list[Reader]:
     def encoder(folder: Path) -> Any:
         return [np.asarray(leaf).shape for leaf in jax.tree.leaves(load_encoder(folder).params)]
 
-    def torch_file(folder: Path) -> Sequence[Path]:
-        import torch
-
-        path = folder / "pytorch_model.bin"
-        torch.save({"a.weight": torch.ones(3, 2)}, path)
-        return [path]
-
     weights, tokenizer = "model.safetensors", ("tokenizer.json", "tokenizer_config.json")
     lm, modules = "language model", ("modules.json", "config_sentence_transformers.json")
     return [
@@ -191,7 +183,6 @@ def model_readers() -> list[Reader]:
         Reader(
             "an encoder", copied("encoder", "config.json", weights, *modules), encoder, (), True
         ),
-        Reader("PyTorch", torch_file, lambda folder: read_torch_file(folder / "pytorch_model.bin")),
     ]
 
 
