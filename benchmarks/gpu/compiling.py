@@ -78,7 +78,8 @@ def measure(row: str, models: Path) -> list[dict[str, Any]]:
         InputError: the row cannot be opened, or the packages that compile for it are missing.
     """
     target, system, recipe, sizes = row.split("/")
-    mesh = tuple(map(int, sizes.split("x")))
+    data, fsdp, tensor = map(int, sizes.split("x"))
+    mesh = data, fsdp, tensor
     name, count = f"{system}/{recipe}", math.prod(mesh)
     platform = TARGETS[target].platform if target != CPU else CPU
     about: dict[str, Any] = {"row": row, "target": target, "platform": platform, "mesh": mesh}
