@@ -21,7 +21,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm docs test test-long test-slow test-faults test-sidecar test-trackers test-gpu gpu tpu sidecar \
+.PHONY: install train llm docs test test-long test-slow nightly results test-sidecar test-trackers test-gpu gpu tpu sidecar \
 	sidecar-cpu verifiers lint constraints audit release clean
 
 install: $(VENV)/.installed
@@ -63,8 +63,8 @@ $(VENV)/.installed-docs: pyproject.toml requirements.txt | $(VENV)/.installed
 # Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
 QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
 
-test: WHICH := not long and not slow and not sidecar
-test-long: WHICH := long and not slow and not sidecar
+test: WHICH := not long and not slow and not sidecar and not nightly
+test-long: WHICH := long and not slow and not sidecar and not nightly
 test test-long: $(VENV)/.installed-test
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
@@ -73,9 +73,13 @@ test test-long: $(VENV)/.installed-test
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow
 
-# Kills, full disks, damaged files and a clock that jumps, over short runs of every system: an hour.
-test-faults: $(VENV)/.installed-test
-	$(PY) -m benchmarks --suite faults
+# Kills, full disks and damaged checkpoints, over short runs of every system: an hour.
+nightly: $(VENV)/.installed-test
+	$(PY) -m pytest -m nightly tests/nightly
+
+# docs/results.md and README.md's table, from the stored figures of benchmarks/results/.
+results: $(VENV)/.installed
+	$(PY) -m benchmarks.results
 
 # The package and JAX for NVIDIA GPUs, with which programs are compiled for GPUs that are not here.
 # The CUDA packages take 6 GB.

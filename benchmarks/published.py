@@ -1,305 +1,348 @@
-"""Checks our configs of published runs: their constants, and models of their real shapes.
+"""Compares our configs of published runs with the public code, constant by constant.
 
-All are compared with `published_constants`. Of configs/published.py (Q-RAG) each training step is
-then built for an encoder with the real widths and layer counts. The weights are random; no model is
-read. With `--quick` the encoder embeds a short row, else the longest state and the longest chunk.
+`TABLE` has each constant with the file of the public code that sets it, from the newest version of
+each file that could be read; without one, with the README or the paper: Q-RAG (GitHub griver/Q-RAG,
+arXiv 2511.07328), HARR (zyc140345/HARR, its scripts first, then the defaults of its code and of the
+libraries that it pins; 2602.03645), LeReT (sher222/LeReT, dspy-ai 2.4.12; 2410.23214),
+DeepRetrieval (pat-jj/DeepRetrieval, SciFact by BM25 and PubMed; 2503.00223) and RLVR
+(bdsaglam/rlvr, verifiers 0.1.4). Where another version of a file has another value, the source says
+so. A value that differs on purpose has a reason; all others must be equal. That these models are
+built, fit and compile is what the suite gpu shows.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import ast
 import importlib
-import math
-import time
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from ml_collections import ConfigDict
 
-from benchmarks.published_constants import RUNS, Constant, value
 from benchmarks.report import Case, print_table
-from configs import published
-from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
-from qrag_jax.environments.chunks import state_width
-from qrag_jax.feedback.ground_truth import fact_feedback
-from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import make_learn_step
-from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.step import make_train_step
-from qrag_jax.learners.two_towers import TwoTowers
-from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import FAMILIES
-from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.rollouts.limits import check_fit
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform
-from qrag_jax.systems.q_rag_config import QRagConfig
-
-# The sizes in each model's config.json, by the model's name on the hub.
-MODELS: dict[str, dict[str, Any]] = {
-    "facebook/contriever": {
-        "model_type": "bert",
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "hidden_act": "gelu",
-    },
-    "intfloat/multilingual-e5-large": {
-        "model_type": "xlm-roberta",
-        "vocab_size": 250002,
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-        "max_position_embeddings": 514,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 1,
-        "hidden_act": "gelu",
-    },
-    "Qwen/Qwen3-Embedding-0.6B": {
-        "model_type": "qwen3",
-        "vocab_size": 151669,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1_000_000,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-    },
-    "Alibaba-NLP/gte-multilingual-base": {
-        "model_type": "new",
-        "vocab_size": 250048,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 8192,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-12,
-        "layer_norm_type": "layer_norm",
-        "pad_token_id": 1,
-        "hidden_act": "gelu",
-        "pack_qkv": True,
-        "position_embedding_type": "rope",
-        "rope_theta": 20000,
-        "rope_scaling": {"type": "ntk", "factor": 8.0},
-        "logn_attention_scale": False,
-    },
-}
-QUICK_ROW = 32  # tokens
-CHUNKS = 16  # per document in the built step; only the time to build it depends on this
+from qrag_jax.errors import InputError
 
 
-@dataclasses.dataclass(frozen=True)
-class Built:
-    """The result of building a run: parameters of a tower, seconds, and why it was not built."""
+class Constant(NamedTuple):
+    """One constant of a run.
 
-    parameters: int = 0
-    seconds: float = 0.0
-    skipped: str = ""
-
-
-def run(quick: bool) -> list[Case]:
-    """One case per published run."""
-    return [_case(name, quick) for name in RUNS]
-
-
-def compared(name: str) -> list[tuple[Constant, Any]]:
-    """The constants of a run, each with our value."""
-    file, _, variant = name.partition(":")
-    config = importlib.import_module(f"configs.{file}").get_config(variant)
-    return [(constant, value(config, constant.name)) for constant in RUNS[name]]
-
-
-def _case(name: str, quick: bool) -> Case:
-    """That an update of the other systems is built is what the suite gpu shows."""
-    pairs = compared(name)
-    _show(name, pairs)
-    file, _, variant = name.partition(":")
-    if file != "published":
-        return _judged(name, pairs, {}, built=True)
-    built = build(QRagConfig.of(published.get_config(variant)), quick)
-    details: dict[str, float | str] = {}
-    if built.skipped:
-        details["not built"] = built.skipped
-    else:
-        details["parameters of a tower, millions"] = built.parameters / 1e6
-        details["built in, s"] = built.seconds
-    return _judged(name, pairs, details, built=not built.skipped)
-
-
-def _judged(
-    name: str, pairs: list[tuple[Constant, Any]], details: dict[str, float | str], *, built: bool
-) -> Case:
-    equal = sum(ours == constant.theirs for constant, ours in pairs)
-    unexplained = [each for each, ours in pairs if ours != each.expected]
-    differ: dict[str, float | str] = {
-        f"differs: {each.name}, theirs {each.theirs}, ours {ours}": each.why or "unexplained"
-        for each, ours in pairs
-        if ours != each.theirs
-    }
-    return Case(
-        name,
-        equal,
-        "constants equal",
-        peer=len(pairs),
-        ratio=equal / len(pairs),
-        target="others differ with a reason; the model is built",
-        holds=not unexplained and built,
-        details=differ | details,
-    )
-
-
-def _show(name: str, pairs: list[tuple[Constant, Any]]) -> None:
-    lines = [("constant", "theirs", "ours", "equal", "their file")]
-    for constant, ours in pairs:
-        equal = "yes" if ours == constant.theirs else "NO" if not constant.why else "differs"
-        lines.append((constant.name, _text(constant.theirs), _text(ours), equal, constant.source))
-    print(f"\n{name}")
-    print_table(lines)
-
-
-def _text(constant: Any) -> str:
-    return repr(constant) if isinstance(constant, str) else f"{constant}"
-
-
-def build(config: QRagConfig, quick: bool) -> Built:
-    """Builds the encoder and the training step of a run, with the model's real shape."""
-    began = time.monotonic()
-    model = MODELS[config.encoder.path]
-    if model["model_type"] not in FAMILIES:
-        return Built(skipped=f"models of type {model['model_type']!r} are not known here yet")
-    encoder = encoder_of(config, model)
-    tower = jax.eval_shape(encoder.init, jax.random.key(0))
-    _trace_step(config, encoder, tower)
-    rows = (QUICK_ROW,) if quick else (_state_row(config, encoder), config.data.max_chunk_tokens)
-    _embed(encoder, rows)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(tower))
-    return Built(parameters, time.monotonic() - began)
-
-
-def encoder_of(config: QRagConfig, model: dict[str, Any]) -> TextEncoder:
-    """The run's encoder without weights; the ids of its special tokens are made up."""
-    family = FAMILIES[model["model_type"]]
-    sizes = family.read_config(model, config.encoder.path)
-    settings = config.encoder
-    assert settings.scale is not None  # for mypy: every published run sets both
-    assert settings.normalise is not None
-    encoder = TextEncoder(
-        module=family.trunk(sizes, precision(settings.dtype, Platform.here()), settings.remat),
-        width=sizes.hidden_size,
-        max_positions=sizes.longest_row,
-        opening_id=2 if family.opens_rows else None,
-        sep_id=3,
-        pad_id=0,
-        scale=settings.scale,
-        pooling=settings.pooling,
-        normalise=settings.normalise,
-    )
-    check_fit(config.rollout, encoder, _shape(config), {})
-    return encoder
-
-
-def _shape(config: QRagConfig) -> EpisodeShape:
-    data = config.data
-    return EpisodeShape(data.max_question_tokens, data.max_chunk_tokens, CHUNKS)
-
-
-def _state_row(config: QRagConfig, encoder: TextEncoder) -> int:
-    data, opening = config.data, len(encoder.state_opening)
-    in_state, steps = data.max_chunk_tokens_in_state, config.env.max_steps
-    return state_width(opening, data.max_question_tokens, in_state, steps - 1)
-
-
-def _trace_step(config: QRagConfig, encoder: TextEncoder, tower: Any) -> None:
-    """Traces the whole training step for one micro-batch on one device; raises its errors."""
-    chunk_row, state_row = config.data.max_chunk_tokens, _state_row(config, encoder)
-    chunks = Blocks((8192,), (chunk_row,), (chunk_row,))
-    states = Blocks((8192,), (max(state_row, chunk_row),), (state_row,))
-    mesh, optimizer = make_mesh((1, 1, 1), jax.devices()[:1]), make_optimizer(config.optimizer)
-    towers = TwoTowers(
-        mesh=mesh,
-        shardings=placement.state_shardings(mesh, (), tower, optimizer),
-        actor=Actor(encoder, BlockShapes(chunks, states, states), config.rollout),
-        config=config.pqn,
-        optimizer=optimizer,
-        schedule=learning_rate_schedule(config.optimizer),
-        peak=config.optimizer.learning_rate,
-    )
-    batch: Any = _batch(config, config.train.batch_size // config.train.accumulation)
-    if config.is_ground_truth:
-        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
-        step = make_train_step(towers, feedback)
-    else:
-        step = make_learn_step(towers)
-        steps = (batch.sample.shape[0], config.env.max_steps)
-        kinds = jnp.int32, jnp.bool_, jnp.float32
-        shapes: list[Any] = [jax.ShapeDtypeStruct(steps, kind) for kind in kinds]
-        whole, truth, real = shapes
-        batch = ScoredEpisodes(batch, Played(whole, truth, real), real, truth)
-    jax.eval_shape(step, placement.state_shapes(tower, optimizer), batch)
-
-
-def _random_weights(tower: Any) -> Any:
-    """Random weights in the shapes of one tower, uniform in ±0.035.
-
-    They come from a multiplicative hash of their places (Knuth, TAOCP 3, 6.4): half a billion draws
-    by jax.random would take a minute.
+    name: a field of our config, or a name in `DERIVED`.
+    theirs: the value in the published run.
+    source: the file, or the text, that has this value.
+    expected: the value that ours must have.
+    why: the reason, if it differs.
     """
 
-    def leaf_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
-        place = jnp.arange(math.prod(shape.shape), dtype=jnp.uint32)
-        mixed = (place ^ (place >> 15)) * jnp.uint32(2_654_435_761)
-        drawn = (mixed >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-        return (0.07 * drawn).reshape(shape.shape).astype(shape.dtype)
-
-    return jax.tree.map(leaf_of, tower)
+    name: str
+    theirs: Any
+    source: str
+    expected: Any
+    why: str = ""
 
 
-def _batch(config: QRagConfig, count: int) -> EpisodeBatch:
-    shape = _shape(config)
+# Values that follow from several fields of our config.
+DERIVED: dict[str, Callable[[ConfigDict], Any]] = {
+    "transitions an update": lambda config: config.train.batch_size * config.env.max_steps,
+    "transitions a micro-batch": lambda config: (
+        config.train.batch_size * config.env.max_steps // config.train.accumulation
+    ),
+    "sources": lambda config: "+".join(sorted(config.data.sources)),
+    "trained": lambda config: "adapters" if config.encoder.lora.rank else "all weights",
+    "episodes an update": lambda config: (
+        config.train.batch_size * config[config.get("algorithm", "grpo")].members
+    ),
+}
+# Reasons that many constants share.
+REASONS = {
+    "WHOLE_EPISODES": "an update has whole episodes; theirs cuts the stream of games after "
+    "so many transitions and bootstraps there",
+    "ONLY_TEXT": "theirs counts the special tokens of each part, ours its text",
+}
+# Groups: a line "SOURCE: NAME=THEIRS; NAME=THEIRS" each, and for what differs
+# "SOURCE: NAME=THEIRS -> OURS because WHY". A line that begins with a blank continues the last one.
+TABLE = """
+[q_rag]
+configs/training.yaml: seed=42; pqn.learning_start=200
+rl/bert_predictor.py: encoder.state_prefix=''; encoder.chunk_prefix=''
+train_q_rag.py and the test_env of configs: eval.best_by='return_until_found'
+[contriever]
+configs/algo/pqn.yaml: trained='all weights'; pqn.gamma=0.99; policy.top_k_actions=5;
+    optimizer.beta1=0.9; optimizer.beta2=0.98; optimizer.eps=1e-06; optimizer.clip_norm=2.0;
+    optimizer.warmup_steps=1000; encoder.path='facebook/contriever'; policy.alpha=0.01;
+    pqn.lambda_=0.65; pqn.tau=0.1; optimizer.learning_rate=5e-05; optimizer.weight_decay=0.01;
+    optimizer.schedule='linear'; optimizer.final_ratio=0.0
+rl/bert_predictor.py: encoder.pooling='mean'; encoder.normalise=False; encoder.scale=0.1
+the model's config.json, in train mode: encoder.dropout=0.1; encoder.attention_dropout=0.1
+configs/training.yaml: train.accumulation=2; train.steps=50000; train.eval_every=500;
+    eval.samples=300; data.max_chunk_tokens=256
+configs/training.yaml: data.max_chunk_tokens_in_state=64 -> 62 because ONLY_TEXT
+configs/training.yaml: data.max_question_tokens=64 -> 62 because ONLY_TEXT
+[babilong]
+configs/envs/babilong.yaml: env.max_steps=6; env.positions='relative'; env.sort_by_index=True;
+    reward.penalize_extra_steps=True; sources='babilong'; data.sources.babilong.task='qa3';
+    data.sources.babilong.chunks=100
+configs/training.yaml: transitions a micro-batch=64 -> 66 because WHOLE_EPISODES
+configs/training.yaml: transitions an update=128 -> 132 because WHOLE_EPISODES
+[never_terminate]
+the paper (rl/feedback/feedback.py: False if not given): env.never_terminate=True
+[e5]
+rl/bert_predictor.py: encoder.pooling='mean'; encoder.normalise=False; encoder.scale=0.1
+the model's config.json, in train mode: encoder.dropout=0.1; encoder.attention_dropout=0.1
+configs/training_hotpotqa.yaml: transitions a micro-batch=12; transitions an update=96;
+    train.accumulation=8; train.eval_every=100; eval.samples=300
+the paper (configs/training_hotpotqa.yaml: 5,000): train.steps=10000
+[gte]
+configs/algo/pqn_gte.yaml: trained='all weights'; pqn.gamma=0.99; policy.top_k_actions=5;
+    optimizer.beta1=0.9; optimizer.beta2=0.98; optimizer.eps=1e-06; optimizer.clip_norm=2.0;
+    optimizer.warmup_steps=1000; encoder.path='Alibaba-NLP/gte-multilingual-base';
+    policy.alpha=0.005; pqn.lambda_=0.6; pqn.tau=0.02; optimizer.learning_rate=5e-06;
+    optimizer.weight_decay=0.001; optimizer.schedule='linear'; optimizer.final_ratio=0.1
+rl/bert_predictor.py: encoder.pooling='mean'; encoder.normalise=False; encoder.scale=0.1
+the model's config.json, in train mode: encoder.dropout=0.1; encoder.attention_dropout=0.0
+configs/envs/combined_2.yaml: env.max_steps=6; env.positions='none'; env.sort_by_index=False;
+    reward.penalize_extra_steps=True
+envs/combined_dataset.py: data.mixture='size'
+configs/training_gte_combined.yaml: data.max_chunk_tokens=512; train.accumulation=2;
+    train.eval_every=100; eval.samples=300
+configs/training_gte_combined.yaml (in others 50,000): train.steps=70000
+configs/training_gte_combined.yaml: data.max_chunk_tokens_in_state=256 -> 254 because ONLY_TEXT
+configs/training_gte_combined.yaml: data.max_question_tokens=256 -> 254 because ONLY_TEXT
+configs/training_gte_combined.yaml: transitions a micro-batch=16 -> 18 because WHOLE_EPISODES
+configs/training_gte_combined.yaml: transitions an update=32 -> 36 because WHOLE_EPISODES
+[harr]
+trl 0.18.1: seed=42
+its dataclasses: encoder.pooling='last'; encoder.normalise=True; state.instruction=True;
+    state.max_tokens=1024; policy.pool=30; policy.passages=3; llm.seed=42
+scripts: encoder.lora.targets='all-linear'; state.stateful=True; llm.server.max_model_len=4096
+transformers 4.55.4: optimizer.beta1=0.9; optimizer.beta2=0.999; optimizer.eps=1e-08;
+    optimizer.weight_decay=0.0; optimizer.clip_norm=1.0; optimizer.warmup_steps=0
+scripts: encoder.lora.dropout=0.05 -> 0.0 because without dropout the first importance ratio is
+    exactly 1
+scripts: encoder.dtype='float16' -> 'auto' because bfloat16 on GPUs, which needs no loss scaling
+its dataclasses: eval.samples=16 -> 500 because 16 questions are too few to choose a checkpoint by
+[harr_grpo]
+scripts: encoder.lora.rank=32; encoder.lora.alpha=64.0; policy.tau=0.05; grpo.members=8;
+    grpo.beta=0.0; grpo.epochs=1; grpo.minibatches=1; train.batch_size=16; train.steps=100;
+    reward.mixture='f1=1'; optimizer.learning_rate=1e-05; optimizer.schedule='constant'
+trl 0.18.1: grpo.clip_low=0.2; grpo.clip_high=0.2; grpo.aggregation='bnpo'; grpo.scaled=True
+scripts: questions.kept='filtered' -> '' because give the file of qrag filter_data in this field
+[harr_0.6b]
+scripts: encoder.path='Qwen/Qwen3-Embedding-0.6B'
+[harr_4b]
+scripts: encoder.path='Qwen/Qwen3-Embedding-4B'
+[react]
+scripts: agent.name='react'; llm.server.model='Qwen/Qwen3-8B'
+llama-index-core 0.12.52: agent.max_hops=3; llm.temperature=0.1
+its dataclasses: llm.enable_thinking=False
+[search_r1]
+scripts: agent.name='search_r1';
+    llm.server.model='PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-7b-em-ppo'
+its dataclasses: agent.max_turns=5; llm.temperature=0.7; llm.max_tokens=512
+[deepretrieval]
+scripts: algorithm='ppo'; episodes an update=64; ppo.epochs=1; ppo.critic='own'; ppo.kl=0.001;
+    ppo.kl_in='reward'; ppo.clip_low=0.2; ppo.clip_high=0.2; ppo.value_clip=0.5;
+    ppo.entropy=0.001; ppo.gamma=1.0; ppo.lambda_=1.0; ppo.whiten=True;
+    ppo.critic_learning_rate=1e-05; optimizer.learning_rate=1e-06; optimizer.schedule='constant';
+    optimizer.warmup_steps=0; optimizer.clip_norm=1.0
+scripts (SciFact's 128 of a batch of 64 is a mistake): ppo.minibatches=4
+[published:contriever-babilong-em]
+configs/feedback/defaults.yaml: env.never_terminate=False; reward.name='babilong_em';
+    reward.scale=1.0; reward.completion_threshold=1.0; llm.max_tokens=32; llm.temperature=0.0;
+    llm.top_p=0.95; llm.concurrency=20; llm.server.model='Qwen/Qwen3-1.7B';
+    llm.server.memory_share=0.4; llm.server.max_model_len=2048; llm.server.dtype='bfloat16'
+rl/feedback/llm_feedback.py: reward.staleness=0; llm.enable_thinking=False; llm.cut_off='score'
+[published:contriever-niah]
+the paper (configs/envs/niah.yaml: 3): env.max_steps=5
+configs/envs/niah.yaml: env.positions='none'; env.sort_by_index=False;
+    reward.penalize_extra_steps=True; sources='niah'
+the paper: data.sources.niah.preset='multivalue'; data.sources.niah.tokens=4096
+configs/training.yaml: transitions a micro-batch=64 -> 65 because WHOLE_EPISODES
+configs/training.yaml: transitions an update=128 -> 130 because WHOLE_EPISODES
+[published:e5-hotpotqa]
+configs/algo/pqn_e5_hotpotqa.yaml: trained='all weights'; pqn.gamma=0.99; policy.top_k_actions=5;
+    optimizer.beta1=0.9; optimizer.beta2=0.98; optimizer.eps=1e-06; optimizer.clip_norm=2.0;
+    optimizer.warmup_steps=1000; encoder.path='intfloat/multilingual-e5-large'; policy.alpha=0.05;
+    pqn.lambda_=0.5; pqn.tau=0.02; optimizer.learning_rate=1.5e-05; optimizer.weight_decay=0.0005;
+    optimizer.schedule='quarter_cosine'; optimizer.final_ratio=0.1
+configs/envs/hotpotqa.yaml: env.max_steps=2; env.positions='none'; env.sort_by_index=False;
+    reward.penalize_extra_steps=False; sources='hotpotqa'
+README.md (training details): data.max_chunk_tokens=220
+configs/algo/pqn_e5_hotpotqa.yaml: data.max_chunk_tokens_in_state=128 -> 126 because ONLY_TEXT
+configs/algo/pqn_e5_hotpotqa.yaml: data.max_question_tokens=128 -> 126 because ONLY_TEXT
+[published:e5-musique]
+configs/algo/pqn_e5_musique.yaml: trained='all weights'; pqn.gamma=0.99; policy.top_k_actions=5;
+    optimizer.beta1=0.9; optimizer.beta2=0.98; optimizer.eps=1e-06; optimizer.clip_norm=2.0;
+    optimizer.warmup_steps=1000; encoder.path='intfloat/multilingual-e5-large';
+    policy.alpha=0.005; pqn.lambda_=0.6; pqn.tau=0.02; optimizer.learning_rate=1e-05;
+    optimizer.weight_decay=0.001; optimizer.schedule='linear'; optimizer.final_ratio=0.1
+configs/envs/musique.yaml: env.max_steps=4; env.positions='none'; env.sort_by_index=False;
+    reward.penalize_extra_steps=False; sources='musique'
+configs/training_hotpotqa.yaml: data.max_chunk_tokens=110
+configs/algo/pqn_e5_musique.yaml: data.max_chunk_tokens_in_state=128 -> 126 because ONLY_TEXT
+configs/algo/pqn_e5_musique.yaml: data.max_question_tokens=128 -> 126 because ONLY_TEXT
+[published:qwen3-babilong]
+configs/algo/pqn_qwen3.yaml: trained='all weights'; pqn.gamma=0.99; policy.top_k_actions=5;
+    optimizer.beta1=0.9; optimizer.beta2=0.98; optimizer.eps=1e-06; optimizer.clip_norm=2.0;
+    optimizer.warmup_steps=1000; encoder.path='Qwen/Qwen3-Embedding-0.6B'; policy.alpha=0.005;
+    pqn.lambda_=0.65; pqn.tau=0.02; optimizer.learning_rate=5e-05; optimizer.weight_decay=0.01;
+    optimizer.schedule='linear'; optimizer.final_ratio=0.0
+rl/bert_predictor.py: encoder.pooling='last'; encoder.normalise=True; encoder.scale=1.0
+configs/training.yaml: train.accumulation=2; train.steps=50000; train.eval_every=500;
+    eval.samples=300; data.max_chunk_tokens=256
+configs/training.yaml: data.max_chunk_tokens_in_state=64 -> 63 because ONLY_TEXT
+configs/training.yaml: data.max_question_tokens=64 -> 63 because ONLY_TEXT
+[published:gte-hotpotqa-musique]
+configs/envs/combined_2.yaml: sources='hotpotqa+musique'
+[published:gte-hotpotqa-musique-wiki]
+the paper: sources='hotpotqa+musique+two_wiki'
+[harr_ppo:hotpotqa-react-0.6b]
+scripts: encoder.lora.rank=16; encoder.lora.alpha=32.0; policy.tau=0.02; ppo.kl=0.005;
+    ppo.epochs=1; ppo.minibatches=1; ppo.critic_learning_rate=0.0001; train.batch_size=32;
+    train.steps=313; optimizer.learning_rate=0.0001; questions.kept=''
+its dataclasses: ppo.members=1; ppo.entropy=0.0; ppo.whiten=True; reward.mixture='rouge_l=1'
+trl 0.18.1: ppo.gamma=1.0; ppo.lambda_=0.95; ppo.clip_low=0.2; ppo.clip_high=0.2;
+    ppo.value_clip=0.2
+transformers 4.55.4: optimizer.schedule='linear'; optimizer.final_ratio=0.0
+[leret:llama3]
+train.py and its configs: model.path='meta-llama/Meta-Llama-3-8B-Instruct'; seed=0;
+    preference.averaged=False; optimizer.schedule='constant'; optimizer.warmup_steps=150;
+    optimizer.clip_norm=10.0; iterations=1
+the client of Together's API: sampling.temperature=0.0
+README.md: sampling.room=2048; sft.learning_rate=1e-07; sft.batch_size=8; preference.loss='ipo';
+    preference.beta=0.05; preference.learning_rate=1e-07; preference.batch_size=4
+create_preference_dataset.py, dspy-ai: writing.hops=2; writing.k=3; writing.order='score';
+    tries.prompts=3; tries.with_bare=True; tries.samples=1; few_shot.candidates=12;
+    few_shot.demonstrations=3; few_shot.bootstrap_questions=50; few_shot.rank_questions=50;
+    pairs.pairing='adjacent'
+metrics: search.gold_by='title'; reward.measure='ap'
+RMSprop, torch 2.3.0: optimizer.beta1=0.0; optimizer.beta2=0.99; optimizer.eps=1e-08
+run_evals.py: eval.greedy=True
+create_preference_dataset.py, dspy-ai: writing.query_tokens=1024 -> 48 because theirs reasons
+    before the query, ours writes it
+create_preference_dataset.py, dspy-ai: search.engine='colbert' -> 'bm25' because no engine here
+    scores by late interaction
+[deepretrieval:beir]
+the script of SciFact: model.path='Qwen/Qwen2.5-3B-Instruct'; sampling.temperature=0.6;
+    writing.query_tokens=512; reward.tiers='ir'; reward.k=50; reward.gain=False; search.k1=1.2;
+    search.b=0.75; eval.best_by='ndcg@10'
+Lucene's EnglishAnalyzer: search.stemmer='porter'
+100 epochs of 809 queries: train.steps=1200
+Lucene's EnglishAnalyzer: search.stop_words="Lucene's 33" -> 'english' because a longer list
+[deepretrieval:pubmed]
+the script of PubMed: model.path='Qwen/Qwen2.5-3B-Instruct'; sampling.temperature=1.0;
+    writing.query_tokens=500; reward.tiers='engines'; reward.k=3000; reward.gain=False
+[rlvr:qwen25]
+train_musique.py: model.path='Qwen/Qwen2.5-7B-Instruct'; model.lora.rank=16;
+    model.lora.alpha=32.0; episodes an update=64; grpo.members=8; grpo.aggregation='dr_grpo';
+    grpo.longest=9344; grpo.beta=0.0; grpo.epochs=1; grpo.scaled=False; train.eval_every=100;
+    tools.turn_tokens=1024; sampling.temperature=0.5; sampling.room=9344;
+    optimizer.learning_rate=1e-05; optimizer.schedule='constant'; optimizer.warmup_steps=10;
+    optimizer.beta1=0.9; optimizer.beta2=0.99; optimizer.clip_norm=0.1; seed=42
+verifiers 0.1.4: grpo.clip_low=0.2; grpo.clip_high=0.2; tools.truncated='masked'
+an epoch of 19,938 questions: train.steps=2492
+vf_musique: tasks.easy_first=True; tasks.noise_rate=1.0; tools.max_turns=10; tools.top_n=2;
+    tools.retriever='interleaved'; rubric.preset='head'
+services: tools.encoder='BAAI/bge-reranker-v2-m3' -> 'minilm' because it needs no server
+verifiers 0.1.4: tools.staleness=1 -> 0 because the device that learns samples, by its weights
+"""
+# "CONFIG:VARIANT" → its groups, besides one of its own name; a later one's constant replaces an
+# earlier one's.
+RUNS: dict[str, str] = {
+    "published:contriever-babilong": "q_rag contriever babilong never_terminate",
+    "published:contriever-babilong-em": "q_rag contriever babilong",
+    "published:contriever-niah": "q_rag contriever never_terminate",
+    "published:e5-hotpotqa": "q_rag never_terminate e5",
+    "published:e5-musique": "q_rag never_terminate e5",
+    "published:qwen3-babilong": "q_rag babilong never_terminate",
+    "published:gte-hotpotqa-musique": "q_rag never_terminate gte",
+    "published:gte-hotpotqa-musique-wiki": "q_rag never_terminate gte",
+    "harr_grpo:hotpotqa-react-0.6b": "harr harr_grpo harr_0.6b react",
+    "harr_grpo:hotpotqa-react-4b": "harr harr_grpo harr_4b react",
+    "harr_grpo:hotpotqa-search_r1-0.6b": "harr harr_grpo harr_0.6b search_r1",
+    "harr_grpo:hotpotqa-search_r1-4b": "harr harr_grpo harr_4b search_r1",
+    "harr_grpo:two_wiki-react-0.6b": "harr harr_grpo harr_0.6b react",
+    "harr_grpo:two_wiki-react-4b": "harr harr_grpo harr_4b react",
+    "harr_grpo:two_wiki-search_r1-0.6b": "harr harr_grpo harr_0.6b search_r1",
+    "harr_grpo:two_wiki-search_r1-4b": "harr harr_grpo harr_4b search_r1",
+    "harr_ppo:hotpotqa-react-0.6b": "harr harr_0.6b react",
+    "leret:llama3": "",
+    "deepretrieval:beir": "deepretrieval",
+    "deepretrieval:pubmed": "deepretrieval",
+    "rlvr:qwen25": "",
+}
+_CONSTANT = re.compile(r"([\w. -]+)=(.*)")
 
-    def of(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((count, *sizes), dtype)
 
-    return EpisodeBatch(
-        question=of(shape.question_tokens),
-        question_length=of(),
-        chunks=of(shape.chunks, shape.chunk_tokens),
-        chunk_lengths=of(shape.chunks),
-        chunk_mask=of(shape.chunks, dtype=jnp.bool_),
-        rank=of(shape.chunks),
-        sample=of(),
-        epoch=of(),
+def groups() -> dict[str, list[Constant]]:
+    """The groups of `TABLE`."""
+    found: dict[str, list[Constant]] = {}
+    title = ""
+    for line in re.sub(r"\n +", " ", TABLE.strip()).splitlines():
+        if line.startswith("["):
+            title = line[1:-1]
+            found[title] = []
+            continue
+        source, _, rest = re.fullmatch(r"(.*?)(: )(?=[a-z][\w. -]*=)(.*)", line).groups()  # type: ignore[union-attr]
+        differs, _, why = rest.partition(" because ")
+        parts = [differs] if why else rest.split("; ")
+        for part in parts:
+            match = _CONSTANT.fullmatch(part)
+            assert match is not None, part
+            theirs, _, ours = match[2].partition(" -> ")
+            value = ast.literal_eval(theirs)
+            expected = ast.literal_eval(ours) if why else value
+            found[title].append(Constant(match[1], value, source, expected, REASONS.get(why, why)))
+    return found
+
+
+def compared(run: str) -> list[tuple[Constant, Any]]:
+    """The constants of a run, each with our value."""
+    every, constants = groups(), dict[str, Constant]()
+    for group in (*RUNS[run].split(), run):
+        constants |= {each.name: each for each in every.get(group, [])}
+    file, _, variant = run.partition(":")
+    config = importlib.import_module(f"configs.{file}").get_config(variant)
+    return [
+        (each, DERIVED[name](config) if name in DERIVED else config[name])
+        for name, each in constants.items()
+    ]
+
+
+def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
+    """One case for each published run.
+
+    Args:
+        only: runs, by their names.
+
+    Raises:
+        InputError: `only` names an unknown run.
+    """
+    if unknown := [name for name in only if name not in RUNS]:
+        raise InputError(f"--only={unknown[0]}: the runs are {', '.join(RUNS)}.")
+    return [_case(name, compared(name)) for name in only or RUNS]
+
+
+def _case(name: str, pairs: Sequence[tuple[Constant, Any]]) -> Case:
+    lines = [("constant", "theirs", "ours", "equal", "their file")]
+    for each, ours in pairs:
+        equal = "yes" if ours == each.theirs else "differs" if ours == each.expected else "NO"
+        lines.append((each.name, str(each.theirs), str(ours), equal, each.source))
+    print(f"\n{name}")
+    print_table(lines)
+    return Case(
+        name,
+        float(sum(ours == each.theirs for each, ours in pairs)),
+        "constants equal",
+        peer=float(len(pairs)),
+        ratio=sum(ours == each.theirs for each, ours in pairs) / len(pairs),
+        target="others differ with a reason",
+        holds=all(ours == each.expected for each, ours in pairs),
+        details={
+            f"differs: {each.name}, theirs {each.theirs}, ours {ours}": (
+                each.why if ours == each.expected else "unexplained"
+            )
+            for each, ours in pairs
+            if ours != each.theirs
+        },
     )
-
-
-@functools.cache  # several runs share an encoder
-def _embed(encoder: TextEncoder, rows: tuple[int, ...]) -> None:
-    """Embeds a row of each of these lengths with random weights."""
-    tower = jax.eval_shape(encoder.init, jax.random.key(0))
-
-    @jax.jit
-    def embedded(tokens: jax.Array) -> jax.Array:
-        return encoder.embed(_random_weights(tower), tokens, jnp.array([tokens.shape[1]]))
-
-    for length in rows:
-        found = np.asarray(embedded(np.random.default_rng(0).integers(5, 1000, (1, length))))
-        if found.shape != (1, encoder.width) or not np.isfinite(found).all():
-            raise RuntimeError(f"{length} tokens are not embedded")

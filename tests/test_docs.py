@@ -30,8 +30,6 @@ from tests.markdown_blocks import (
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 README = ROOT / "README.md"
-# A reader who is new sees a page, not a book.
-LONGEST_README = 160  # lines
 # Fields that are named before they are there, as a page says.
 SOURCES = re.compile(r"data\.sources\.\w+")
 
@@ -164,17 +162,6 @@ def test_files_that_the_text_names_exist(page: Path) -> None:
     for name in re.findall(rf"`((?:{folders})/[\w./-]+)", prose(page)):
         path = ROOT / name
         assert path.exists() or path.parent.name == "launch", f"{page.name}: {name}"
-
-
-def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
-    lines = README.read_text().splitlines()
-    assert len(lines) <= LONGEST_README
-    first = next(block for block in blocks(README) if block.language == "sh")
-    assert first.line < 15
-    assert [words for words in documented_commands.simple_commands(first.text)] == [
-        ["make", "train"],
-        ["make", "test"],
-    ]
 
 
 def test_modules_of_python_blocks_exist() -> None:

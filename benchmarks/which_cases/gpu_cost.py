@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from benchmarks.gpu import DOLLARS_AN_HOUR
 from benchmarks.report import markdown
-from benchmarks.scaling_model import DOLLARS_AN_HOUR
 from qrag_jax.runtime.device_speeds import speeds_of
 
 _H100 = speeds_of("NVIDIA H100 80GB HBM3")

@@ -76,7 +76,7 @@ class BM25Config:
 
     The defaults are those of bm25s, and the English stemmer. nDCG@10 on SciFact's dev queries was
     0.701 with them, 0.674 with Anserini's k1 0.9 and b 0.4, and 0.673 without stemmer and stop
-    words (`benchmarks/RESULTS.md`).
+    words.
 
     Attributes:
         k1: how much further occurrences of a word add; at least 0.

@@ -1,257 +1,164 @@
-"""The suite gpu: its rows, what counts as a fault, and what becomes of rows that fail."""
+"""The suite gpu: what it counts and finds in programs, its recipes, and parts that go on."""
 
 from __future__ import annotations
 
-import sys
+import json
+import math
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks import float32, gpu
-from benchmarks.gpu import cases_of
-from benchmarks.gpu_faults import faults
-from benchmarks.gpu_programs import NAMES
-from benchmarks.gpu_query import ALGORITHMS, STATE_TOKENS, state_lengths
-from benchmarks.gpu_rows import chosen, rows
-from benchmarks.gpu_search import SEARCH
-from benchmarks.gpu_tokens import PROGRAMS, SAMPLING, SHAPE, TOKENS, arrays_of_logits, tokens_cases
-from benchmarks.hlo import Product
-from benchmarks.report import Case
-from benchmarks.schedule import Launches
+from benchmarks.gpu import cases_of, faults
+from benchmarks.gpu.compiling import arrays_of_logits, flops, unnamed
+from benchmarks.gpu.measured import finish, timed, with_values
+from benchmarks.gpu.recipes import RECIPES, chosen, config_of, row_names
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.targets import TARGETS
+from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.step_time import Rounds
+from tests.support.hlo import Product
 
-ROW: dict[str, Any] = {
-    "name": "h100/Qwen3-Embedding-4B/lora/1x8x1/update",
-    "target": "h100",
-    "platform": "cuda",
-    "model": "Qwen3-Embedding-4B",
-    "lora": True,
-    "mesh": [1, 8, 1],
-    "program": "update",
-    "layers": 2,
-    "learns": True,
-    "lowered_s": 1.0,
-    "compiled_s": 2.0,
-    "lines": 100,
-    "arguments": 10 * 2**30,
-    "outputs": 0,
-    "temporaries": 3 * 2**30,
-    "attention_forward": 6,
-    "attention_backward": 2,
-    "attention_unfused": 0,
-    "float32_products": [],
-    "float32_unnamed": [],
-    "asks_host": [],
-    "sends_inside_branches": [],
-    "nondeterministic": [],
-    "donated": 9,
-    "state_arrays": 10,
-    "sends": ["all-reduce"],
-    "sends_total": 4,
-    "sends_hidden": 3,
-    "sends_behind_products": 1,
-    "sends_bytes": 200,
-    "sends_hidden_bytes": 50,
-    "kernels": 7,
-    "launches": 9,
-    "host_loops": 1,
-    "host_branches": 0,
-    "cost": {},
+ONE = (1, 1, 1)
+GOOD: dict[str, Any] = {
+    **{"row": "h100/q_rag/e5/1x1x1", "program": "update", "target": "h100", "platform": "cuda"},
+    **{"mesh": ONE, "layers": 2, "learns": True, "steps": 1000, "state_arrays": 5, "donated": 4},
+    **{"attention_forward": 4, "attention_backward": 2, "attention_unfused": 0, "logits": 0},
+    **{"float32_unnamed": [], "asks_host": [], "sends_inside_branches": [], "nondeterministic": []},
+    **{"arguments": 2**30, "outputs": 0, "temporaries": 2**30, "compiled_s": 3.0, "lines": 10},
+    **{"flops": {"bf16": 1e14}, "sends": [], "cost": {}},
+}
+WRONG = {
+    "no gradient is fused": {"attention_backward": 0},
+    "attention by XLA": {"attention_unfused": 2},
+    "float32": {"float32_unnamed": ["f32[8,8] = f32[8,8] × f32[8,8], dense"]},
+    "the host is asked": {"asks_host": ["infeed"]},
+    "a device may wait for ever": {"sends_inside_branches": ["all-reduce"]},
+    "no fixed order": {"nondeterministic": ["scatter"]},
+    "copies of the state": {"donated": 1},
+    "all logits": {"logits": 1},
+    "all scores": {"scores": 2**31, "largest_scores": 0.5},
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"attention_backward": 1}, "1 fused gradients for 2 layers"),
-        ({"attention_forward": 0}, "0 fused attentions for 2 layers"),
-        ({"attention_unfused": 4}, "4 products of attention that is not fused"),
-        ({"float32_unnamed": ["a = b × c, f"]}, "a product of float32: a = b × c, f"),
-        ({"asks_host": ["send.3"]}, "waits for the host in send.3"),
-        ({"sends_inside_branches": ["all-gather.1"]}, "sends where a device may not come: all-ga"),
-        ({"nondeterministic": ["scatter.4"]}, "adds in no fixed order in scatter.4"),
-        ({"donated": 3}, "3 of 10 arrays of the state are reused"),
-        ({"many_scores": True, "largest_scores": 0.5}, "holds 50% of a batch's scores at once"),
-        ({"failed": "XlaRuntimeError: no"}, "does not compile: XlaRuntimeError: no"),
-    ],
-)
-def test_faults_are_named(change: dict[str, Any], named: str) -> None:
-    assert faults(ROW) == []
-    (fault,) = faults(ROW | change)
-    assert fault.startswith(named)
+def compiled_text(function: Any, *shapes: tuple[int, ...]) -> str:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(function).lower(*arguments).compile().as_text()
 
 
-def test_what_is_not_asked_of_a_program_is_no_fault() -> None:
-    plays = {"program": "play", "learns": False, "attention_backward": 0}
-    assert faults(ROW | plays | {"donated": 0, "state_arrays": 0}) == []
-    on_tpu = {"platform": "tpu", "attention_forward": 0, "attention_backward": 0}
-    assert faults(ROW | on_tpu | {"attention_unfused": 9, "nondeterministic": ["add.1"]}) == []
-    lowered = {key: value for key, value in ROW.items() if key != "sends_inside_branches"}
-    assert faults(lowered) == []
+def test_flops_count_rounds_of_loops() -> None:
+    def looped(a, b):
+        return jax.lax.fori_loop(0, 7, lambda _, x: x @ b, a)
+
+    found = flops(compiled_text(looped, (4, 16), (16, 16)), {})
+    assert sum(found.values()) == 7 * 2 * 4 * 16 * 16
 
 
-def test_targets_are_held_or_missed() -> None:
-    memory, compiling, kernels, wrong = cases_of(ROW)
-    assert (memory.value, memory.target, memory.holds) == (13.0, "at most 12", False)
-    assert (compiling.value, compiling.holds) == (3.0, None)
-    assert (kernels.value, kernels.details["share of their bytes"]) == (7, 0.25)
-    assert (wrong.value, wrong.holds) == (0, True)
-    smaller, *_ = cases_of(ROW | {"temporaries": 2**30})
-    assert smaller.holds
-    other, *_ = cases_of(ROW | {"program": "learn"})
-    assert other.target is None
-    alone = {"sends": [], "sends_total": 0, "sends_bytes": 0, "sends_hidden_bytes": 0}
-    assert "share of their bytes" not in cases_of(ROW | alone)[2].details
+def test_flops_of_a_loop_over_rows_are_those_of_the_rounds_that_its_lengths_give() -> None:
+    def looped(tokens, lengths, a):
+        def one(state):
+            number, x, tokens, lengths = state
+            return number + 1, x @ x, tokens + number, lengths
+
+        state = (jnp.int32(0), a, tokens, lengths)
+        return jax.lax.while_loop(lambda state: state[0] < state[3].max(), one, state)
+
+    shapes = [jax.ShapeDtypeStruct((8, 5), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)]
+    square = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    text = jax.jit(looped).lower(*shapes, square).compile().as_text()
+    once = sum(flops(text, {}).values())
+    assert once == 2 * 16**3
+    assert sum(flops(text, {(8, 5): Rounds(3.0)}).values()) == 3 * once
 
 
-def test_an_update_of_a_query_encoder_has_a_least_share_of_the_peak() -> None:
-    estimate = {"seconds": 1.0, "share_of_peak": 0.39, "bound": "memory", "lines": []}
-    found = cases_of(ROW | {"program": "grpo", "estimate": estimate})
-    (share,) = [case for case in found if "share of peak" in case.case]
-    assert (share.value, share.holds) == (0.39, False)
-    small = cases_of(ROW | {"program": "ppo", "model": "BERT-base", "estimate": estimate})
-    assert [case.holds for case in small if "share of peak" in case.case] == [None]
-    lengths = state_lengths(80, STATE_TOKENS)
-    assert 250 < lengths.mean() < 350
-    assert lengths.max() <= STATE_TOKENS
+def test_a_sound_program_has_no_fault_and_a_price() -> None:
+    assert faults(GOOD) == []
+    by_name = {case.case.rpartition(": ")[2]: case for case in cases_of(GOOD)}
+    assert by_name["memory"].value == 2
+    assert by_name["memory"].holds
+    details = by_name["products"].details
+    assert details["GPU-hours"] == pytest.approx(1000 * 1e14 / 989e12 / 0.26 / 3600)
+    assert details["dollars"] == 3 * details["GPU-hours"]
 
 
-def test_a_failed_row_is_one_fault_and_has_no_figures() -> None:
-    (case,) = cases_of({"name": "h100/tiny/full/1x1x1/play", "failed": "out of memory"})
-    assert (case.value, case.holds) == (1, False)
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_each_fault_is_found(wrong: dict[str, Any]) -> None:
+    assert len(faults(GOOD | wrong)) == 1
+    assert not cases_of(GOOD | wrong)[0].holds
 
 
-def test_rows_have_names_of_their_own_and_cover_the_programs() -> None:
-    every = rows(quick=False)
-    assert len({row.name for row in every}) == len(every)
-    gpus = [row for row in every if row.target == "h100"]
-    assert {row.program for row in gpus} == {*NAMES, *ALGORITHMS, SEARCH, *PROGRAMS}
-    assert {row.devices for row in gpus} == {"h100x1", "h100x8", "h100x64"}
-    assert {row.target for row in every} == set(TARGETS)
-    assert (
-        len({(row.model.name, row.lora) for row in gpus if row.program not in (SEARCH, *PROGRAMS)})
-        == 13
-    )
+def test_a_program_that_needs_more_than_a_device_has_does_not_hold() -> None:
+    memory = cases_of(GOOD | {"temporaries": 90 * 2**30})[1]
+    assert memory.holds is False
+    assert cases_of({"row": "r", "program": "update", "failed": "out of memory"})[0].holds is False
+
+
+def test_float32_products_that_are_meant_are_no_fault() -> None:
+    meant = Product("f32[2] = f32[2] × f32[2]", "jit(f)/rt,td->rd/dot_general")
+    other = Product("f32[2] = f32[2] × f32[2]", "jit(f)/dense/dot_general")
+    assert unnamed([meant], "cuda") == []
+    assert len(unnamed([meant, other], "cuda")) == 1
+
+
+def test_logits_of_a_block_are_seen_and_tables_are_not() -> None:
+    def logits(x, table):
+        return jnp.exp(x @ table.T).sum()
+
+    text = compiled_text(logits, (4096, 64), (5000, 64))
+    assert arrays_of_logits(text, 5000, 64)
+    assert not arrays_of_logits(compiled_text(logits, (128, 64), (5000, 64)), 5000, 64)
 
 
 def test_rows_are_chosen_by_regular_expressions() -> None:
-    every = rows(quick=False)
-    found = chosen(every, ["4B/lora/1x8x1/(play|learn)$", "^v5e/"])
-    assert [row.name for row in found] == [
-        "h100/Qwen3-Embedding-4B/lora/1x8x1/play",
-        "h100/Qwen3-Embedding-4B/lora/1x8x1/learn",
-        "v5e/BERT-base/full/1x8x1/update",
-    ]
-    assert chosen(every, []) == every
-    with pytest.raises(InputError, match="which no row has; their names are such as h100/BERT"):
-        chosen(every, ["a100"])
-    with pytest.raises(InputError, match="no regular expression"):
-        chosen(every, ["("])
+    names = row_names(False, "h100")
+    assert len(set(names)) == len(names)
+    assert chosen(names, ["e5/1x8x1$"]) == ["h100/q_rag/e5/1x8x1"]
+    for pattern in ("nobody", "("):
+        with pytest.raises(InputError, match="--only"):
+            chosen(names, [pattern])
 
 
-# Prints the rows of its arguments as `gpu_cases` does; dies at "play", refuses "scores".
-CHILD = """
-import json, os, sys
-for name in sys.argv[1:]:
-    if name.endswith("/play"):
-        os.kill(os.getpid(), 9)
-    if name.endswith("/scores"):
-        print("error: no packages", file=sys.stderr)
-        sys.exit(2)
-    print(json.dumps({"name": name}), flush=True)
-    print("noise" * 50_000, file=sys.stderr)
-"""
+@pytest.mark.long
+def test_models_of_full_size_are_opened_without_weights(tmp_path: Path) -> None:
+    config = config_of(RECIPES["q_rag/contriever"], ONE, tmp_path, drawn=False)
+    loaded = load_encoder(Path(config.encoder.path))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(loaded.stored)) > 1e8
+    config = config_of(RECIPES["rlvr/qwen3-1.7b"], (1, 8, 1), tmp_path, drawn=False)
+    model = load_language_model(Path(config.model.path))
+    found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.stored))
+    assert found == 1_720_574_976  # as the model's page says: 1.7B
+    assert config.runtime.mesh == (1, 8, 1)
 
 
-def test_a_compiler_that_dies_is_a_row_and_the_next_rows_follow() -> None:
-    wanted = chosen(rows(quick=True), ["tiny.*(update|play|learn|texts)"])
-    assert [row.program for row in wanted] == ["update", "play", "learn", "texts"]
-    found = list(gpu._measured([sys.executable, "-c", CHILD], wanted))
-    assert [row["name"] for row in found] == [row.name for row in wanted]
-    assert [row.get("failed", "")[:36] for row in found] == [
-        "",
-        "the compiler ended with status -9: n",
-        "",
-        "",
-    ]
+def test_parts_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
+    calls = []
+
+    def part(name: str) -> list[dict[str, Any]]:
+        calls.append(name)
+        if name == "b" and calls.count("b") == 1:
+            raise subprocess.SubprocessError("ended with status 9")
+        return [{"case": name, "value": 1.0, "unit": "ms"}]
+
+    first = finish(tmp_path, ["a", "b"], part)
+    assert first["b"][0]["value"] is None
+    assert "status 9" in first["b"][0]["unit"]
+    assert [case["value"] for each in finish(tmp_path, ["a", "b"], part).values() for case in each]
+    assert calls == ["a", "b", "b"]
+    assert set(json.loads((tmp_path / "results.json").read_text())) == {"a", "b"}
 
 
-def test_missing_packages_are_told_in_one_sentence() -> None:
-    wanted = chosen(rows(quick=True), ["scores"])
-    with pytest.raises(InputError, match=r"^no packages$"):
-        list(gpu._measured([sys.executable, "-c", CHILD], wanted))
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_where_nothing_compiles_the_quick_rows_are_lowered(quick, monkeypatch, capsys) -> None:
-    def followed(module: str, wanted: Any) -> list[dict[str, Any]]:
-        if module == "benchmarks.gpu_cases":
-            raise InputError("no packages.")
-        assert module == "benchmarks.lowered"
-        return [{"name": row.name, "failed": "lowered"} for row in wanted]
-
-    monkeypatch.setattr(gpu, "_followed", followed)
-    if quick:
-        assert len(gpu.run(quick, ["scores"])) == 1
-        assert "no packages. Programs are lowered instead" in capsys.readouterr().out
-        return
-    for only in ("BERT-base/full/1x1x1/scores", "BERT-base/full/1x1x1/scores|v5e", "v5e", "^v"):
-        with pytest.raises(InputError, match="no packages"):
-            gpu.run(quick, [only])
-
-
-def test_without_libtpu_the_rows_of_tpus_are_left_out(monkeypatch, capsys) -> None:
-    def followed(module: str, wanted: Any) -> list[dict[str, Any]]:
-        if wanted[0].platform == "tpu":
-            raise InputError("no libtpu.")
-        return [{"name": row.name, "failed": "anything"} for row in wanted]
-
-    monkeypatch.setattr(gpu, "_followed", followed)
-    cases = gpu.run(False, ["/BERT-base/full/1x8x1/update"])
-    assert [case.case for case in cases] == ["h100/BERT-base/full/1x8x1/update: faults"]
-    told = capsys.readouterr().out
-    assert "v5e: 1 row(s) left out: no libtpu." in told
-    assert "v6e: 1 row(s) left out: no libtpu." in told
-
-
-def test_only_named_products_may_be_float32() -> None:
-    pooling = Product("a = b × c", "jit(f)/while/body/transpose(jvp(rt,td->rd))/dot_general")
-    scores = Product("d = e × f", "jit(f)/vmap(BTNH,BSNH->BNTS)/dot_general")
-    of_layer, unknown = (
-        Product("g = h × i", "jit(f)/BertLayer/output/dot_general"),
-        Product("j", ""),
-    )
-    every = [pooling, scores, of_layer, unknown]
-    assert float32.unnamed([pooling], "cuda") == []
-    assert float32.unnamed(every, "tpu") == [
-        "g = h × i, jit(f)/BertLayer/output/dot_general",
-        "j, of unknown source",
-    ]
-    assert len(float32.unnamed(every, "cuda")) == 3
-    assert float32.of_attention(every) == 1
-
-
-def test_logits_of_all_tokens_are_found_in_a_program() -> None:
-    sampled, vocab = SHAPE.sampled, 1000
-    block = f"f32[{sampled},128]{{1,0}} fusion, bf16[{vocab},64]{{1,0}} parameter"
-    assert arrays_of_logits(block, vocab, SHAPE) == 0
-    assert arrays_of_logits(f"{block} f32[{sampled},{vocab}]{{1,0}} dot", vocab, SHAPE) == 1
-    row = {"program": TOKENS, "arrays_of_logits": 1, "logits": sampled * vocab}
-    assert [case.holds for case in tokens_cases("a", row)] == [False]
-    assert [case.holds for case in tokens_cases("a", row | {"arrays_of_logits": 0})] == [True]
-
-
-def test_a_token_must_not_ask_the_host() -> None:
-    """The loops that read prompts, the first two, may; those that draw may not."""
-
-    def cases(**changed: int) -> list[Case]:
-        reading, drawing = Launches(70, 1500, 1, 0)._asdict(), Launches(500, 500, 0, 0)._asdict()
-        rounds = [reading, reading, drawing, drawing | {"launches": 700} | changed]
-        row = {"program": SAMPLING, "platform": "cuda", "rounds": rounds}
-        return tokens_cases("a", row | {"round_seconds": [1.0, 1.0, 0.004, 0.006]})
-
-    asked, kernels, *milliseconds = cases()
-    assert (asked.value, asked.holds, kernels.value) == (0, True, 700)
-    assert [case.value for case in milliseconds] == [4.0, 6.0]
-    assert [cases(host_loops=1)[0].holds, cases(host_branches=2)[0].value] == [False, 2]
+def test_a_program_is_timed_with_values_for_its_shapes() -> None:
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    state = {"w": shape, "mu": shape, "key": jax.eval_shape(lambda: jax.random.key(0))}
+    values = with_values((state, jax.ShapeDtypeStruct((8,), jnp.int32)))
+    assert np.isfinite(values[0]["w"]).all()
+    assert np.asarray(values[0]["w"]).std() > 0
+    step = jax.jit(lambda state, tokens: (state | {"w": state["w"] + tokens.sum()}, tokens))
+    found = timed("tiny", Program("update", step, (state, values[1])))
+    assert found["value"] > 0
+    assert found["unit"] == "ms"

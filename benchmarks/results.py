@@ -1,0 +1,233 @@
+"""Writes docs/results.md and README.md's table from what is stored: python -m benchmarks.results
+
+`benchmarks/results/SUITE/DATE-MACHINE.json` are the one home of a figure (`report.store`). `LIST`
+says which are shown: the newest one of an idle machine, or, marked, the newest of a busy one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.report import RESULTS, ROOT, markdown
+
+PAGE, README = Path("docs/results.md"), Path("README.md")
+BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
+MOST = 12  # rows of a suite
+HEADER = ("what", "value", "peer", "machine", "date")
+BUSY = "; other work beside"
+TIMES = re.compile(r"/s$|^(s|ms|minutes)$")  # units of figures that other work changes
+
+
+class Row(NamedTuple):
+    """A row of the page.
+
+    title: what is measured, in the reader's words.
+    suite, case: which figure.
+    beside: the case whose figure is the peer's, if not the figure's own peer is.
+    in_readme: also in README.md's table.
+    """
+
+    title: str
+    suite: str
+    case: str
+    beside: str = ""
+    in_readme: bool = False
+
+
+SUITES = {
+    "quality": "Does training help",
+    "speed": "Speed on CPUs",
+    "gpu": "NVIDIA GPUs",
+    "published": "Constants of the published runs",
+}
+# [SUITE], then a row a line: its title | the case | the case beside it, if any | README, if it is
+# also in README.md's table. A line that begins with blanks continues the last one.
+LIST = """
+[quality]
+Q-RAG, MiniLM, fact EM on HotpotQA, beside untrained |
+    hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
+Q-RAG, MiniLM, fact EM on MuSiQue, beside untrained |
+    musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
+Q-RAG, the quick start, fact EM, beside untrained |
+    quickstart: fact_em, trained | quickstart: fact_em, untrained
+Q-RAG, fact EM on HotpotQA, beside the public PyTorch code | hotpotqa-public: fact_em, trained
+Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), beside 50 chunks |
+    long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
+HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, beside untrained |
+    harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained | README
+HARR by PPO, the same | harr/ppo-stateful: f1, trained | harr/ppo-stateful: f1, untrained
+RLVR, a small decoder, exact match, beside imitation alone |
+    rlvr/grpo: em, trained | rlvr/grpo: em, after imitation | README
+LeReT, a small decoder, all gold found, beside its script |
+    leret/quick: hop2/all_gold, trained | leret/quick: hop2/all_gold, after the script | README
+DeepRetrieval, a small decoder, nDCG@10, beside its script |
+    deepretrieval/quick: ndcg@10, trained |
+    deepretrieval/quick: ndcg@10, after the script | README
+Q-RAG and BM25, both passages in 4, 2Wiki, beside BM25 and MiniLM |
+    2wiki/q_rag/pqn: all@4, trained, fused with BM25 | 2wiki/bm25+minilm: all@4, untrained
+The same, HotpotQA pooled |
+    hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25 |
+    hotpotqa-pooled/bm25+minilm: all@4, untrained
+[speed]
+Encoder, BERT-base, float32, beside PyTorch |
+    encoder, BERT-base, float32: forward, 40 chunks of up to 128 tokens
+Q-RAG's PQN step, MiniLM, beside PyTorch | Q-RAG, PQN step, MiniLM, 16 questions | | README
+HARR's GRPO, MiniLM, beside PyTorch with PEFT |
+    HARR, GRPO update, MiniLM LoRA r16: tokens of 66 searches
+Token GRPO, a small decoder, beside TRL |
+    GRPO update, decoder of 4 × 192, vocabulary 151,936: episodes
+Sampler, a small decoder, beside Hugging Face's generate |
+    sampler, decoder of 4 × 192, vocabulary 1,024, 64 prompts of 64 tokens, 64 new ones
+Exact search of a million vectors, beside FAISS |
+    exact search, 1,000,000 × 384, float32, top 10, batch 64
+BM25, SciFact | BM25, SciFact
+`qrag serve`, one step, MiniLM, beside a plain server |
+    server, 64 clients, 9,594 passages, MiniLM, one step
+`qrag serve`, four steps | server, 64 clients, 2,000 passages, steps: 4
+[gpu]
+Q-RAG's step, BERT-base, beside torch in bfloat16 |
+    PQN step, BERT-base, 128 questions of HotpotQA, beside torch |  | README
+Encoder, BERT-base | encoder, BERT-base, 1,280 chunks of HotpotQA by length
+HARR's update | HARR's GRPO, Qwen3-Embedding-0.6B, LoRA, 128 episodes
+RLVR's update | RLVR's GRPO, Qwen3-0.6B, LoRA, a block of 16,384 tokens
+DeepRetrieval's update | DeepRetrieval's PPO, Qwen3-0.6B, LoRA, policy and critic, 16 queries
+Exact search, 1,024 queries in 21 million vectors |
+    exact search, 1,024 queries, 21 M × 1,024 numbers, the first 100
+Tests that only a GPU can run, of all | tests on a GPU
+Memory of Q-RAG's update, E5-large, one H100, compiled |
+    h100/multilingual-e5-large, full/1x1x1/update: memory
+Memory of Q-RAG's update, Qwen3-Embedding-8B whole, of eight H100s, compiled |
+    h100/Qwen3-Embedding-8B, full/1x8x1/update: memory
+Memory of RLVR's update, Qwen2.5-7B, LoRA, of eight H100s, compiled |
+    h100/Qwen2.5-7B, LoRA r16/1x8x1/GRPO: memory
+Published training, E5-large on HotpotQA, bfloat16, one H100, estimated |
+    HotpotQA, E5-large with its own word table (hotpotqa.py): a training on one H100, estimated
+[published]
+Q-RAG, E5-large on HotpotQA, equal of all | published:e5-hotpotqa
+HARR by GRPO, 0.6B, HotpotQA | harr_grpo:hotpotqa-react-0.6b
+RLVR, Qwen2.5-7B | rlvr:qwen25
+"""
+
+
+def listed(text: str = LIST) -> list[Row]:
+    """The rows of a list."""
+    rows, suite = [], ""
+    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+        if line.startswith("["):
+            suite = line[1:-1]
+            continue
+        title, case, *more = (part.strip() for part in line.split("|"))
+        rows.append(Row(title, suite, case, more[0] if more else "", "README" in more[1:]))
+    return rows
+
+
+def newest(suite: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """By its name the newest figure of each case of a suite, of an idle machine if there is one."""
+    found: dict[str, dict[str, Any]] = {}
+    files = [json.loads(path.read_text()) for path in sorted((folder / suite).glob("*.json"))]
+    for file in sorted(files, key=lambda file: file["date"]):
+        for case in file["cases"]:
+            state = {name: case.get(name, file.get(name)) for name in ("idle", "commit")}
+            figure = case | state | {"machine": file["machine"], "date": file["date"]}
+            before = found.get(case["case"])
+            if before is None or undisturbed(figure) or not undisturbed(before):
+                found[case["case"]] = figure
+    return found
+
+
+def undisturbed(figure: dict[str, Any]) -> bool:
+    """Whether other work on the machine did not change a figure."""
+    return bool(figure["idle"]) or not TIMES.search(figure["unit"])
+
+
+def lines(
+    rows: Sequence[Row], figures: dict[str, dict[str, dict[str, Any]]]
+) -> Iterator[tuple[str, ...]]:
+    """The cells of the rows whose figures are there."""
+    for row in rows:
+        figure = figures[row.suite].get(row.case)
+        if figure is not None:
+            unit = "" if figure["unit"] == "share" else figure["unit"]
+            other = figures[row.suite].get(row.beside, {}).get("value") if row.beside else None
+            peer = other if row.beside else figure["peer"]
+            shown = (_number(x, unit) for x in (figure["value"], peer))
+            date, machine = when_and_where(figure)
+            yield (row.title, *shown, machine + ("" if undisturbed(figure) else BUSY), date)
+
+
+def _number(value: float | None, unit: str) -> str:
+    """Three digits, and whole numbers from a thousand on; "" without a value."""
+    if value is None:
+        return ""
+    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}".strip()
+
+
+def when_and_where(figure: dict[str, Any]) -> tuple[str, str]:
+    """The date and the machine: one that was measured before its file was written says its own."""
+    details = figure.get("details", {})
+    machine = details.get("machine", figure["machine"]).partition(", Python")[0]
+    measured = re.match(r"(\d{4}-\d\d-\d\d), ([^,(]+)", details.get("measured", ""))
+    return (measured[1], measured[2].strip()) if measured else (figure["date"], machine)
+
+
+def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
+    """The whole page.
+
+    Raises:
+        ValueError: a suite has too many rows.
+    """
+    figures = {suite: newest(suite, folder) for suite in SUITES}
+    text = [
+        "# Results",
+        "<!-- Written by `make results` from benchmarks/results/; edit LIST in "
+        "benchmarks/results.py. -->",
+        "Each row is one figure of `python -m benchmarks --suite SUITE`: the newest, and of times "
+        "the newest of an idle machine;\nwhere other work ran beside it, the row says so. "
+        "Everything measured, with commits and versions of packages, is in\n"
+        "`benchmarks/results/`.",
+    ]
+    for suite, title in SUITES.items():
+        own = [row for row in rows if row.suite == suite]
+        if len(own) > MOST:
+            raise ValueError(f"{suite} has {len(own)} rows in LIST; at most {MOST} are shown")
+        cells = list(lines(own, figures))
+        if cells:
+            text += [f"## {title}", f"`--suite {suite}`", markdown(HEADER, cells).rstrip()]
+    return "\n\n".join(text) + "\n"
+
+
+def with_table(readme: str, rows: Sequence[Row], folder: Path = RESULTS) -> str:
+    """README.md's text with today's table between the two marks.
+
+    Raises:
+        ValueError: a mark is missing.
+    """
+    if BEGIN not in readme or END not in readme:
+        raise ValueError(f"README.md lacks {BEGIN} or {END}")
+    figures = {suite: newest(suite, folder) for suite in SUITES}
+    cells = list(lines([row for row in rows if row.in_readme], figures))
+    before, _, rest = readme.partition(BEGIN)
+    table = markdown(HEADER, cells).rstrip()
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
+    """Writes both; tells the rows of `LIST` that nothing was measured for."""
+    rows = listed()
+    (ROOT / PAGE).write_text(page(rows))
+    readme = ROOT / README
+    readme.write_text(with_table(readme.read_text(), rows))
+    missing = [row for row in rows if row.case not in newest(row.suite)]
+    for row in missing:
+        print(f"not measured: {row.suite}, {row.case}", file=sys.stderr)
+    print(f"{PAGE}: {len(rows) - len(missing)} of {len(rows)} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
