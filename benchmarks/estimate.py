@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import ours
 from benchmarks.own_speeds import own_speeds
 from benchmarks.report import Case
+from benchmarks.speed import ours
 from benchmarks.timed_programs import Bench, Timed, read_texts
 from qrag_jax.runtime import step_time_lines
 

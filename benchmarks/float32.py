@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks.hlo import Product
+from tests.support.hlo import Product
 
 NAMED = {
     "rt,td->rd": "mean pooling (models.heads.embedding): sums whose results are embeddings",

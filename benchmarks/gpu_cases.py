@@ -16,18 +16,19 @@ from typing import Any
 
 import jax
 
-from benchmarks import float32, hlo, schedule
+from benchmarks import float32, schedule
 from benchmarks.gpu_estimate import estimate_row, round_seconds
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
 from benchmarks.gpu_tokens import SAMPLING, SHAPES, TOKENS, LanguageModelSize, arrays_of_logits
-from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.targets import CUDA, TPU, check_packages, described_devices
+from tests.support import hlo
+from tests.support.hlo import nondeterministic
 
 UNFUSED = (SCORES, SAMPLING)
 LONGEST = 400  # characters of an error that are kept

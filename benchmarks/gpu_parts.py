@@ -83,10 +83,10 @@ def _peer(name: str, place: Place) -> list[Row]:
     title = f"PQN step, {bench.encoder.name}, {questions} questions"
     if why := _without_torch():
         return [Row(title, None, "transitions/s", peer=True, note=why)]
-    from benchmarks.measure import on_gpu
-    from benchmarks.peers.batched import BatchedPeer
-    from benchmarks.speed_cases.setting import peer_settings
+    from benchmarks.speed.measure import on_gpu
+    from benchmarks.speed.ours import peer_settings
     from benchmarks.timed_programs import ROUNDS, seconds_of
+    from tests.support.torch_pqn import BatchedPeer
 
     batches = [bench.texts.batch(number, questions) for number in range(ROUNDS + 1)]
     settings = peer_settings(bench.texts, bench.encoder)
@@ -257,8 +257,8 @@ def _as_in_a_training() -> None:
 def _bench(place: Place, name: str) -> Any:
     """The programs of an encoder, "minilm" or "base", and how many questions a batch has."""
     _as_in_a_training()
-    from benchmarks import ours
     from benchmarks.own_speeds import own_speeds
+    from benchmarks.speed import ours
     from benchmarks.timed_programs import Bench, read_texts
 
     texts, tokenizer = read_texts(place.folder / "cache", 64 if place.quick else 4096)
@@ -288,7 +288,7 @@ def _row(timed: Any, bench: Any) -> Row:
 
 def _without_torch() -> str:
     """Why torch cannot compute where jax does; "" if it can."""
-    from benchmarks.measure import on_gpu
+    from benchmarks.speed.measure import on_gpu
 
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
@@ -298,7 +298,7 @@ def _without_torch() -> str:
 
 
 def _data(name: str = "hotpotqa") -> Path | None:
-    from benchmarks import ours
+    from benchmarks.speed import ours
 
     return ours.DATA / name if (ours.DATA / name).exists() else None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
+from benchmarks.speed.measure import peak_memory, reset_peak_memory
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.token_stores import tokenise_samples
@@ -86,8 +86,8 @@ def _sequential(
     run: SavedRun, params: Params, documents: list[Sample]
 ) -> tuple[list[tuple[int, ...]], float]:
     """Plays the peer on the same tokens and weights; returns the chunks it took and its seconds."""
-    from benchmarks.peers.learner import Settings
-    from benchmarks.peers.sequential import SequentialPeer
+    from tests.support.torch_pqn import BatchedPeer as SequentialPeer
+    from tests.support.torch_pqn import Settings
 
     config = run.config
     settings = Settings(

@@ -25,9 +25,9 @@ from benchmarks import float32
 from benchmarks.gpu_cases import described, failed, reason
 from benchmarks.gpu_programs import program_of
 from benchmarks.gpu_rows import Row, rows
-from benchmarks.hlo import Product
 from benchmarks.memory_cases import mesh_of
 from qrag_jax.runtime.platform import GPU, Platform
+from tests.support.hlo import Product
 
 CUDNN = 91000  # version 9.10
 HOPPER = Platform(GPU, (9, 0))

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hlo import calls_host
 from qrag_jax.runtime.hlo import Instruction, instructions
+from tests.support.hlo import calls_host
 
 EQUAL = 0  # the partition in which all devices have the same label
 

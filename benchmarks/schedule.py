@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.hlo import times_run
 from qrag_jax.runtime.hlo import SENDS, Instruction, instructions
+from tests.support.hlo import times_run
 
 # Start nothing on the device: they name values, or only order other instructions.
 _NO_KERNEL = {

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import ours
-from benchmarks.measure import forward_flops
+from benchmarks.speed import ours
+from benchmarks.speed.measure import forward_flops
 from configs import hotpotqa
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.rollouts.block_rounds import (

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from benchmarks import ours
 from benchmarks.measure import forward_flops
 from benchmarks.ours import MINILM, computed_tokens
 from benchmarks.speed_cases.attention_padding import Places, shares, states_and_chunks
+
+from benchmarks import ours
 from configs import hotpotqa
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.environments import chunks as env

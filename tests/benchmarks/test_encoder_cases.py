@@ -8,18 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-
-from benchmarks.encoder_cases.peer import LEARNING_RATE, Peer, mini_batches
-from benchmarks.encoder_cases.small_models import FAMILIES, write_trainable_model
 from benchmarks.encoder_cases.speed import BERT_BASE, QWEN3, XLM_R_BASE, Model, Ours, Rows, build
-from benchmarks.encoder_cases.training import training_texts
 from benchmarks.matmul import Peaks
 from benchmarks.measure import forward_flops
 from benchmarks.speed_cases.setting import Setting
+
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import family_of, load_encoder
 from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from tests.support.small_models import FAMILIES, training_texts, write_trainable_model
+from tests.support.torch_encoder import LEARNING_RATE, Peer, mini_batches
 
 SMALL = {
     "vocab_size": 50,

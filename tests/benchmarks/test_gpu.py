@@ -15,11 +15,11 @@ from benchmarks.gpu_query import ALGORITHMS, STATE_TOKENS, state_lengths
 from benchmarks.gpu_rows import chosen, rows
 from benchmarks.gpu_search import SEARCH
 from benchmarks.gpu_tokens import PROGRAMS, SAMPLING, SHAPE, TOKENS, arrays_of_logits, tokens_cases
-from benchmarks.hlo import Product
 from benchmarks.report import Case
 from benchmarks.schedule import Launches
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
+from tests.support.hlo import Product
 
 ROW: dict[str, Any] = {
     "name": "h100/Qwen3-Embedding-4B/lora/1x8x1/update",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import hlo
+from tests.support import hlo
 
 # As XLA wrote them for an H100.
 OF_GPU = """\

@@ -6,8 +6,8 @@ import gzip
 from pathlib import Path
 
 import pytest
-
 from benchmarks.retrieval_cases import indexing
+
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests.devices import mesh_of
 from tests.systems.corpora import ONE_SHAPE, records, write_corpus_file, write_tower

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.nondeterminism import nondeterministic
+from tests.support.hlo import nondeterministic
 
 # The gradient of a tiny BERT's word table, without and with --xla_gpu_deterministic_ops.
 ADD = """

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-
-from benchmarks.peers.batched import BatchedPeer
-from benchmarks.peers.learner import Learner, Settings
 from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.peers.towers import Tower, pad_rows, tower_params
+
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Played, Player, make_play
@@ -38,6 +36,7 @@ from tests.rollouts.play_setup import (
     feedback,
     jitted_rollout,
 )
+from tests.support.torch_pqn import BatchedPeer, Learner, Settings
 
 ENCODER = tiny_encoder(layers=2, hidden=32)
 OPTIMIZER = OptimizerConfig(

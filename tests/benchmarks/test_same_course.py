@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from benchmarks.hlo import collectives
 from benchmarks.same_course import different_courses
 from qrag_jax.runtime.mesh import AXES
 from tests.devices import mesh_of
+from tests.support.hlo import collectives
 
 MESH = mesh_of(2, 2, 2)
 SPLIT, COPIED = PartitionSpec(AXES), PartitionSpec()

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks.speed_cases import evaluation
+from benchmarks.speed_cases.setting import peer_settings
 from ml_collections import ConfigDict
 
 from benchmarks import ours
-from benchmarks.speed_cases import evaluation
-from benchmarks.speed_cases.setting import peer_settings
 from configs import hotpotqa
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.environments import chunks as env

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import hlo
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.devices import run_two_processes
 from tests.episodes_maker import tower
@@ -29,6 +28,7 @@ from tests.learners.sharded_steps import (
     played,
     skipped_step,
 )
+from tests.support import hlo
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from benchmarks import hlo
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.devices import mesh_of
@@ -22,6 +21,7 @@ from tests.learners.sharded_steps import (
     may_be_sent,
 )
 from tests.learners.test_sharded_steps import check_equal, check_moments, each
+from tests.support import hlo
 
 pytestmark = pytest.mark.long
 

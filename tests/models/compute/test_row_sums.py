@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.nondeterminism import nondeterministic
 from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
+from tests.support.hlo import nondeterministic
 
 SIZE, WIDTH = 7, 5
 

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: small models, peers in PyTorch and TRL, readers of HLO."""
