@@ -5,9 +5,10 @@ unseen world hop by hop, at the end of each stage. Part `start` is its first sta
 imitation of scripts; the ablations (seed 42) go on from copies of it for one iteration, each with
 one thing changed, to be compared with the first iteration of quick-42.
 `vllm` is the sampling by a server (`leret_serving`). `real` trains configs/leret.py:smol on
-2WikiMultihopQA of the folder QRAG_DATA (default ../shared/data) and scores it over the open corpus; it takes more than an hour, so it runs
-if it is named alone. Runs and results are kept in runs/benchmarks/leret by version of the code;
-`--only=PART` runs one part, such as quick-42. `--quick` trains a smaller `:tiny`.
+2WikiMultihopQA of the folder QRAG_DATA (default ../shared/data) and scores it over the open corpus;
+it takes more than an hour, so it runs if it is named alone. Runs and results are kept in
+runs/benchmarks/leret by version of the code; `--only=PART` runs one part, such as quick-42.
+`--quick` trains a smaller `:tiny`.
 """
 
 from __future__ import annotations

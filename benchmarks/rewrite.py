@@ -6,9 +6,9 @@ SciFact's training queries and scores four collections of the folder QRAG_DATA (
 ../shared/data): as it samples, which is how it learns, beside its script; and greedily, which is
 how it would be used, beside the original queries. Greedy decoding drops no word that its script
 drops with a probability below one half, so it hides what the script is like. `smol` trains `:smol`
-(SmolLM2) on the same; it takes about an hour, so it runs if it is named alone. Runs and
-results are kept in runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as quick-42. `--quick` trains a smaller
-`:tiny`.
+(SmolLM2) on the same; it takes about an hour, so it runs if it is named alone. Runs and results are
+kept in runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as
+quick-42. `--quick` trains a smaller `:tiny`.
 """
 
 from __future__ import annotations

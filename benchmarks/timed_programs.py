@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.speed import ours
 from benchmarks.speed.measure import forward_flops
 from configs import hotpotqa
 from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.environments import chunks
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.block_rounds import (
     RowLengths,
     draw_lengths,
@@ -96,8 +100,8 @@ class Bench:
             tokens = rng.integers(1000, 8000, (10 * questions, FULL_ROW), np.int32)
             lengths = np.full(len(tokens), FULL_ROW, np.int32)
         else:
-            tokens, lengths = ours.chunk_rows(self.texts, self.encoder, questions)
-        embed = ours.Embedder(self.texts, self.encoder, full=full)
+            tokens, lengths = chunk_rows(self.texts, self.encoder, questions)
+        embed = Embedder(self.texts, self.encoder, full=full)
         arguments = embed.params, jax.device_put(tokens), jax.device_put(lengths)
         compiled = embed.program.lower(*arguments).compile()
         loops = {} if full else {tokens.shape: rounds_of(embed.blocks, lengths[None])}
@@ -212,3 +216,34 @@ def read_texts(folder: Path, questions: int) -> tuple[ours.Texts, TextTokenizer]
     )
     tokenizer = ours.load_tokenizer(find_minilm(download=False), samples, folder / "tokenizer")
     return ours.load_texts(config, samples, origin, tokenizer), tokenizer
+
+
+class Embedder:
+    """Embeds chunk rows as the rollout does; `full`: in one call, for rows without padding."""
+
+    def __init__(self, texts: ours.Texts, encoder: ours.Encoder, *, full: bool = False) -> None:
+        self.blocks = ours.block_shapes(texts, encoder).chunks
+        self.params = jax.device_put(encoder.params)
+
+        def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+            return embed_rows(encoder.encoder, self.blocks, params, TokenRows(tokens, lengths))[0]
+
+        self.program = jax.jit(encoder.encoder.embed if full else ragged)
+
+    def __call__(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[N, L]`, lengths `[N]` → `[N, D]`; waits for the result."""
+        return self.program(self.params, tokens, lengths).block_until_ready()
+
+
+def chunk_rows(
+    texts: ours.Texts, encoder: ours.Encoder, questions: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every chunk of the first questions as an encoder row: tokens `[N, L]`, lengths `[N]`."""
+    e = encoder.encoder
+    tokens, lengths = chunks.chunk_rows(
+        jax.tree.map(jnp.asarray, texts.batch(0, questions)),
+        chunks.RowForm(e.chunk_opening, e.sep_id, e.pad_id),
+        row_tokens=texts.config.data.max_chunk_tokens,
+    )
+    present = np.asarray(lengths) > 0
+    return np.asarray(tokens)[present], np.asarray(lengths)[present]

@@ -24,6 +24,7 @@ from benchmarks.speed.measure import (
     OURS,
     Setting,
     beside,
+    calling,
     equal,
     forward_flops,
     matmul_peak,
@@ -216,12 +217,12 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
     text, flops = float(rows.lengths.sum()), forward_flops(config, rows.lengths)
     title = f"encoder, {model.name}, {dtype}"
     measured = partial(beside, setting, amount=text, unit="tokens/s")
-    theirs_of = {name: (lambda _, own=own: peer.embed(own)) for name, own in ways.items()}
+    theirs_of = {name: calling(peer.embed, batches) for name, batches in ways.items()}
     details: dict[str, float | str] = {"rows": rows.name}
     yield _with_share(
         measured(
             name=f"{title}: forward",
-            programs={OURS: lambda _: ours.embed(), **theirs_of},
+            programs={OURS: calling(ours.embed), **theirs_of},
             details=details,
         ),
         flops / text,
@@ -233,13 +234,11 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
         yield equal(f"{title}: difference of the vectors", away, EQUAL)
     target = np.random.default_rng(1).normal(size=vectors.shape).astype(np.float32)
     on_device, their_target = jnp.asarray(target), torch.from_numpy(target).to(setting.device)
-    theirs_of = {
-        name: (lambda _, own=own: peer.step(own, their_target)) for name, own in ways.items()
-    }
+    theirs_of = {name: calling(peer.step, batches, their_target) for name, batches in ways.items()}
     yield _with_share(
         measured(
             name=f"{title}: training step with AdamW",
-            programs={OURS: lambda _: ours.step(on_device), **theirs_of},
+            programs={OURS: calling(ours.step, on_device), **theirs_of},
             details=details,
         ),
         3 * flops / text,

@@ -85,13 +85,17 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     save_adapters(loaded, loaded.adapters, setting.folder / "harr-adapters")
     batch = _batch(loaded)
     theirs = QueryLearner(folder, setting.folder / "harr-adapters", loaded)
-    batch = batch._replace(log_probs=_log_probs(loaded, batch))
-    mine, metrics = gradients(loaded, batch, setting.folder / "harr-moved")
+    plain, ours = (
+        _Ours(loaded, each, EncoderConfig(**setting.blocks))
+        for each in (optax.sgd(1.0), make_optimizer(OPTIMIZER))
+    )
+    batch = batch._replace(log_probs=_log_probs(plain, batch))
+    mine, metrics = _gradients(plain, batch, setting.folder / "harr-moved")
     loss, gradient = differences(mine, (theirs.gradients(batch), theirs.named_gradients()))
     clipped = {"clipped share of the ratios": metrics["clip_fraction"]}
     yield equal(f"{title}: difference of the losses", loss, EQUAL, ours=mine[0], **clipped)
     yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL)
-    ours, lengths = _Ours(loaded, make_optimizer(OPTIMIZER)), np.asarray(batch.lengths)
+    lengths = np.asarray(batch.lengths)
     lengths, config = lengths[lengths > 0], loaded.encoder.module.config
     case = beside(
         setting,
@@ -108,15 +112,18 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     yield with_details(case, **{"share of matmul peak": share})
 
 
-def gradients(
-    loaded: LoadedEncoder, batch: HopBatch, out: Path
+def _gradients(
+    ours: _Ours, batch: HopBatch, out: Path
 ) -> tuple[tuple[float, dict[str, np.ndarray]], dict[str, float]]:
-    """Our loss and gradient by PEFT's names, and the metrics; adapters are written to `out`."""
-    ours = _Ours(loaded, optax.sgd(1.0))  # so the weights move by their gradient
+    """Our loss and gradient by PEFT's names, and the metrics, from a step of plain descent.
+
+    Args:
+        out: adapters are written there.
+    """
     before = jax.tree.map(np.asarray, ours.state.params)
     metrics = ours.step(batch)
     moved = jax.tree.map(lambda old, new: old - np.asarray(new), before, ours.state.params)
-    save_adapters(loaded, moved, out)
+    save_adapters(ours.loaded, moved, out)
     return (metrics["loss"], load_file(out / "adapter_model.safetensors")), metrics
 
 
@@ -163,7 +170,12 @@ def _batch(loaded: LoadedEncoder) -> HopBatch:
 class _Ours:
     """Our learner with an optimizer, on this machine's first device."""
 
-    def __init__(self, loaded: LoadedEncoder, optimizer: optax.GradientTransformation) -> None:
+    def __init__(
+        self,
+        loaded: LoadedEncoder,
+        optimizer: optax.GradientTransformation,
+        config: EncoderConfig,
+    ) -> None:
         mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.partition_rules
         parts = Parts(optimizer, None, False, loaded.encoder.width)
         shardings = state_shardings(mesh, rules, parts, loaded.trained)
@@ -172,7 +184,7 @@ class _Ours:
             mesh=mesh,
             shardings=shardings,
             encoder=loaded.encoder,
-            blocks=choose_row_blocks(EncoderConfig(), LONGEST, Platform.of(mesh)),
+            blocks=choose_row_blocks(config, LONGEST, Platform.of(mesh)),
             config=GRPO,
             tau=POLICY.tau,
             weights=((1.0,), ()),
@@ -181,7 +193,7 @@ class _Ours:
             base_shardings=of_base,
             is_fresh=False,
         )
-        self.base = placement.place(loaded.stored, of_base)
+        self.loaded, self.base = loaded, placement.place(loaded.stored, of_base)
         self.state = first_state(shardings, parts, loaded.trained, 0)
         self._update = make_update(self.learner)
 
@@ -192,9 +204,9 @@ class _Ours:
         return {name: float(value) for name, value in metrics.items()}
 
 
-def _log_probs(loaded: LoadedEncoder, batch: HopBatch) -> Any:
+def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
     """Those of the first weights plus the noise of the batch."""
-    ours, noise = _Ours(loaded, optax.sgd(1.0)), batch.log_probs
+    noise = batch.log_probs
     searches = Searches(batch.pool, batch.present, batch.actions, *[noise] * 6)
     passes = jax.jit(Passes(ours.learner).log_probs)
     found = passes(ours.state.params, ours.base, TokenRows(batch.tokens, batch.lengths), searches)

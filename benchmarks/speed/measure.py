@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,8 @@ import numpy as np
 from benchmarks.report import Case
 from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
-from qrag_jax.runtime.process import peak_bytes
 
 OURS = "ours"
-CLEAR_PEAK = Path("/proc/self/clear_refs")
 PEAK_SIZE = 2048  # of the factors of the product whose speed counts as the peak
 
 Program = Callable[[int], object]
@@ -44,6 +43,11 @@ class Setting:
         """Where torch computes."""
         return "cuda" if on_gpu() else "cpu"
 
+    @property
+    def blocks(self) -> dict[str, Any]:
+        """Fields of an encoder's config: quick sizes have one shape of block to compile."""
+        return {"length_buckets": 1, "block_sizes": 1} if self.quick else {}
+
     def least(self, ratio: float | None) -> float | None:
         """A target for the ratio, which quick sizes do not have."""
         return None if self.quick else ratio
@@ -60,6 +64,11 @@ class Timing:
     def median(self) -> float:
         """Seconds of the median round."""
         return statistics.median(self.seconds)
+
+
+def calling(function: Callable[..., object], *arguments: object) -> Program:
+    """The program that calls a function with these arguments, whatever the round."""
+    return lambda _: function(*arguments)
 
 
 def on_gpu() -> bool:
@@ -151,26 +160,6 @@ def matmul_peak(dtype: str) -> float:
     product = jax.jit(jnp.matmul)
     calls = [_seconds(lambda _: product(factor, factor).block_until_ready(), 0) for _ in range(6)]
     return 2.0 * PEAK_SIZE**3 / min(calls[1:])
-
-
-def reset_peak_memory() -> None:
-    """Resets the peak if the system allows it; the peak of jax's arrays on a GPU stays."""
-    if on_gpu():
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    elif CLEAR_PEAK.exists():
-        CLEAR_PEAK.write_text("5")
-
-
-def peak_memory(ours: bool) -> float:
-    """Peak bytes: of the process on CPU, of jax's (`ours`) or torch's arrays on a GPU."""
-    if on_gpu():
-        import torch
-
-        stats = jax.devices()[0].memory_stats() or {}
-        return float(stats["peak_bytes_in_use"] if ours else torch.cuda.max_memory_allocated())
-    return float(peak_bytes())
 
 
 def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:

@@ -19,7 +19,6 @@ from qrag_jax.data.loading import load_split
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
-from qrag_jax.environments import chunks
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.ground_truth import fact_feedback
@@ -31,7 +30,7 @@ from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import OF_MINILM
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
@@ -242,35 +241,6 @@ class Player:
             indices=indices,
         )
         return [row for rows, _ in evaluator.batches(self.params) for row in rows]
-
-
-class Embedder:
-    """Embeds chunk rows as the rollout does; `full`: in one call, for rows without padding."""
-
-    def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
-        self.blocks = block_shapes(texts, encoder).chunks
-        self.params = jax.device_put(encoder.params)
-
-        def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-            return embed_rows(encoder.encoder, self.blocks, params, TokenRows(tokens, lengths))[0]
-
-        self.program = jax.jit(encoder.encoder.embed if full else ragged)
-
-    def __call__(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[N, L]`, lengths `[N]` → `[N, D]`; waits for the result."""
-        return self.program(self.params, tokens, lengths).block_until_ready()
-
-
-def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every chunk of the first questions as an encoder row: tokens `[N, L]`, lengths `[N]`."""
-    e = encoder.encoder
-    tokens, lengths = chunks.chunk_rows(
-        jax.tree.map(jnp.asarray, texts.batch(0, questions)),
-        chunks.RowForm(e.chunk_opening, e.sep_id, e.pad_id),
-        row_tokens=texts.config.data.max_chunk_tokens,
-    )
-    present = np.asarray(lengths) > 0
-    return np.asarray(tokens)[present], np.asarray(lengths)[present]
 
 
 def peer_settings(texts: Texts, encoder: Encoder) -> Any:

@@ -41,9 +41,8 @@ def task_of(setting: Setting) -> Task:
     gpu, quick = setting.device == "cuda", setting.quick
     minilm: Path | None = find_minilm(download=not quick)
     given = hotpotqa.get_config("minilm")
-    if quick:  # less to compile
-        with given.unlocked():
-            given.encoder.update(length_buckets=1, block_sizes=1)
+    with given.unlocked():
+        given.encoder.update(**setting.blocks)
     data, count = ("invented", 128) if quick else ("hotpotqa", 2048)
     config, samples, origin = ours.read_texts(given, data, count, setting.folder)
     tokenizer = ours.load_tokenizer(minilm, samples, setting.folder / "tokenizer")
@@ -62,7 +61,7 @@ def update_cases(setting: Setting, imitate: ImitateConfig | None = None) -> Iter
     training = ours.Training(texts, encoder, imitate)
     settings = ours.peer_settings(texts, encoder)
     batches = [texts.batch(number, questions) for number in range(2 + setting.rounds)]
-    states: dict[str, list[float]] = {OURS: []} | {name: [] for name in PEERS}
+    states: dict[str, list[float]] = {name: [] for name in (OURS, *PEERS)}
 
     def mine(number: int) -> None:
         states[OURS].append(training.step(batches[number])["env_steps"])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
+from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax import Retriever
@@ -28,6 +28,7 @@ from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
@@ -111,9 +112,9 @@ def exact_cases(setting: Setting) -> Iterator[Case]:
             batch,
             "queries/s",
             {
-                OURS: lambda _, ours=ours, queries=queries: ours.search(queries, K),
-                "faiss": lambda _, faiss=faiss, queries=queries: faiss.search(queries, K),
-                "NumPy": lambda _, pair=(vectors, asked): by_numpy(*pair, K),
+                OURS: calling(ours.search, queries, K),
+                "faiss": calling(faiss.search, queries, K),
+                "NumPy": calling(by_numpy, vectors, asked, K),
             },
             least=1.0 if batch > 1 else None,
         )
@@ -183,14 +184,14 @@ class Towers(NamedTuple):
     """Exported towers, an index of passages, and questions."""
 
     export: Path
-    index: Path
+    indexed: Path
     corpus: Path
     texts: Texts
 
     def vectors(self) -> np.ndarray:
         """float32 `[passages, width]` of the index."""
-        stored = StoredCorpus(self.index / CORPUS)
-        return ExactIndex.open(self.index / "exact", stored).vectors(range(len(stored)))
+        stored = StoredCorpus(self.indexed / CORPUS)
+        return ExactIndex.open(self.indexed / "exact", stored).vectors(range(len(stored)))
 
     def state_texts(self) -> list[str]:
         """What each passage adds to a state."""
@@ -228,8 +229,12 @@ def towers_of(setting: Setting) -> Towers:
     for tower in both:
         towers_export.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
     towers_export.retriever_config(run, both, export, None).write(export)
-    Retriever.load(export).index(corpus, folder / "index")
+    index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
+
+
+def _encoder(setting: Setting, export: Path) -> PassageEncoder:
+    return PassageEncoder.of_folder(str(export / "chunk"), EncoderConfig(**setting.blocks))
 
 
 def steps_cases(setting: Setting) -> Iterator[Case]:
@@ -239,7 +244,7 @@ def steps_cases(setting: Setting) -> Iterator[Case]:
     towers = towers_of(setting)
     questions = towers.texts.questions[:64]
     retriever = Retriever.load(towers.export)
-    retriever.open(towers.index)
+    retriever.open(towers.indexed)
     loop = StepLoop(towers.export, towers.vectors(), towers.state_texts())
     found: dict[str, list[list[str]]] = {}
 
@@ -266,9 +271,8 @@ def index_cases(setting: Setting) -> Iterator[Case]:
     from sentence_transformers import SentenceTransformer
 
     towers = towers_of(setting)
-    folder = towers.export / "chunk"
-    encoder = PassageEncoder.of_folder(str(folder))
-    model = SentenceTransformer(str(folder), device="cpu")
+    encoder = _encoder(setting, towers.export)
+    model = SentenceTransformer(str(towers.export / "chunk"), device="cpu")
     texts, made = [passage.whole for passage in towers.texts.passages], setting.folder / "built"
 
     def ours(number: int) -> None:

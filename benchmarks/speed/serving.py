@@ -76,7 +76,7 @@ def server_cases(setting: Setting) -> Iterator[Case]:
     passages = zip((each.name for each in towers.texts.passages), towers.state_texts(), strict=True)
     (folder / "served.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in passages))
     ports = [_free_port() for _ in range(2)]
-    own = ("qrag_jax.serve", f"--index={towers.index}", f"--retriever={towers.export}")
+    own = ("qrag_jax.serve", f"--index={towers.indexed}", f"--retriever={towers.export}")
     files = (str(folder / "served.npy"), str(folder / "served.jsonl"))
     peer = ("benchmarks.speed.dense", str(towers.export), *files, str(ports[1]))
     urls = [f"http://127.0.0.1:{port}" for port in ports]

@@ -49,7 +49,7 @@ from tests.support.decoders import (
     policy_of,
 )
 
-BLOCK, CRITIC_RATE = 2048, 1e-4
+CRITIC_RATE = 1e-4
 MOVED = 0.003  # deviation of the policy's weights from those of IPO's reference
 
 
@@ -96,6 +96,11 @@ def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch
     )
 
 
+def block_of(setting: Setting) -> int:
+    """Tokens of a block."""
+    return 256 if setting.quick else 2048
+
+
 def _equal(title: str, ours: Any, theirs: Any, peer: str) -> Iterator[Case]:
     loss, gradient = differences(ours, theirs)
     yield equal(
@@ -139,7 +144,7 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         config = TokenGRPOConfig(members=lengths.members, longest=lengths.after[1])
         theirs = TrlLearner(Path(name), config, TEMPERATURE, RATE)
         policy, parts = policy_of(loaded, config)
-        shape = choose_shape(batch, BLOCK, lengths.members)
+        shape = choose_shape(batch, block_of(setting), lengths.members)
         episodes = token_episodes(policy, batch, shape)
         given, divisor, _ = given_tokens(policy, episodes)
         advantages = np.zeros(len(batch.scored) + 1, np.float32)
@@ -187,7 +192,7 @@ def ppo_cases(setting: Setting) -> Iterator[Case]:
         theirs = TorchPpo(Path(name), config, TEMPERATURE, Rates(RATE, CRITIC_RATE))
         critic = optax.adamw(CRITIC_RATE, weight_decay=0.0)
         policy, parts = policy_of(loaded, config, critic=critic)
-        shape = choose_shape(batch, BLOCK, 1)
+        shape = choose_shape(batch, block_of(setting), 1)
         update = Updates(
             make_ppo_update(policy),
             first_state(policy.shardings, parts, loaded.params, 0),
@@ -234,7 +239,7 @@ def pair_cases(setting: Setting) -> Iterator[Case]:
         )
         theirs.load(by_name(params), by_name(loaded.params))
         policy, parts = policy_of(loaded, config, temperature=1.0)
-        shape = choose_shape(batch, BLOCK, MEMBERS, whole=True)
+        shape = choose_shape(batch, block_of(setting), MEMBERS, whole=True)
         reference = row_log_probs(policy)(loaded.params, batch, shape)
         weights = np.ones(lengths.groups, np.float32)
 
