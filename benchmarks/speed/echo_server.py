@@ -1,21 +1,19 @@
-"""A model server that echoes prompts: python -m benchmarks.peers.echo_server [SECONDS].
+"""A model server that echoes prompts: python -m benchmarks.speed.echo_server.
 
-It prints its port, then serves. Every answer takes SECONDS (default 0). The server does as little
-as HTTP allows, so that a benchmark measures its clients.
+It prints its port, then serves. It does as little as HTTP allows, so that its clients are measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 
 
 class EchoProtocol(asyncio.Protocol):
     """One connection; replies to a chat request with the content of its last message."""
 
-    def __init__(self, seconds: float) -> None:
-        self._data, self._seconds = b"", seconds
+    def __init__(self) -> None:
+        self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport that replies go to."""
@@ -33,11 +31,7 @@ class EchoProtocol(asyncio.Protocol):
             if len(self._data) < end + length:
                 return
             body, self._data = self._data[end : end + length], self._data[end + length :]
-            if self._seconds and body:
-                loop = asyncio.get_running_loop()
-                loop.call_later(self._seconds, self._transport.write, _reply(body))
-            else:
-                self._transport.write(_reply(body))
+            self._transport.write(_reply(body))
 
 
 def _reply(body: bytes) -> bytes:
@@ -59,12 +53,12 @@ def _reply(body: bytes) -> bytes:
     return head.encode() + data
 
 
-async def _serve(seconds: float) -> None:
+async def _serve() -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: EchoProtocol(seconds), "127.0.0.1", 0)
+    server = await loop.create_server(EchoProtocol, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0))
+    asyncio.run(_serve())

@@ -105,7 +105,7 @@ def read_texts(
         config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     taken = QRagConfig.of(config)
     samples = load_split(taken.data, "train", hold_out=True).all[:questions]
-    origin = f"invented questions as {name}" if taken.data.path == SYNTHETIC else name
+    origin = "invented questions" if taken.data.path == SYNTHETIC else name
     return taken, samples, f"{origin}, {len(samples)} questions"
 
 
