@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 GPU_VENV := .venv-gpu
-# verifiers below 0.4 and verifiers 0.4 speak two protocols, and cannot share an environment.
+# verifiers contradicts dependencies of this package, so it has its own environment.
 VERIFIERS_VENV := .venv-verifiers
 # The trackers bring many packages, some in other versions than the rest has.
 TRACKERS_VENV := .venv-trackers

@@ -5,25 +5,22 @@ with states that hold the history and with the sub-query alone, three seeds each
 questions are then answered by the trained retriever and by the one it began as. Data come from the
 folder QRAG_DATA (default ../shared/data). Runs and results are kept in runs/benchmarks/harr by
 version of the code: an interrupted suite resumes, and `--only=PART` runs one part, such as grpo-
-stateful-42 or update, which is the update beside PyTorch with PEFT (`harr_update`). `--quick`
-trains the tiny configs instead.
+stateful-42. `--quick` trains the tiny configs instead.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import harr_rollout, harr_update
 from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case
-from benchmarks.retrieval_cases.multi_step import DATA
+from benchmarks.speed.ours import DATA
 from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
 
@@ -31,7 +28,7 @@ SEEDS = (42, 43, 44)
 ALGORITHMS = ("grpo", "ppo")
 STATEFUL, STATELESS = STATES = ("stateful", "stateless")
 SCORES = ("f1", "recall")
-UNTRAINED, ROLLOUT, UPDATE = "untrained", "rollout", "update"
+UNTRAINED = "untrained"
 QUESTIONS, MEMBERS = 8, 8
 # A step of PPO computes all episodes by a critic and by the first weights, too: 6 times as long.
 STEPS = {"grpo": 20, "ppo": 10}
@@ -53,17 +50,14 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             return [
-                *(
-                    case
-                    for algorithm in ALGORITHMS
-                    for case in cases(algorithm, STATEFUL, [_tiny(algorithm, Path(folder))])
-                ),
-                *harr_rollout.cases(seconds=0.1),
+                case
+                for algorithm in ALGORITHMS
+                for case in cases(algorithm, STATEFUL, [_tiny(algorithm, Path(folder))])
             ]
     kept = Kept.of("harr")
     results = kept.finish(_parts(kept.runs), only)
-    found = [Case(**case) for part in results.values() for case in part.get("cases", [])]
-    lines = []
+    found: list[Case] = []
+    lines: list[str] = []
     for algorithm in ALGORITHMS:
         for state in STATES:
             runs = [
@@ -81,18 +75,11 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
 
 def _parts(runs: Path) -> dict[str, Part]:
     return {
-        ROLLOUT: partial(_kept, harr_rollout.cases),
-        UPDATE: partial(_kept, harr_update.cases),
-    } | {
         f"{algorithm}-{state}-{seed}": partial(_scored, runs, algorithm, state, seed)
         for seed in SEEDS
         for state in STATES
         for algorithm in ALGORITHMS
     }
-
-
-def _kept(cases_of: Callable[[], Iterator[Case]]) -> dict[str, Any]:
-    return {"cases": [dataclasses.asdict(case) for case in cases_of()]}
 
 
 def _scored(runs: Path, algorithm: str, state: str, seed: int) -> dict[str, Any]:

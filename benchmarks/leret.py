@@ -4,11 +4,11 @@ Part `quick-SEED` trains configs/leret.py:quick by the command and scores 300 qu
 unseen world hop by hop, at the end of each stage. Part `start` is its first stage alone, the
 imitation of scripts; the ablations (seed 42) go on from copies of it for one iteration, each with
 one thing changed, to be compared with the first iteration of quick-42.
-`pairs` is the update beside TRL's (`leret_pairs`), `vllm` the sampling by a server
-(`leret_serving`). `real` trains configs/leret.py:smol on 2WikiMultihopQA of the folder QRAG_DATA
-(default ../shared/data) and scores it over the open corpus; it takes more than an hour, so it runs
-if it is named alone. Runs and results are kept in runs/benchmarks/leret by version of the code;
-`--only=PART` runs one part, such as quick-42. `--quick` trains a smaller `:tiny`.
+`vllm` is the sampling by a server (`leret_serving`). `real` trains configs/leret.py:smol on
+2WikiMultihopQA of the folder QRAG_DATA (default ../shared/data) and scores it over the open corpus;
+it takes more than an hour, so it runs if it is named alone. Runs and results are kept in
+runs/benchmarks/leret by version of the code; `--only=PART` runs one part, such as quick-42.
+`--quick` trains a smaller `:tiny`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import leret_pairs, leret_serving
+from benchmarks import leret_serving
 from benchmarks.kept_runs import Kept, Part, begin_anew, command, train
 from benchmarks.report import Case, markdown
-from benchmarks.retrieval_cases.multi_step import DATA
+from benchmarks.speed.ours import DATA
 from configs.leret import get_config
 from qrag_jax.metrics import hop_log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
 
 SEEDS = (42, 43, 44)
-PAIRS, QUICK, START, REAL, VLLM = "pairs", "quick", "start", "real", "vllm"
+QUICK, START, REAL, VLLM = "quick", "start", "real", "vllm"
 LEAST_GAIN, MOST_FALL, MOST_MINUTES = 0.25, 0.02, 20
 SCORES = ("recall", "ap", "all_gold")
 HOPS = 2
@@ -89,9 +89,9 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         with tempfile.TemporaryDirectory() as folder:
             result = whole(Path(folder), "tiny", 42, TINY)
-        return [*leret_pairs.pair_cases(leret_pairs.QUICK), *cases("tiny", result, asked=False)]
+        return [*cases("tiny", result, asked=False)]
     kept = Kept.of("leret")
-    parts: dict[str, Part] = {PAIRS: partial(_kept, _pairs)}
+    parts: dict[str, Part] = {}
     for seed in SEEDS:
         name = f"{QUICK}-{seed}"
         parts[name] = partial(whole, kept.runs / name, QUICK, seed)
@@ -108,10 +108,6 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
             found += cases(name, part, asked=True)
     kept.write_tables(results, "Means and 95 % intervals over the questions.", tables(results))
     return found
-
-
-def _pairs() -> Iterable[Case]:
-    return leret_pairs.pair_cases(leret_pairs.PairSize())
 
 
 def _kept(cases: Callable[[], Iterable[Case]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ the server's own work for each step would be measured.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 import time
 import urllib.request
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Case
-from benchmarks.token_serving import PYTHON
 from configs.leret import get_config
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
@@ -31,6 +31,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import leret
 
+PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", ".venv-vllm/bin/python")
 PROMPTS, EXAMPLES, QUESTIONS, ROUNDS = 4, 3, 8, 2
 LEAST_RATIO = 2.0
 AT_ONCE, BY_PROMPT, SINGLY = "all at once", "one prompt at a time", "one try at a time"

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
+from benchmarks.speed.measure import on_gpu
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample
@@ -19,9 +20,12 @@ from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
+from qrag_jax.runtime.process import peak_bytes
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.saved_run import SavedRun
+
+CLEAR_PEAK = Path("/proc/self/clear_refs")
 
 
 def cost_cases(
@@ -86,8 +90,8 @@ def _sequential(
     run: SavedRun, params: Params, documents: list[Sample]
 ) -> tuple[list[tuple[int, ...]], float]:
     """Plays the peer on the same tokens and weights; returns the chunks it took and its seconds."""
-    from benchmarks.peers.learner import Settings
-    from benchmarks.peers.sequential import SequentialPeer
+    from tests.support.torch_pqn import BatchedPeer as SequentialPeer
+    from tests.support.torch_pqn import Settings
 
     config = run.config
     settings = Settings(
@@ -152,3 +156,23 @@ def _growth_cases(run: SavedRun, searcher: BeamSearch, lengths: Sequence[int]) -
 def _all_different(sample: Sample) -> Sample:
     chunks = tuple(f"{i} {text}" for i, text in enumerate(sample.chunks))
     return dataclasses.replace(sample, chunks=chunks)
+
+
+def reset_peak_memory() -> None:
+    """Resets the peak if the system allows it; the peak of jax's arrays on a GPU stays."""
+    if on_gpu():
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    elif CLEAR_PEAK.exists():
+        CLEAR_PEAK.write_text("5")
+
+
+def peak_memory(ours: bool) -> float:
+    """Peak bytes: of the process on CPU, of jax's (`ours`) or torch's arrays on a GPU."""
+    if on_gpu():
+        import torch
+
+        stats = jax.devices()[0].memory_stats() or {}
+        return float(stats["peak_bytes_in_use"] if ours else torch.cuda.max_memory_allocated())
+    return float(peak_bytes())

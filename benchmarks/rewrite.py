@@ -1,4 +1,4 @@
-"""Measures DeepRetrieval: its embedded defaults, PPO beside GRPO, and the update beside torch's.
+"""Measures DeepRetrieval: its embedded defaults, PPO beside GRPO.
 
 Part `quick-SEED` trains configs/deepretrieval.py:quick by the command and scores 300 unseen
 queries; `grpo-SEED` is the same by GRPO, of as many episodes. Part `ir-SEED` trains `:ir` on
@@ -6,15 +6,13 @@ SciFact's training queries and scores four collections of the folder QRAG_DATA (
 ../shared/data): as it samples, which is how it learns, beside its script; and greedily, which is
 how it would be used, beside the original queries. Greedy decoding drops no word that its script
 drops with a probability below one half, so it hides what the script is like. `smol` trains `:smol`
-(SmolLM2) on the same; it takes about an hour, so it runs if it is named alone. `update` is PPO's
-update beside torch's (`rewrite_update`). Runs and results are kept in runs/benchmarks/rewrite by
-version of the code; `--only=PART` runs one part, such as quick-42. `--quick` trains a smaller
-`:tiny`.
+(SmolLM2) on the same; it takes about an hour, so it runs if it is named alone. Runs and results are
+kept in runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as
+quick-42. `--quick` trains a smaller `:tiny`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tempfile
@@ -24,13 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import rewrite_update
 from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case, markdown
-from benchmarks.retrieval_cases.multi_step import DATA
+from benchmarks.speed.ours import DATA
 
 SEEDS = (42, 43, 44)
-UPDATE, QUICK, GRPO, IR, SMOL = "update", "quick", "grpo", "ir", "smol"
+QUICK, GRPO, IR, SMOL = "quick", "grpo", "ir", "smol"
 COLLECTIONS = ("scifact", "cranfield", "cisi", "cacm")
 BY, POOLED, SAMPLED = "ndcg@10", "all of them", "sampled"
 LEAST_GAIN, MOST_MINUTES = 0.20, 20
@@ -56,9 +53,9 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         with tempfile.TemporaryDirectory() as folder:
             result = whole(Path(folder), "tiny", 42, TINY)
-        return [*rewrite_update.cases(rewrite_update.QUICK), *cases("tiny", result, asked=False)]
+        return [*cases("tiny", result, asked=False)]
     kept = Kept.of("rewrite")
-    parts: dict[str, Part] = {UPDATE: _update}
+    parts: dict[str, Part] = {}
     for seed in SEEDS:
         parts[f"{QUICK}-{seed}"] = partial(whole, kept.runs / f"{QUICK}-{seed}", QUICK, seed)
         by_groups = ("--config.algorithm=grpo",)
@@ -74,11 +71,6 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
             found += cases(name, part, asked=name.startswith((QUICK, IR)))
     kept.write_tables(results, "Means and 95 % intervals over the queries.", tables(results))
     return found
-
-
-def _update() -> dict[str, Any]:
-    found = rewrite_update.cases(rewrite_update.PpoSize())
-    return {"cases": [dataclasses.asdict(case) for case in found]}
 
 
 def _collections() -> tuple[str, ...]:

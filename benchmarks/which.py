@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.report import Case
-from benchmarks.retrieval_cases.multi_step import DATA
+from benchmarks.speed.ours import DATA
 from benchmarks.which_cases import (
     advice,
     answered,

@@ -16,7 +16,6 @@ import ml_collections
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa, niah
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
@@ -24,6 +23,7 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import model_card, towers_export
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
+from tests.support.parity import our_vectors
 from tests.systems.parts import chunks_of, opened
 
 pytestmark = pytest.mark.long

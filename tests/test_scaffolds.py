@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.encoder_cases.small_models import write_bpe_tokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, write_call
 from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+from tests.support.small_models import write_bpe_tokenizer
 
 CHATML = """
 {%- for m in messages %}

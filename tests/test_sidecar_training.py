@@ -23,10 +23,10 @@ from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import token_counter
 from tests.entry_points import Commands, losses, metric_lines, saved_state
-from tests.llm import tiny_qwen3
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
 from tests.retrieval_logs import write_log
+from tests.support import tiny_qwen3
 from tests.test_answer import ROWS
 
 __all__ = ["pytestmark"]

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.small_models import write_trainable_model
-from benchmarks.encoder_cases.training import training_texts
 from qrag_jax.models.pretrained import load_encoder
 from tests.entry_points import Commands, losses, saved_state
+from tests.support.small_models import training_texts, write_trainable_model
 
 pytestmark = pytest.mark.long
 

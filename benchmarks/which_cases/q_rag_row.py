@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept_runs import metrics
-from benchmarks.retrieval_cases.encoders import vectors_of
 from benchmarks.which_cases import course, single
 from benchmarks.which_cases.found import MOST, Asking, Found, Training, read_list
 from benchmarks.which_cases.measured import Cost, once
@@ -27,11 +26,13 @@ from benchmarks.which_cases.row import (
     training_of,
 )
 from benchmarks.which_cases.settings import HOTPOTQA, TRAIN, TWO_WIKI, Setting
+from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.systems.indexing import CORPUS, index_corpus
 from qrag_jax.systems.jax_retriever import run_towers
 from qrag_jax.systems.mined_negatives import by_rank
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -140,10 +141,21 @@ def _result(place: Place, *, untrained: bool = False) -> Result:
     return Result(ways, about=told)
 
 
+def _vectors_of(folder: Path, encoder: PassageEncoder) -> ExactIndex:
+    """The index of the corpus in `folder / CORPUS`; built if it is not there."""
+    digest = encoder.digest()
+    out = folder / digest[:12]
+    if not out.exists():
+        out.mkdir()
+        (out / CORPUS).symlink_to((folder / CORPUS).absolute())
+    indexed = index_corpus(None, out, encoder)
+    return ExactIndex.open(indexed.folder, indexed.corpus, encoder=digest)
+
+
 def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found:
     """As many steps as in training; each finds several, and its best goes into the state."""
     encoder = dataclasses.replace(PassageEncoder.of_run(run), params=params)
-    index = vectors_of(folder, encoder)
+    index = _vectors_of(folder, encoder)
     config = retriever_config(run, towers(run.loaded, run.config), folder, None)
     both, rules = run_towers(run, params, config), rules_of(config)
     counted = _Counted(both.state)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.small_models import write_trainable_model
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig, batches
 from benchmarks.which_cases.contrast_row import TWICE, TWICE_WITH_WORDS, contrastive
@@ -16,6 +15,7 @@ from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Place
 from benchmarks.which_cases.settings import CHOICE, TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.errors import InputError
 from tests.benchmarks import invented_setting
+from tests.support.small_models import write_trainable_model
 
 
 @pytest.fixture(scope="module")

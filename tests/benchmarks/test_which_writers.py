@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import tiny_llm
 from benchmarks.kept_runs import Kept
 from benchmarks.which_cases import answers, published, rewrite_row, rlvr_row, single, writers
 from benchmarks.which_cases.answers import Reader
@@ -30,6 +29,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
 from tests.llm.model_server import Call, ModelServer, Reply
+from tests.support import tiny_qwen3 as tiny_llm
 
 
 @pytest.fixture(scope="module")

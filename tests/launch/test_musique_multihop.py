@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verifiers_stored import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
 from qrag_jax.environments.tools.episode import Closed, Look, Said, Speak
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.feedback.rubric import preset, score
@@ -20,6 +19,7 @@ from qrag_jax.retrieval.own_documents import own_retriever
 from qrag_jax.rollouts.own_library import OwnLibrary
 from tests.entry_points import ROOT
 from tests.environments.verifiers_pythons import needs_verifiers
+from tests.support.stored_episodes import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
 
 PACKAGE = ROOT / "launch" / "musique_multihop"
 COUNT = 12

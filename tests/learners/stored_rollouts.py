@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tokens import TEMPERATURE, Size, decoder
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.trajectories import (
     DONE,
@@ -25,6 +24,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
+from tests.support.decoders import TEMPERATURE, Size, decoder
 
 STORED = Path(__file__).parent / "golden" / "token_rollouts.json"
 SIZE = Size(vocab=260, layers=2)

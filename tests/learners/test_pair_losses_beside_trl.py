@@ -4,7 +4,7 @@ Both sides have one model, a reference that is another one, and the same pairs; 
 and one with a masked row are not there for TRL. TRL's mean over a batch is ours with equal weights.
 
 TRL has IPO of averaged log-probabilities alone; that of sums is in `test_preference_update`. Its
-label smoothing is compared pair by pair, see `benchmarks.peers.trl_pairs`. TRL has no temperature.
+label smoothing is compared pair by pair, see `tests.support.trl`. TRL has no temperature.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
-from benchmarks.tokens import Size, decoder, policy_of
 from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
 from qrag_jax.learners.token_config import SFTConfig
@@ -30,6 +28,7 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_blocks import choose_shape
 from tests.learners.pair_updates import kept, made_weights
 from tests.rollouts.pair_rows import made_pairs
+from tests.support.decoders import EQUAL_GRADIENT, EQUAL_LOSS, Size, decoder, policy_of
 
 MOVED, BLOCK = 0.003, 64
 WEIGHTS = np.sign(made_weights())  # 1, and 0 for the pair of weight 0
@@ -96,7 +95,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def theirs(folder: Path, ours: Ours, one_thread: None) -> Any:
     module = pytest.importorskip(
-        "benchmarks.peers.trl_pairs", reason="the extra test installs TRL", exc_type=ImportError
+        "tests.support.trl", reason="the extra test installs TRL", exc_type=ImportError
     )
     trainer = module.TrlPairs(folder, ours.loaded.tokenizer, 0.0)
     trainer.load(tensors(ours.params), tensors(ours.reference))

@@ -11,9 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
-from benchmarks.peers.torch_ppo import Rates, TorchPpo
-from benchmarks.tokens import TEMPERATURE, Size, decoder
 from qrag_jax.learners.policy_state import Critic, Parts, first_state, state_shardings
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
@@ -25,6 +22,8 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.runtime.mesh import make_mesh
 from tests.learners.ppo_batches import ppo_batch
+from tests.support.decoders import EQUAL_GRADIENT, EQUAL_LOSS, TEMPERATURE, Size, decoder
+from tests.support.torch_ppo import Rates, TorchPpo
 
 pytestmark = pytest.mark.long
 

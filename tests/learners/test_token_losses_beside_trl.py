@@ -33,8 +33,6 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
-from benchmarks.tokens import TEMPERATURE, decoder, policy_of
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
 from qrag_jax.learners.token_config import RATIOS, SEQUENCE, TokenGRPOConfig
 from qrag_jax.learners.token_losses import PerToken, Sums
@@ -47,6 +45,7 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from tests.learners import stored_rollouts
 from tests.learners.stored_rollouts import LONGEST, MEMBERS, PART, PROMPTS, SIZE
+from tests.support.decoders import EQUAL_GRADIENT, EQUAL_LOSS, TEMPERATURE, decoder, policy_of
 
 MOVED, BLOCK, BETA = 0.003, 88, 0.2
 CLIPS = {"token": (0.1, 0.15), "sequence": (0.02, 0.03), "cispo": (1.0, 0.15)}

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.encoder_cases.small_models import (
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.runtime.minilm import find_minilm
+from tests.support.small_models import (
     FAMILIES,
     QWEN_END,
     numpy_tensors,
@@ -20,8 +22,6 @@ from benchmarks.encoder_cases.small_models import (
     write_tokenizer,
     write_unigram_tokenizer,
 )
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.runtime.minilm import find_minilm
 
 __all__ = [
     "QWEN_END",

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as torch_tensors
 from transformers import AutoModel, AutoTokenizer, BertTokenizer, MPNetTokenizer
 
-from benchmarks.encoder_cases.peer import model_options
-from benchmarks.encoder_cases.small_models import (
+from qrag_jax.models.files.sentence_transformers import write_modules
+from qrag_jax.models.pretrained import load_encoder, save_encoder
+from tests.support.small_models import (
     torch_modernbert,
     torch_mpnet,
     torch_nomic_bert,
@@ -26,8 +27,7 @@ from benchmarks.encoder_cases.small_models import (
     write_modernbert_tokenizer,
     write_unigram_tokenizer,
 )
-from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.pretrained import load_encoder, save_encoder
+from tests.support.torch_encoder import model_options
 
 TEXTS = ["the moth", "a moth is a thing of the night", "x", ""]
 PIECES = ["the", "a", "moth", "is", "##th", "mo", "of", "thing", "night", "x"]

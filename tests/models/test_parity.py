@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.parity import Figure, equality, hugging_face, stability
-from benchmarks.encoder_cases.small_models import FAMILIES, write_small_model
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.pretrained import FAMILIES as FAMILIES_BY_TYPE
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from tests.support.parity import Figure, equality, hugging_face, stability
+from tests.support.small_models import FAMILIES, write_small_model
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("bert", {}),

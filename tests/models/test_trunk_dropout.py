@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.encoder_cases.parity import gradients_in_files
-from benchmarks.encoder_cases.peer import model_options
-from benchmarks.encoder_cases.small_models import write_small_model
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import padded_attention
 from qrag_jax.models.compute.dropout import (
@@ -32,6 +29,9 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import family_of, load_encoder
 from tests.models.conftest import torch_family
+from tests.support.parity import gradients_in_files
+from tests.support.small_models import write_small_model
+from tests.support.torch_encoder import model_options
 
 HIDDEN, ATTENTION = 0.3, 0.2
 KEY = jax.random.key(11)

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.runtime import process
 
 AGE = """
 import time
@@ -41,3 +47,14 @@ def test_peak_memory_counts_what_was_given_back() -> None:
     assert small + 90 < large < small + 150
     # Linux forgets an earlier peak.
     assert anew < large - 90 if sys.platform == "linux" else anew >= large
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 2**10), ("darwin", 1)])
+def test_peak_memory_without_proc(
+    platform: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """getrusage gives KiB on Linux and bytes on macOS."""
+    monkeypatch.setattr(process, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", platform)
+    least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    assert least <= process.peak_bytes() < least + 64 * 2**10 * unit

@@ -11,8 +11,6 @@ import ml_collections
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.round_trip import our_vectors
-from benchmarks.encoder_cases.small_models import write_small_model
 from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
@@ -20,6 +18,8 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.systems import towers_export
+from tests.support.parity import our_vectors
+from tests.support.small_models import write_small_model
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

@@ -38,8 +38,8 @@ from qrag_jax.rollouts.sampler_check import check_log_probs
 from qrag_jax.rollouts.server_sampler import ServerSampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
-from tests.llm import tiny_qwen3
 from tests.llm.stand_in import running, wait_until
+from tests.support import tiny_qwen3
 
 PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
 KEY = "a-secret-of-the-test"

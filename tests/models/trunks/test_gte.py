@@ -12,7 +12,6 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModel
 
-from benchmarks.encoder_cases.torch_gte import NewConfig, cos_sin
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import target_modules
 from qrag_jax.models.files.model_folder import read_safetensors
@@ -21,6 +20,7 @@ from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.trunks.gte import Gte, GteConfig, frequencies
 from qrag_jax.models.trunks.gte_weights import TABLE
 from tests.models.conftest import numpy_tensors, torch_gte, write_unigram_tokenizer
+from tests.support.torch_gte import NewConfig, cos_sin
 
 AUTO_MAP = {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}
 # The fields of gte-multilingual-base's own config.json that are of the computation.

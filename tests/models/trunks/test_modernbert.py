@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.encoder_cases.small_models import write_small_model
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.trunks.modernbert import GLOBAL, LOCAL, ModernBert, ModernBertConfig
 from tests.models.trunks.test_published_sizes import MODERNBERT
+from tests.support.small_models import write_small_model
 
 SMALL = ModernBertConfig(
     vocab_size=20,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from benchmarks.encoder_cases.small_models import torch_nomic_bert, write_small_model
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.trunks.nomic_bert import NomicBertConfig
 from tests.models.trunks.test_published_sizes import NOMIC
+from tests.support.small_models import torch_nomic_bert, write_small_model
 
 
 def test_a_published_folder_is_written_so_that_transformers_reads_it(tmp_path: Path) -> None:

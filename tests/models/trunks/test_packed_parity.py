@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.encoder_cases.parity import gradients_in_files, hugging_face
-from benchmarks.encoder_cases.small_models import write_small_model
 from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import family_of, load_encoder
 from qrag_jax.models.trunks.trunk import WORDS
 from tests.models.gradients import check_gradients
+from tests.support.parity import gradients_in_files, hugging_face
+from tests.support.small_models import write_small_model
 
 LENGTHS = (40, 7, 0, 23, 1, 31)  # 0: there is no such row
 PLACES = 110  # the last ones are unused

@@ -1,1 +1,0 @@
-"""The parts of the encoders suite, one module each."""

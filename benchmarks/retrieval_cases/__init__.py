@@ -1,1 +1,0 @@
-"""The cases of the retrieval suite."""

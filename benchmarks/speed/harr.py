@@ -1,0 +1,302 @@
+"""HARR's GRPO update beside PyTorch with PEFT: same weights, same batch, same loss.
+
+Float32 on a CPU. The old log-probabilities are a little off those of the weights, so some ratios
+are clipped. Texts are random tokens. The peer is written from the paper (arXiv 2602.03645, eq. 7 to
+12) and shares no formula with ours. Where other jobs use the cores, torch's threads wait for each
+other and lose many times what ours do: then measure on one core (`taskset -c 0`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import peft
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModel
+
+from benchmarks.report import Case
+from benchmarks.speed.measure import (
+    OURS,
+    Setting,
+    beside,
+    equal,
+    forward_flops,
+    matmul_peak,
+    with_details,
+)
+from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_config import GRPOConfig
+from qrag_jax.learners.policy_state import Parts, first_state, state_shardings
+from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches
+from qrag_jax.learners.query_update import make_update
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.compute.linear import LORA_B
+from qrag_jax.models.compute.ragged import TokenRows
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.pretrained import (
+    LoadedEncoder,
+    load_encoder,
+    save_adapters,
+    with_new_adapters,
+)
+from qrag_jax.policies.plackett_luce import PlackettLuceConfig
+from qrag_jax.rollouts.block_shapes import choose_row_blocks
+from qrag_jax.rollouts.hop_batch import HopBatch
+from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.platform import Platform
+from tests.support.decoders import differences
+from tests.support.small_models import write_trainable_model
+from tests.support.torch_encoder import Batch, mini_batches, model_options, pool
+
+QUESTIONS, MEMBERS, HOPS = 8, 4, 3
+SHORTEST, LONGEST = 40, 160  # tokens of a state
+RANK = 16
+EQUAL = 1e-4  # of the loss, and of gradients over the largest one
+POLICY = PlackettLuceConfig()
+GRPO = GRPOConfig(members=MEMBERS)
+OPTIMIZER = OptimizerConfig(schedule="constant", warmup_steps=0)
+ROWS = 8  # of a mini-batch: the fastest on a CPU, where 32 take a fifth longer
+
+
+def harr_cases(setting: Setting) -> Iterator[Case]:
+    """Loss, gradients and speed; quick: of a tiny encoder instead of MiniLM.
+
+    Raises:
+        InputError: MiniLM cannot be had.
+    """
+    folder, name = find_minilm(download=False) or find_minilm(), "MiniLM"
+    if setting.quick:
+        folder = write_trainable_model("bert", setting.folder / "harr", ["a b"], 2)
+        name = "tiny BERT"
+    if folder is None:
+        raise InputError("MiniLM, which the case harr trains, cannot be had here.")
+    title = f"HARR, GRPO update, {name} LoRA r{RANK}"
+    loaded = _loaded(folder)
+    save_adapters(loaded, loaded.adapters, setting.folder / "harr-adapters")
+    batch = _batch(loaded)
+    theirs = QueryLearner(folder, setting.folder / "harr-adapters", loaded)
+    plain, ours = (
+        _Ours(loaded, each, EncoderConfig(**setting.blocks))
+        for each in (optax.sgd(1.0), make_optimizer(OPTIMIZER))
+    )
+    batch = batch._replace(log_probs=_log_probs(plain, batch))
+    mine, metrics = _gradients(plain, batch, setting.folder / "harr-moved")
+    loss, gradient = differences(mine, (theirs.gradients(batch), theirs.named_gradients()))
+    clipped = {"clipped share of the ratios": metrics["clip_fraction"]}
+    yield equal(f"{title}: difference of the losses", loss, EQUAL, ours=mine[0], **clipped)
+    yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL)
+    lengths = np.asarray(batch.lengths)
+    lengths, config = lengths[lengths > 0], loaded.encoder.module.config
+    case = beside(
+        setting,
+        f"{title}: tokens of {len(lengths)} searches",
+        float(lengths.sum()),
+        "tokens/s",
+        {OURS: lambda _: ours.step(batch), "PyTorch and PEFT": lambda _: theirs.step(batch)},
+        details={"threads of torch": torch.get_num_threads()},
+    )
+    # The gradient of the frozen weights is not needed: forward, and once more for the inputs.
+    flops = 2.0 * forward_flops(config, lengths) / lengths.sum()  # type: ignore[arg-type]
+    assert case.value is not None
+    share = flops * case.value / matmul_peak("float32")
+    yield with_details(case, **{"share of matmul peak": share})
+
+
+def _gradients(
+    ours: _Ours, batch: HopBatch, out: Path
+) -> tuple[tuple[float, dict[str, np.ndarray]], dict[str, float]]:
+    """Our loss and gradient by PEFT's names, and the metrics, from a step of plain descent.
+
+    Args:
+        out: adapters are written there.
+    """
+    before = jax.tree.map(np.asarray, ours.state.params)
+    metrics = ours.step(batch)
+    moved = jax.tree.map(lambda old, new: old - np.asarray(new), before, ours.state.params)
+    save_adapters(ours.loaded, moved, out)
+    return (metrics["loss"], load_file(out / "adapter_model.safetensors")), metrics
+
+
+def _loaded(folder: Path) -> LoadedEncoder:
+    """The encoder with adapters that do change its outputs."""
+    loaded = load_encoder(folder, "float32", 1.0, pooling="mean", normalise=True)
+    loaded = with_new_adapters(loaded, LoraConfig(RANK, 2.0 * RANK), seed=0)
+    rng = np.random.default_rng(1)
+
+    def filled(path: Any, leaf: np.ndarray) -> np.ndarray:
+        if path[-1].key != LORA_B:
+            return leaf
+        return 0.01 * rng.standard_normal(leaf.shape).astype(np.float32)
+
+    return dataclasses.replace(
+        loaded, adapters=jax.tree_util.tree_map_with_path(filled, loaded.adapters)
+    )
+
+
+def _batch(loaded: LoadedEncoder) -> HopBatch:
+    """Episodes of 1 to `HOPS` searches; old log-probabilities are noise, to be added to."""
+    rng, episodes = np.random.default_rng(0), QUESTIONS * MEMBERS
+    searches, vocab = (episodes, HOPS), loaded.encoder.module.config.vocab_size
+    hops = rng.integers(1, HOPS + 1, (episodes, 1))
+    lengths = rng.integers(SHORTEST, LONGEST + 1, searches)
+    lengths = np.where(np.arange(HOPS) < hops, lengths, 0).astype(np.int32)
+    tokens = rng.integers(6, vocab, (*searches, LONGEST)).astype(np.int32)
+    vectors = rng.standard_normal((*searches, POLICY.pool, loaded.encoder.width), np.float32)
+    order = rng.permuted(np.broadcast_to(np.arange(POLICY.pool), (*searches, POLICY.pool)), axis=2)
+    arrays: dict[str, Any] = dict(
+        tokens=np.where(np.arange(LONGEST) < lengths[..., None], tokens, 0),
+        lengths=lengths,
+        pool=vectors / np.linalg.norm(vectors, axis=-1, keepdims=True),
+        present=np.ones((*searches, POLICY.pool), bool),
+        actions=order[..., : POLICY.passages].astype(np.int32),
+        log_probs=0.15 * rng.standard_normal(searches, np.float32),
+        scored=np.ones(episodes, bool),
+        episode_rewards=rng.random((episodes, 1), np.float32),
+        hop_rewards=np.zeros((*searches, 0), np.float32),
+    )
+    return HopBatch(**arrays)
+
+
+class _Ours:
+    """Our learner with an optimizer, on this machine's first device."""
+
+    def __init__(
+        self,
+        loaded: LoadedEncoder,
+        optimizer: optax.GradientTransformation,
+        config: EncoderConfig,
+    ) -> None:
+        mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.partition_rules
+        parts = Parts(optimizer, None, False, loaded.encoder.width)
+        shardings = state_shardings(mesh, rules, parts, loaded.trained)
+        of_base = placement.base_shardings(mesh, rules, loaded.stored)
+        self.learner = QueryEncoder(
+            mesh=mesh,
+            shardings=shardings,
+            encoder=loaded.encoder,
+            blocks=choose_row_blocks(config, LONGEST, Platform.of(mesh)),
+            config=GRPO,
+            tau=POLICY.tau,
+            weights=((1.0,), ()),
+            optimizer=optimizer,
+            schedule=learning_rate_schedule(OPTIMIZER),
+            base_shardings=of_base,
+            is_fresh=False,
+        )
+        self.loaded, self.base = loaded, placement.place(loaded.stored, of_base)
+        self.state = first_state(shardings, parts, loaded.trained, 0)
+        self._update = make_update(self.learner)
+
+    def step(self, batch: HopBatch) -> dict[str, float]:
+        """One update; returns its metrics."""
+        placed = shard_batch(self.learner.mesh, batch)
+        self.state, metrics = self._update(self.state, placed, self.base)
+        return {name: float(value) for name, value in metrics.items()}
+
+
+def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
+    """Those of the first weights plus the noise of the batch."""
+    noise = batch.log_probs
+    searches = Searches(batch.pool, batch.present, batch.actions, *[noise] * 6)
+    passes = jax.jit(Passes(ours.learner).log_probs)
+    found = passes(ours.state.params, ours.base, TokenRows(batch.tokens, batch.lengths), searches)
+    return np.where(batch.lengths > 0, np.asarray(found) + noise, 0.0).astype(np.float32)
+
+
+class Drawn(NamedTuple):
+    """All searches of a batch, `[R, …]`: what was drawn from which pool, and its worth."""
+
+    pool: torch.Tensor
+    actions: torch.Tensor
+    old: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+
+
+class QueryLearner:
+    """Adapters of a frozen model, and their optimizer.
+
+    Args:
+        folder: the model, in Hugging Face's layout.
+        adapters: the first adapters, in PEFT's format.
+        ours: our encoder of the same folder: its pooling.
+    """
+
+    def __init__(self, folder: Path, adapters: Path, ours: LoadedEncoder) -> None:
+        options = model_options(ours.model_config["model_type"])
+        base = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
+        self.model = peft.PeftModel.from_pretrained(base, adapters, is_trainable=True).eval()
+        self.encoder = ours.encoder
+        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.trained.values(),
+            lr=OPTIMIZER.learning_rate,
+            betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+            eps=OPTIMIZER.eps,
+            weight_decay=OPTIMIZER.weight_decay,
+            fused=True,
+        )
+
+    def gradients(self, batch: HopBatch) -> float:
+        """Computes the gradients of the loss anew; returns the loss."""
+        present = np.asarray(batch.lengths) > 0
+        tokens, lengths = (np.asarray(each)[present] for each in (batch.tokens, batch.lengths))
+        searches = self._searches(batch, present)
+        self.optimizer.zero_grad()
+        total = 0.0
+        for own in mini_batches(tokens, lengths, ROWS, "cpu", sort=True):
+            losses = self._losses(own, Drawn(*(each[own.rows] for each in searches)))
+            loss = (losses * searches.weights[own.rows]).sum()
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def named_gradients(self) -> dict[str, np.ndarray]:
+        """The gradients of the last loss, by the names in PEFT's files."""
+        named = ((n.replace(".default", ""), p.grad) for n, p in self.trained.items())
+        return {name: grad.numpy() for name, grad in named if grad is not None}
+
+    def step(self, batch: HopBatch) -> float:
+        """One update; returns the loss before it."""
+        loss = self.gradients(batch)
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), OPTIMIZER.clip_norm)
+        self.optimizer.step()
+        return loss
+
+    def _searches(self, batch: HopBatch, present: np.ndarray) -> Drawn:
+        rewards = torch.from_numpy(np.asarray(batch.episode_rewards)[:, 0])
+        groups = rewards.reshape(-1, GRPO.members)
+        spread = groups.std(dim=1, keepdim=True) + 1e-4
+        advantages = ((groups - groups.mean(dim=1, keepdim=True)) / spread).reshape(-1, 1)
+        there = torch.from_numpy(present)
+        # The mean over an episode's searches, then over the episodes.
+        weights = 1.0 / (there.sum(dim=1, keepdim=True) * len(there))
+        pool, actions, old = (
+            torch.from_numpy(np.asarray(each)[present])
+            for each in (batch.pool, batch.actions, batch.log_probs)
+        )
+        of_search = (each.expand(there.shape)[there] for each in (advantages, weights))
+        return Drawn(pool, actions.long(), old, *of_search)
+
+    def _losses(self, own: Batch, searches: Drawn) -> torch.Tensor:
+        hidden = self.model(input_ids=own.tokens, attention_mask=own.mask).last_hidden_state
+        queries = pool(self.encoder, hidden, own.mask, torch.zeros_like(own.rows))
+        scores = torch.einsum("rd,rkd->rk", queries, searches.pool) / POLICY.tau
+        log_prob, left = torch.zeros(len(scores)), scores
+        for place in searches.actions.T:  # each is drawn from the passages that are left
+            chosen = torch.log_softmax(left, dim=1).gather(1, place[:, None])
+            log_prob = log_prob + chosen[:, 0]
+            left = left.scatter(1, place[:, None], float("-inf"))
+        ratio = torch.exp(log_prob - searches.old)
+        bounded = ratio.clamp(1 - GRPO.clip_low, 1 + GRPO.clip_high)
+        return -torch.minimum(ratio * searches.advantages, bounded * searches.advantages)

@@ -1,0 +1,250 @@
+"""Servers and clients: `qrag serve`, our client of a model server, environments of verifiers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmarks.report import Case
+from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
+from benchmarks.speed.search import STEPS, towers_of
+
+CLIENTS, START_LIMIT = 64, 600  # seconds
+CONCURRENCY, ANSWERS = 32, 2_000
+
+
+# ------------------------------------------------------------------------------ qrag serve
+
+
+class Course:
+    """What the clients of a server saw in the last round.
+
+    Attributes:
+        seconds: of each answer; NaN: it was lost.
+        taken: the ids of the passages of each question.
+    """
+
+    def __init__(self, url: str, questions: Sequence[str], steps: int) -> None:
+        self.url, self.questions, self.steps = url, questions, steps
+        self.seconds, self.taken = np.empty(0), [[""]]
+
+    def __call__(self, _: int) -> None:
+        """Every client sends one question, waits for its answer and sends the next."""
+        self.seconds = np.full(len(self.questions), np.nan)
+        self.taken = [[] for _ in self.questions]
+        asyncio.run(self._ask())
+
+    async def _ask(self) -> None:
+        left = iter(enumerate(self.questions))
+        certificates = ssl.create_default_context()  # not read, but slow to make
+
+        async def ask() -> None:
+            # A pool of connections that all clients share would take more time than the servers.
+            async with httpx.AsyncClient(timeout=START_LIMIT, verify=certificates) as client:
+                for place, question in left:
+                    body = {"questions": [question], "steps": self.steps}
+                    begun = time.perf_counter()
+                    with contextlib.suppress(httpx.HTTPError):
+                        answer = await client.post(f"{self.url}/search", json=body)
+                        if answer.status_code == 200:
+                            self.seconds[place] = time.perf_counter() - begun
+                            self.taken[place] = [hit["id"] for hit in answer.json()["hits"][0]]
+
+        await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+
+    def percentile(self, percent: int) -> float:
+        """Milliseconds within which so many answers came."""
+        return 1000 * float(np.nanpercentile(self.seconds, percent))
+
+
+def server_cases(setting: Setting) -> Iterator[Case]:
+    """Answers/s of the user's own server, one step and four, beside a plain FastAPI server."""
+    towers, folder = towers_of(setting), setting.folder
+    np.save(folder / "served.npy", towers.vectors())
+    passages = zip((each.name for each in towers.texts.passages), towers.state_texts(), strict=True)
+    (folder / "served.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in passages))
+    ports = [_free_port() for _ in range(2)]
+    own = ("qrag_jax.serve", f"--index={towers.indexed}", f"--retriever={towers.export}")
+    files = (str(folder / "served.npy"), str(folder / "served.jsonl"))
+    peer = ("benchmarks.speed.dense", str(towers.export), *files, str(ports[1]))
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    with _running([(*own, f"--port={ports[0]}"), peer], urls) as process:
+        for steps, count in ((1, 1_000), (STEPS, 64)):
+            questions = towers.texts.questions[: 16 if setting.quick else count]
+            ours, theirs = (Course(url, questions, steps) for url in urls)
+            before = processor_seconds(process.pid)
+            passages_of = f"{len(towers.texts.passages):,} passages"
+            case = beside(
+                setting,
+                f"server, {CLIENTS} clients, {passages_of}, steps: {steps}",
+                len(questions),
+                "answers/s",
+                {OURS: ours, "sentence-transformers, faiss and FastAPI": theirs},
+            )
+            spent = processor_seconds(process.pid) - before
+            asked = len(questions) * (2 + setting.rounds)
+            same = [one == other for one, other in zip(ours.taken, theirs.taken, strict=True)]
+            yield with_details(
+                case,
+                **{
+                    "processor time an answer, ms": 1000 * spent / asked,
+                    "p50, ms": ours.percentile(50),
+                    "p99, ms": ours.percentile(99),
+                    "peer: p50, ms": theirs.percentile(50),
+                    "peer: p99, ms": theirs.percentile(99),
+                    "share of equal hits": float(np.mean(same)),
+                },
+            )
+            lost = float(np.isnan(ours.seconds).sum())
+            yield equal(f"server, steps: {steps}, answers lost of {len(questions)}", lost, 0.0)
+
+
+@contextlib.contextmanager
+def _running(commands: Sequence[Sequence[str]], urls: Sequence[str]) -> Iterator[subprocess.Popen]:
+    """Servers for the block, from when all are ready; yields the first one's process."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command in commands:
+            words = [sys.executable, "-m", *command]
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: S603
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            processes.append(process)
+        until = time.monotonic() + START_LIMIT
+        for process, command, url in zip(processes, commands, urls, strict=True):
+            while not _is_ready(url):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"{command[0]} did not start")
+                time.sleep(0.2)
+        yield processes[0]
+
+
+def _is_ready(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def processor_seconds(process: int) -> float:
+    """Of a process so far, by its system's clock."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------ our client
+
+
+@contextlib.contextmanager
+def echo_server() -> Iterator[str]:
+    """Starts an echo server in a new process; yields its URL."""
+    command = [sys.executable, "-m", "benchmarks.speed.echo_server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        finally:
+            process.terminate()
+
+
+def client_cases(setting: Setting) -> Iterator[Case]:
+    """Answers/s of our client beside `asyncio.gather` over the openai package; none is lost."""
+    import openai
+
+    from qrag_jax.llm.client.client import Client
+    from qrag_jax.llm.client.client_config import ClientConfig
+    from qrag_jax.llm.outcomes import Answer, ChatRequest
+
+    count, wrong = 100 if setting.quick else ANSWERS, {OURS: 0, "openai": 0}
+
+    def check(side: str, prompts: Sequence[str], texts: Sequence[str | None]) -> None:
+        """The server echoes prompts: an answer of another prompt was swapped."""
+        wrong[side] += sum(one != other for one, other in zip(prompts, texts, strict=True))
+
+    with (
+        echo_server() as url,
+        Client(ClientConfig(url, "echo", concurrency=CONCURRENCY)) as client,
+        asyncio.Runner() as runner,
+    ):
+        api = openai.AsyncOpenAI(api_key="none", base_url=url)
+
+        def ours(number: int) -> None:
+            prompts = _prompts(number, count)
+            outcomes = client.ask_blocking([ChatRequest((("user", prompt),)) for prompt in prompts])
+            texts = [each.text if isinstance(each, Answer) else None for each in outcomes]
+            check(OURS, prompts, texts)
+
+        async def gathered(number: int) -> None:
+            slots, prompts = asyncio.Semaphore(CONCURRENCY), _prompts(number, count)
+
+            async def ask(prompt: str) -> str | None:
+                async with slots:
+                    reply = await api.chat.completions.create(
+                        model="echo",
+                        messages=[{"role": "user", "content": prompt}],
+                        temperature=0.0,
+                        max_tokens=256,
+                    )
+                return reply.choices[0].message.content
+
+            check("openai", prompts, await asyncio.gather(*map(ask, prompts)))
+
+        yield beside(
+            setting,
+            f"client of a model server, {count} answers, {CONCURRENCY} at once",
+            count,
+            "answers/s",
+            {OURS: ours, "gather over openai": lambda number: runner.run(gathered(number))},
+            least=1.0,
+        )
+        runner.run(api.close())
+    yield equal("client: answers lost or swapped", wrong[OURS], 0.0, openai=wrong["openai"])
+
+
+def _prompts(round_: int, count: int) -> list[str]:
+    passage = "The tower stands north of the river that divides the old town. " * 12
+    return [f"{passage}Round {round_}, question {number}: where is it?" for number in range(count)]
+
+
+# ------------------------------------------------------------------------------ verifiers
+
+
+def verifiers_cases(setting: Setting) -> Iterator[Case]:
+    """Stored episodes over both protocols of verifiers beside our own loop: the same rewards."""
+    from tests.environments.verifiers_pythons import PYTHONS
+    from tests.support.stored_episodes import stored
+
+    if missing := [each for each in PYTHONS.values() if not Path(each).exists()]:
+        print(f"verifiers: no Python at {missing[0]} (make verifiers0 verifiers1), left out")
+        return
+    count = 24 if setting.quick else 200
+    played = stored(setting.folder / "verifiers", count)
+    own, inside = played["rewards"]["in process"], played["seconds"]["in process"]
+    for way in ("v0", "v1"):
+        other, seconds = played["rewards"][way], played["seconds"][way]
+        yield Case(
+            f"{count} stored episodes over verifiers' {way}, beside our own loop",
+            count / seconds,
+            "episodes/s",
+            peer=count / inside,
+            ratio=inside / seconds,
+            details={"mean reward": float(np.mean(own)), "different rewards": len({*own})},
+        )
+        away = float(np.abs(np.subtract(own, other)).max())
+        yield equal(f"verifiers {way}: difference of the rewards", away, 0.0)

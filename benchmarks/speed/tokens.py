@@ -1,0 +1,314 @@
+"""Token policies beside TRL, PyTorch and transformers, on a CPU in float32.
+
+A small random decoder of 4 × 192; both sides have its weights, the batch and the loss. GRPO: 8
+questions of 8 episodes, prompts of 256 tokens and episodes of 128, half of them sampled; with a
+vocabulary of 151,936 there are 2 questions. PPO: 32 episodes with prompts of their own, a critic
+and a reference. IPO: 32 pairs of queries behind prompts of 200 tokens. The sampler is greedy.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks.report import Case
+from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
+from qrag_jax.learners.pair_losses import PairLoss
+from qrag_jax.learners.policy_state import first_state
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
+from qrag_jax.learners.preference_config import IPO, PreferenceConfig
+from qrag_jax.learners.preference_update import (
+    MEMBERS,
+    make_preference_update,
+    pair_episodes,
+    row_log_probs,
+)
+from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
+from qrag_jax.learners.token_update import given_tokens, make_token_update, token_episodes
+from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import choose_shape
+from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
+from tests.support.decoders import (
+    EQUAL_GRADIENT,
+    EQUAL_LOSS,
+    RATE,
+    TEMPERATURE,
+    Size,
+    by_name,
+    decoder,
+    differences,
+    policy_of,
+)
+
+CRITIC_RATE = 1e-4
+MOVED = 0.003  # deviation of the policy's weights from those of IPO's reference
+
+
+class Lengths(NamedTuple):
+    """A batch: groups of members that share a prompt, tokens of the prompt and behind it."""
+
+    groups: int
+    members: int
+    prompt: tuple[int, int]  # least and most
+    after: tuple[int, int]
+
+
+def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch:
+    """Random episodes.
+
+    Args:
+        tools: every other quarter of what follows the prompt is a tool's words; else all of it is
+            sampled.
+    """
+    draw, count = np.random.default_rng(0), lengths.groups * lengths.members
+    number = np.arange(count, dtype=np.int32)
+    first = number // lengths.members * lengths.members
+    prompts = draw.integers(lengths.prompt[0], lengths.prompt[1] + 1, count)[first]
+    totals = prompts + draw.integers(lengths.after[0], lengths.after[1] + 1, count)
+    shape = count, int(totals.max())
+    tokens = draw.integers(1, size.vocab, shape).astype(np.int32)
+    tokens = np.where(np.arange(shape[1]) < prompts[:, None], tokens[first], tokens)
+    place = np.arange(shape[1])[None] - prompts[:, None]
+    sampled = (place >= 0) & (np.arange(shape[1])[None] < totals[:, None])
+    if tools:
+        sampled &= place // max(lengths.after[1] // 4, 1) % 2 == 0
+    log_probs = np.where(sampled, draw.normal(-np.log(size.vocab), 0.1, shape), 0.0)
+    return TokenBatch(
+        tokens=tokens,
+        lengths=totals.astype(np.int32),
+        log_prob_mask=sampled,
+        loss_mask=sampled,
+        sampler_log_probs=log_probs.astype(np.float32),
+        episode=number,
+        leader=first,
+        shared=np.where(number == first, 0, prompts).astype(np.int32),
+        rewards=draw.random((count, 1)).astype(np.float32),
+        scored=np.ones(count, bool),
+    )
+
+
+def block_of(setting: Setting) -> int:
+    """Tokens of a block."""
+    return 256 if setting.quick else 2048
+
+
+def _equal(title: str, ours: Any, theirs: Any, peer: str) -> Iterator[Case]:
+    loss, gradient = differences(ours, theirs)
+    yield equal(
+        f"{title}: difference of the losses, beside {peer}'s where that is above 1",
+        loss,
+        EQUAL_LOSS,
+        ours=ours[0],
+        theirs=theirs[0],
+    )
+    yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL_GRADIENT)
+
+
+class Updates:
+    """Our update of a state; `episodes` are made of the batch in every call, as in a training."""
+
+    def __init__(self, program: Any, state: Any, episodes: Callable[[], Any]) -> None:
+        self.program, self.state, self.episodes = program, state, episodes
+
+    def __call__(self, _: int) -> Any:
+        """One update; returns its metrics."""
+        arguments = self.episodes()
+        self.state, metrics = self.program(self.state, arguments)
+        jax.block_until_ready(self.state)
+        return metrics
+
+
+def grpo_cases(setting: Setting) -> Iterator[Case]:
+    """GRPO beside TRL: loss, gradient, speed and, with the large vocabulary, memory."""
+    if setting.quick:
+        yield from _grpo(setting, Size(300, 1), Lengths(2, 4, (32, 32), (16, 16)))
+        return
+    for vocab, groups in ((1024, 8), (151_936, 2)):
+        yield from _grpo(setting, Size(vocab), Lengths(groups, 8, (256, 256), (128, 128)))
+
+
+def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
+    from tests.support.trl import TrlLearner
+
+    with tempfile.TemporaryDirectory() as name:
+        loaded, batch = decoder(Path(name), size), batch_of(size, lengths, tools=True)
+        config = TokenGRPOConfig(members=lengths.members, longest=lengths.after[1])
+        theirs = TrlLearner(Path(name), config, TEMPERATURE, RATE)
+        policy, parts = policy_of(loaded, config)
+        shape = choose_shape(batch, block_of(setting), lengths.members)
+        episodes = token_episodes(policy, batch, shape)
+        given, divisor, _ = given_tokens(policy, episodes)
+        advantages = np.zeros(len(batch.scored) + 1, np.float32)
+        advantages[np.asarray(episodes.blocks.episode)] = np.asarray(given.advantages)
+        inputs = theirs.inputs(batch, lengths.prompt[1], advantages[:-1], config.sampler_cap)
+        title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
+        gradient, sums = jax.jit(TokenPasses(policy).gradient)(
+            loaded.params, None, episodes.blocks, given
+        )
+        mine = float(sums.loss / divisor), by_name(jax.tree.map(lambda x: x / divisor, gradient))
+        yield from _equal(title, mine, theirs.gradient(inputs), "TRL")
+        del gradient, mine
+        update = Updates(
+            make_token_update(policy),
+            first_state(policy.shardings, parts, loaded.params, 0),
+            lambda: token_episodes(policy, batch, shape),
+        )
+        case = beside(
+            setting,
+            f"{title}: episodes",
+            len(batch.scored),
+            "episodes/s",
+            {OURS: update, "TRL": lambda _: theirs.update(inputs)},
+            least=1.5,
+            details={
+                "tokens computed": float(episodes.blocks.tokens.size),
+                "tokens of TRL": float(batch.tokens.size),
+            },
+        )
+        # What the program says that it takes beyond weights and moments.
+        needed = update.program.lower(update.state, episodes).compile().memory_analysis()
+        yield with_details(case, **{"temporary arrays, MiB": needed.temp_size_in_bytes / 2**20})
+
+
+def ppo_cases(setting: Setting) -> Iterator[Case]:
+    """PPO with a critic beside plain PyTorch: both losses, and the speed of a whole update."""
+    from tests.support.torch_ppo import Rates, TorchPpo
+
+    size, lengths = Size(), Lengths(32, 1, (120, 200), (10, 160))
+    if setting.quick:
+        size, lengths = Size(300, 1), Lengths(4, 1, (10, 20), (5, 12))
+    config, batch = TokenPPOConfig(), batch_of(size, lengths)
+    with tempfile.TemporaryDirectory() as name:
+        loaded = decoder(Path(name), size)
+        theirs = TorchPpo(Path(name), config, TEMPERATURE, Rates(RATE, CRITIC_RATE))
+        critic = optax.adamw(CRITIC_RATE, weight_decay=0.0)
+        policy, parts = policy_of(loaded, config, critic=critic)
+        shape = choose_shape(batch, block_of(setting), 1)
+        update = Updates(
+            make_ppo_update(policy),
+            first_state(policy.shardings, parts, loaded.params, 0),
+            lambda: ppo_episodes(policy, batch, shape),
+        )
+        given = theirs.given(batch)
+        losses, _ = theirs.gradients(given)
+        metrics = update(0)
+        title = f"PPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
+        for which, key, other in zip(("policy", "value"), ("loss", "value_loss"), losses):
+            own = float(metrics[key])
+            apart = abs(own - other) / max(1.0, abs(other))
+            about = f"{title}: difference of the {which} losses, beside torch's where above 1"
+            yield equal(about, apart, EQUAL_LOSS, ours=own, theirs=other)
+        yield beside(
+            setting,
+            f"{title}: episodes",
+            len(batch.scored),
+            "episodes/s",
+            {OURS: update, "PyTorch, padded": lambda _: theirs.update(batch)},
+            least=1.0,
+            details={
+                "tokens": float(batch.lengths.sum()),
+                "tokens of torch, with padding": float(given.ids.numel()),
+            },
+        )
+
+
+def pair_cases(setting: Setting) -> Iterator[Case]:
+    """IPO of averaged log-probabilities beside TRL's DPOTrainer; TRL computes a prompt twice."""
+    from tests.support.trl import TrlPairs
+
+    size, lengths = Size(), Lengths(32, MEMBERS, (200, 200), (12, 12))
+    if setting.quick:
+        size, lengths = Size(300, 1), Lengths(8, MEMBERS, (48, 48), (8, 8))
+    config, batch = PreferenceConfig(IPO, averaged=True), batch_of(size, lengths)
+    with tempfile.TemporaryDirectory() as name:
+        loaded = decoder(Path(name), size)
+        theirs = TrlPairs(Path(name), loaded.tokenizer, RATE)
+        draw = np.random.default_rng(0)
+        params = jax.tree.map(
+            lambda leaf: (leaf + draw.normal(0, MOVED, leaf.shape)).astype(np.float32),
+            jax.tree.map(np.asarray, loaded.params),
+        )
+        theirs.load(by_name(params), by_name(loaded.params))
+        policy, parts = policy_of(loaded, config, temperature=1.0)
+        shape = choose_shape(batch, block_of(setting), MEMBERS, whole=True)
+        reference = row_log_probs(policy)(loaded.params, batch, shape)
+        weights = np.ones(lengths.groups, np.float32)
+
+        def episodes() -> Any:
+            return pair_episodes(policy, batch, shape, reference, weights)
+
+        inputs = theirs.inputs(batch, range(lengths.groups))
+        title = (
+            f"IPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}, "
+            f"{lengths.groups} pairs"
+        )
+        passes = BlockPasses(policy, PairLoss(config))
+        gradient, sums = jax.jit(passes.gradient)(params, None, *episodes())
+        mean = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, gradient))
+        mine = float(sums.loss / sums.weight), mean
+        yield from _equal(title, mine, theirs.gradient(inputs, config), "TRL")
+        del gradient, mine, mean
+        state = first_state(policy.shardings, parts, params, 0)
+        yield beside(
+            setting,
+            f"{title}: tokens, a prompt counted for both queries",
+            int(batch.lengths.sum()),
+            "tokens/s",
+            {
+                OURS: Updates(make_preference_update(policy), state, episodes),
+                "TRL": lambda _: theirs.update(inputs, config),
+            },
+            least=1.5,
+        )
+
+
+def sampler_cases(setting: Setting) -> Iterator[Case]:
+    """New tokens a second beside transformers' `generate`: the same prompts, the same tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    size, rows, drawn = (Size(300, 1), 8, 16) if setting.quick else (Size(), 64, 64)
+    with tempfile.TemporaryDirectory() as name:
+        loaded = decoder(Path(name), size)
+        theirs: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
+        params = jax.device_put(loaded.params)
+        prompts = np.random.default_rng(0).integers(0, size.vocab, (rows, drawn)).astype(np.int32)
+        config = SamplingConfig(temperature=0.0, room=2 * drawn + 1, chunk=drawn)
+        sampler = DeviceSampler(loaded.model, config)
+        requests = [SampleRequest(prompt, np.zeros(2, np.uint32), drawn) for prompt in prompts]
+        ids = torch.tensor(prompts.astype(np.int64))
+        found: dict[str, list[list[int]]] = {}
+
+        def ours(_: int) -> None:
+            found[OURS] = [each.ids.tolist() for each in sampler.sample(params, requests)]
+
+        def generate(_: int) -> None:
+            with torch.no_grad():
+                every = theirs.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=drawn,
+                    do_sample=False,
+                )
+            found["theirs"] = every[:, drawn:].tolist()
+
+        case = beside(
+            setting,
+            f"sampler, decoder of {size.layers} × 192, vocabulary {size.vocab:,}, {rows} prompts "
+            f"of {drawn} tokens, {drawn} new ones",
+            rows * drawn,
+            "tokens/s",
+            {OURS: ours, "transformers' generate": generate},
+            least=2.0,
+        )
+        same = np.mean([one == other for one, other in zip(found[OURS], found["theirs"])])
+        yield with_details(case, **{"share of prompts with equal tokens": float(same)})

@@ -1,0 +1,105 @@
+"""A small random decoder that both sides read, its learner, and how near both must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from qrag_jax.learners.policy_state import Parts, state_shardings
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
+from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.runtime.mesh import make_mesh
+
+EQUAL_LOSS, EQUAL_GRADIENT = 1e-5, 1e-4  # differences allowed; of gradients: over the largest one
+TEMPERATURE, RATE = 0.9, 1e-5
+
+
+class Size(NamedTuple):
+    """A decoder of 192 numbers a token."""
+
+    vocab: int = 1024
+    layers: int = 4
+
+
+def decoder(folder: Path, size: Size) -> LoadedLanguageModel:
+    """A random Qwen3 in `folder`, in Hugging Face's layout, with a tokenizer."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from tests.support.small_models import write_bpe_tokenizer
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=size.vocab,
+        hidden_size=192,
+        num_hidden_layers=size.layers,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=512,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        initializer_range=0.1,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    write_bpe_tokenizer(folder)
+    return load_language_model(folder)
+
+
+def policy_of(
+    loaded: LoadedLanguageModel,
+    config: Any,
+    temperature: float = TEMPERATURE,
+    optimizer: optax.GradientTransformation | None = None,
+    critic: optax.GradientTransformation | None = None,
+) -> tuple[TokenPolicy[Any], Parts]:
+    """The learner of a decoder on one device, and the parts of its state.
+
+    Args:
+        optimizer: of the policy; None: AdamW at `RATE` without decay.
+        critic: of the critic, which PPO has together with a reference.
+    """
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    optimizer = optimizer or optax.adamw(RATE, weight_decay=0.0)
+    width = loaded.model.trunk.config.hidden_size
+    parts = Parts(optimizer, critic, keeps_reference=critic is not None, width=width)
+    policy: TokenPolicy[Any] = TokenPolicy(
+        mesh=mesh,
+        shardings=state_shardings(mesh, loaded.partition_rules, parts, loaded.params),
+        trunk=loaded.model.trunk,
+        vocabulary=Vocabulary(temperature),
+        config=config,
+        weights=(1.0,),
+        optimizer=optimizer,
+        critic_optimizer=critic,
+        schedule=optax.constant_schedule(RATE),
+    )
+    return policy, parts
+
+
+def by_name(params: Any) -> dict[str, np.ndarray]:
+    """A decoder's parameters, or their gradient, by Hugging Face's names."""
+    return tensors_from_params(table_of("qwen3"), jax.tree.map(np.asarray, params))
+
+
+def differences(
+    ours: tuple[float, Mapping[str, np.ndarray]], theirs: tuple[float, Mapping[str, np.ndarray]]
+) -> tuple[float, float]:
+    """How far apart two losses and two gradients are.
+
+    Returns:
+        The difference of the losses, over theirs if that is above 1; and the largest difference of
+        the gradients, over their largest entry.
+    """
+    loss = abs(ours[0] - theirs[0]) / max(1.0, abs(theirs[0]))
+    largest = max(float(np.abs(each).max()) for each in theirs[1].values())
+    most = max(float(np.abs(ours[1][name] - each).max()) for name, each in theirs[1].items())
+    return loss, most / largest

@@ -1,0 +1,195 @@
+"""Plays stored episodes in two ways: by our own loop, and over verifiers.
+
+The episodes are texts of scripts with flaws, a turn each; a stand-in for the sampler says them. So
+rewards must be equal, and what is timed is everything but the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.environments.tools.demonstrations import (
+    Demonstration,
+    DemonstrationsConfig,
+    draw_choices,
+)
+from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessSpec
+from qrag_jax.feedback.rubric import preset, score
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.chat_rendering import ChatRenderer
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.llm.text.tool_calls import HERMES
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.rollouts.called_turns import TurnLimits
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.generate_server import GenerateServer
+from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.played_units import PlayCounts, PlaySettings, Scored, Unit
+from qrag_jax.rollouts.scripted_tokens import scripted_talk
+from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
+from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
+from tests.environments.verifiers_pythons import PYTHONS
+
+PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
+ROOM, TURN, SIDE_BY_SIDE = 4000, 1000, 16
+
+
+class Story(NamedTuple):
+    """A stored episode: its question, and what is said in each turn."""
+
+    task: ToolTask
+    texts: tuple[str, ...]
+
+
+def stories(count: int) -> list[Story]:
+    """Stored episodes, of different ends: answers right and wrong, calls that cannot be read."""
+    agent = _agent()
+    library, found = OwnLibrary(own_retriever("bm25")), []
+    for number in range(count):
+        question = bridge_question(SEED, "train", number)
+        choices = draw_choices(DemonstrationsConfig(), SEED, number)
+        talk = scripted_talk(
+            agent, bridge_task(question), Demonstration(question, choices, HERMES), library
+        )
+        found.append(Story(bridge_task(question), tuple(said for _, said in talk.turns)))
+    return found
+
+
+class StorySampler:
+    """Says what the stories have; it knows them by their questions."""
+
+    in_rounds = True
+    version = ""
+
+    def __init__(self, tokenizer: Any, told: Sequence[Story]) -> None:
+        self._tokenizer, self._end = tokenizer, tokenizer.eos_token
+        self._texts = {story.task.question: story.texts for story in told}
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        """See `token_episodes.Sampler`."""
+        done: list[Future[Sampled | Failure]] = []
+        for request in requests:
+            text = self._tokenizer.decode(request.ids.tolist(), skip_special_tokens=False)
+            turn = text.count("<|im_start|>assistant\n") - 1
+            said = next(own[turn] for asked, own in self._texts.items() if asked in text)
+            ids = self._tokenizer(said + self._end, add_special_tokens=False).input_ids
+            drawn = Sampled(np.array(ids, np.int32), np.zeros(len(ids), np.float32), STOP)
+            done.append(Future())
+            done[-1].set_result(drawn)
+        return done
+
+
+class _NoStop:
+    def check(self) -> None:
+        return None
+
+
+def stored(folder: Path, count: int) -> dict[str, Any]:
+    """Rewards and seconds of the stored episodes, by the way in which they were played."""
+    from transformers import AutoTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    told = stories(count)
+    texts = (text for story in told for text in (story.task.question, *story.texts))
+    sizes = TinyLMConfig(
+        layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600, copies=False
+    )
+    write_tiny_lm(folder / "model", texts, sizes, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    rewards, seconds = {}, {}
+    for way, play in (("in process", _in_process), ("v1", _over)):
+        rewards[way], seconds[way] = play(way, folder, tokenizer, told)
+    return {"rewards": rewards, "seconds": seconds}
+
+
+def _agent() -> ToolAgent:
+    return ToolAgent(
+        prompts.load(PROMPT), form=HERMES, max_turns=TURNS, top_n=DOCUMENTS, most=DOCUMENTS
+    )
+
+
+def _in_process(
+    way: str, folder: Path, tokenizer: Any, told: Sequence[Story]
+) -> tuple[list[float], float]:
+    speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
+    sampler = StorySampler(tokenizer, told)
+    library, rubric = OwnLibrary(own_retriever("bm25")), preset(RUBRIC)
+    rollout = TokenRollout(_agent(), sampler, library, speech, stop=_NoStop())
+    starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
+    rollout.play(starts[:SIDE_BY_SIDE])  # the first ones import and warm up
+    began = time.monotonic()
+    found = []
+    for first in range(0, len(starts), SIDE_BY_SIDE):
+        for start, episode in zip(
+            starts[first:], rollout.play(starts[first : first + SIDE_BY_SIDE])
+        ):
+            assert isinstance(episode.ended, Closed)
+            parts = score(episode.ended, start.task)
+            found.append(rubric.reward(parts, start.task.hops))
+    return found, time.monotonic() - began
+
+
+def _over(
+    way: str, folder: Path, tokenizer: Any, told: Sequence[Story]
+) -> tuple[list[float], float]:
+    arguments = {
+        "count": len(told),
+        "seed": SEED,
+        "top_n": DOCUMENTS,
+        "most": DOCUMENTS,
+        "max_turns": TURNS,
+        "prompt": PROMPT,
+        "rubric": RUBRIC,
+    }
+    fields = {
+        "protocol": way,
+        "id": "musique-multihop",
+        "arguments": arguments,
+        "model": "policy",
+        "limits": {"seconds": 120.0, "turns": TURNS, "tokens": 0, "turn_tokens": TURN},
+        "tasks": len(told),
+        "harness": "direct",
+        "renderer": None,
+    }
+    process = EnvironmentProcess(ProcessSpec(PYTHONS[way], folder / f"{way}.log", fields))
+    renderer = ChatRenderer(tokenizer, HERMES)
+    units = [
+        Unit("train", number, (np.array([number, 0], np.uint32),)) for number in range(len(told))
+    ]
+    try:
+        with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
+            served = {
+                "url": server.url,
+                "key": server.key,
+                "tokenizer": str(folder / "model"),
+                "stop_ids": [*renderer.stop_ids()],
+                "temperature": 1.0,
+            }
+            limits = TurnLimits(turn=TURN, room=ROOM, turns=TURNS, tokens=0, temperature=1.0)
+            settings = PlaySettings(limits, 120.0, 1, SIDE_BY_SIDE, served)
+            play = EnvironmentPlay(process, renderer, settings, PlayCounts())
+            sampler = StorySampler(tokenizer, told)
+            play.play(units[:SIDE_BY_SIDE], sampler, _NoStop())
+            began = time.monotonic()
+            played = play.play(units, sampler, _NoStop())
+            seconds = time.monotonic() - began
+    finally:
+        process.end()
+    found = []
+    for unit in played:
+        if not isinstance(unit.ended, Scored):
+            raise RuntimeError(f"an episode has no reward: {unit.ended.message}")
+        found.append(unit.ended.reward)
+    return found, seconds

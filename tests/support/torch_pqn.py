@@ -1,0 +1,562 @@
+"""Q-RAG's updates and greedy episodes in PyTorch, on whole batches: the peer of our step.
+
+Hugging Face's BERT as both towers, the same weights, AdamW. Written from the papers (Q-RAG, arXiv
+2511.07328; PQN, arXiv 2407.04811) and sharing no formula with ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.nn.functional import pad
+from transformers import BertConfig as TorchBertConfig
+from transformers import BertModel
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.errors import InputError
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.pqn import PQNConfig
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.bert_weights import tensors_from_params
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
+
+MASKED = -1e30
+SORTED_ROWS = 32  # rows of a mini-batch where rows are sorted by length
+AT_ONCE = 1024  # rows of a batch where they are not
+# Positions of greedy episodes; in these, "random" is the same as "absolute".
+GREEDY_POSITIONS = ("none", "absolute", "random", "relative")
+
+# ------------------------------------------------------------------------------ formulas
+
+
+def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
+    state = state.unflatten(-1, (2, -1))
+    return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
+
+
+def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotates embeddings `[C, 2D]` by positions `[C]`: RoPE on each half, interleaved pairs."""
+    half = chunks.shape[-1] // 2
+    frequency = 10_000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64) / half)
+    angle = positions.double()[:, None, None] * frequency.to(chunks.device)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    even, odd = chunks.unflatten(-1, (2, -1, 2)).unbind(-1)
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-3)
+
+
+def places(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
+    """Positions `[C]` of a document's chunks: 0, absolute, or relative to the chunks taken."""
+    if kind == "none":
+        return torch.zeros(chunks)
+    if kind != "relative":
+        return torch.arange(chunks)
+    cuts = [0, *sorted(taken), chunks]
+    # 1e-9 guards floor() against 17.999… for 18; the gaps between positions are far larger.
+    parts = [
+        20 * number + torch.linspace(0, 18, end - start, dtype=torch.float64) + 1e-9
+        for number, (start, end) in enumerate(itertools.pairwise(cuts))
+    ]
+    return torch.cat(parts).floor()
+
+
+def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    """Twin values of one chunk per state: state, chunk `[N, 2D]` → `[N, 2]`."""
+    return (state * chunk).unflatten(-1, (2, -1)).sum(-1)
+
+
+def draw(
+    q: torch.Tensor, available: torch.Tensor, alpha: float, top_k: int, uniform: bool
+) -> torch.Tensor:
+    """One action per row from softmax(q / α) over the top k available actions; `[N, C]` → `[N]`.
+
+    With `uniform`, all available actions are equally likely.
+    """
+    q = torch.where(available, q, MASKED)
+    worst = q.topk(min(top_k, q.shape[1]), dim=1).values[:, -1:]
+    logits = torch.where(available & (q >= worst), (q - q.amax(1, keepdim=True)) / alpha, MASKED)
+    probabilities = available.float() if uniform else logits.softmax(1)
+    return torch.multinomial(probabilities, 1)[:, 0]
+
+
+def soft_value(
+    twin: torch.Tensor, available: torch.Tensor, alpha: float, top_k: int
+) -> torch.Tensor:
+    """`Σ_i α·logsumexp(q_i / α)` over the top k of each critic; `[N, C, 2]` → `[N]`."""
+    q = torch.where(available[..., None], twin, MASKED)
+    best = q.topk(min(top_k, q.shape[1]), dim=1).values
+    top = best[:, :1]
+    value = top[:, 0] + alpha * ((best - top) / alpha).logsumexp(1)
+    return torch.where(available.any(1), value.sum(1), 0.0)
+
+
+def ground_truth(
+    support: torch.Tensor, actions: torch.Tensor, valid: torch.Tensor, penalize: bool, fact: float
+) -> torch.Tensor:
+    """Rewards `[B, T]`: 1 (or less for extra steps) when the last missing fact is taken.
+
+    Each fact taken adds `fact`.
+    """
+    hit = support.gather(1, actions) & valid
+    facts = support.sum(1, keepdim=True)
+    completes = hit & (hit.cumsum(1) == facts)
+    steps = torch.arange(1, actions.shape[1] + 1, device=actions.device, dtype=torch.float32)
+    reward = 0.5 + 0.5 * facts / (steps + 1e-5) if penalize else torch.ones_like(hit).float()
+    return torch.where(completes, reward, 0.0) + fact * hit
+
+
+def lambda_returns(
+    rewards: torch.Tensor, discount: torch.Tensor, values: torch.Tensor, lambda_: float
+) -> torch.Tensor:
+    """λ-returns; all arrays are `[B, T]`, `values[:, t]` is the value of the state at step t."""
+    returns = torch.zeros_like(rewards)
+    following = value = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        mixed = (1 - lambda_) * value + lambda_ * following
+        following = returns[:, t] = rewards[:, t] + discount[:, t] * mixed
+        value = values[:, t]
+    return returns
+
+
+# ------------------------------------------------------------------------------ towers
+
+
+class Rows(NamedTuple):
+    """tokens `[N, L]` padded on the right, lengths `[N]`: int64 tensors on the tower's device."""
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+
+    def pick(self, index: torch.Tensor) -> Rows:
+        """The rows of `index`."""
+        return Rows(self.tokens[index], self.lengths[index])
+
+
+class Tower(torch.nn.Module):
+    """Masked mean of BERT's last hidden states times `scale`; autocast if ours is in bfloat16."""
+
+    def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
+        super().__init__()
+        assert isinstance(encoder.module, Bert)
+        self.model = _bert(encoder.module.config, params).to(device)
+        self.autocast = encoder.module.precision.products == jnp.bfloat16
+        self.scale = encoder.scale
+        self.device = device
+
+    def forward(self, rows: Rows, *, full: bool = False) -> torch.Tensor:
+        """Rows of at least one token → float32 embeddings `[N, D]`; `full`: no row is padded."""
+        inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
+        # A new context per call: weights that were cast under no_grad must not be reused with grad.
+        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
+            mask = None if full else inside
+            hidden = self.model(input_ids=rows.tokens, attention_mask=mask).last_hidden_state
+        total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())
+        return self.scale * total / rows.lengths[:, None]
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The weights under Hugging Face's names."""
+        return {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()}
+
+
+class Pair(torch.nn.Module):
+    """The state tower and the chunk tower of one role (online or target)."""
+
+    def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
+        super().__init__()
+        self.state = Tower(encoder, tower_params(params, STATE), device)
+        self.chunk = Tower(encoder, tower_params(params, CHUNK), device)
+
+
+def tower_params(params: Params, tower: int) -> Params:
+    """One of the two towers stacked on axis 0, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[tower]), params)
+
+
+def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
+    theirs = TorchBertConfig(
+        **dataclasses.asdict(config), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    theirs._attn_implementation = "sdpa"
+    model = BertModel(theirs, add_pooling_layer=False).eval()
+    tensors = {name: torch.tensor(array) for name, array in tensors_from_params(params).items()}
+    model.load_state_dict(tensors, strict=True)
+    return model
+
+
+# ------------------------------------------------------------------------------ updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The constants of a run.
+
+    `learning_rates[i]` is the learning rate of optimizer step i; later steps have the last rate.
+    """
+
+    encoder: TextEncoder
+    rollout: RolloutConfig
+    pqn: PQNConfig
+    optimizer: OptimizerConfig
+    learning_rates: tuple[float, ...]
+    penalize_extra_steps: bool
+    per_fact_reward: float
+
+
+class StepResult(NamedTuple):
+    """Figures of one update; `transitions`: the states that it learned in."""
+
+    loss: float
+    grad_norm: float
+    transitions: int
+
+
+def check_positions(rollout: RolloutConfig, known: tuple[str, ...]) -> None:
+    """Refuses positions that a peer does not compute.
+
+    Raises:
+        InputError: the kind of the positions is not in `known`.
+    """
+    if rollout.positions not in known:
+        raise InputError(
+            f"config.env.positions is {rollout.positions!r}, which this PyTorch peer does not "
+            f"compute; use {' or '.join(known)}."
+        )
+
+
+class Learner:
+    """Online and target towers with their optimizer.
+
+    Raises:
+        InputError: there is an action STOP, which no peer has.
+    """
+
+    def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
+        if settings.rollout.stop_action:
+            raise InputError(
+                "config.env.stop_action is on, but the PyTorch peers have no action STOP; turn it "
+                "off."
+            )
+        self.settings = settings
+        self.device = torch.device(device)
+        self.online = Pair(settings.encoder, params, self.device)
+        self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
+        constants = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.online.parameters(),
+            lr=constants.learning_rate,
+            betas=(constants.beta1, constants.beta2),
+            eps=constants.eps,
+            weight_decay=constants.weight_decay,
+            fused=True,
+        )
+        self.steps = self.env_steps = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        rates = self.settings.learning_rates
+        return rates[min(self.steps, len(rates) - 1)]
+
+    @property
+    def alpha(self) -> float:
+        """The temperature of the next step."""
+        peak = self.settings.optimizer.learning_rate
+        return self.settings.pqn.alpha * max(self.learning_rate / peak, 1e-6)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether the next step acts at random."""
+        return self.env_steps < 2 * self.settings.pqn.learning_start
+
+    def loss(
+        self, states: torch.Tensor, chunks: torch.Tensor, returns: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean over N transitions: states, chunks `[N, 2D]`, returns `[N]`."""
+        twin = chosen_twin_q(states, chunks)
+        return 0.5 * (2.0 * twin - returns[:, None]).square().sum() / len(returns)
+
+    def returns(
+        self,
+        support: torch.Tensor,
+        actions: torch.Tensor,
+        valid: torch.Tensor,
+        done: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """λ-returns `[B, T]`; values `[B, T]`: of the states acted in, by the target towers."""
+        settings = self.settings
+        rewards = ground_truth(
+            support, actions, valid, settings.penalize_extra_steps, settings.per_fact_reward
+        )
+        discount = settings.pqn.gamma * (~done).float()
+        return lambda_returns(rewards, discount, values, settings.pqn.lambda_)
+
+    def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
+        """One optimizer step, then `target ← (1-τ)·target + τ·online`.
+
+        Returns:
+            The gradient norm before clipping.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        online: list[torch.Tensor] = list(self.online.parameters())
+        clip = self.settings.optimizer.clip_norm
+        norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.optimizer.step()
+        with torch.no_grad():
+            target: list[torch.Tensor] = list(self.target.parameters())
+            torch._foreach_lerp_(target, online, self.settings.pqn.tau)
+        self.steps += 1
+        self.env_steps += transitions
+        return norm
+
+
+class _Played(NamedTuple):
+    """Played episodes. A step is live in the episodes that have not ended before it.
+
+    Attributes:
+        actions: chunk taken at each step, `[B, T]`.
+        valid: whether the step happened, `[B, T]`.
+        done: whether the episode has ended after the step, `[B, T]`.
+        values: the target towers' soft values of the states after the first, `[B, T]`.
+        states: state embeddings of each step's live episodes, for steps that have any.
+        live: numbers of the live episodes, for every step.
+    """
+
+    actions: torch.Tensor
+    valid: torch.Tensor
+    done: torch.Tensor
+    values: torch.Tensor
+    states: list[torch.Tensor]
+    live: list[torch.Tensor]
+
+
+class BatchedPeer:
+    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length.
+
+    Raises:
+        InputError: chunks have positions that nothing here computes, or there is an action STOP.
+    """
+
+    def __init__(
+        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
+    ) -> None:
+        check_positions(settings.rollout, GREEDY_POSITIONS)
+        self.learner = Learner(settings, params, device)
+        self.settings = settings
+        self.sort = sort
+
+    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's.
+
+        Raises:
+            InputError: chunks have positions, which greedy episodes alone compute.
+        """
+        check_positions(self.settings.rollout, ("none",))
+        learner = self.learner
+        episodes, chunks = self._prepare(batch)
+        pairs = learner.online, learner.target
+        with torch.no_grad():
+            online, target = (self._embed_chunks(pair, chunks, batch) for pair in pairs)
+        forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
+        played = self._play(episodes, online, target, forced, greedy=False)
+        returns = learner.returns(episodes.support, *played[:4])
+        places = [
+            (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
+        ]
+        episode, t = (torch.cat(part) for part in zip(*places, strict=True))
+        chosen = episode * batch.chunk_mask.shape[1] + played.actions[episode, t]
+        chosen_rows = _cut(chunks.pick(chosen))
+        loss = learner.loss(
+            torch.cat(played.states), learner.online.chunk(chosen_rows), returns[episode, t]
+        )
+        return self._updated(loss, len(episode))
+
+    def imitate(self, batch: EpisodeBatch, temperature: float) -> StepResult:
+        """One update that imitates the supporting facts: all states, all passages with gradients.
+
+        States are the question with the first facts in their order. Where the order of two facts is
+        not known there are both orders, and of a state any fact still missing is right.
+
+        Raises:
+            InputError: chunks have positions.
+        """
+        check_positions(self.settings.rollout, ("none",))
+        episodes, chunks = self._prepare(batch)
+        every, losses = self._embed_chunks(self.learner.online, chunks, batch), []
+        for taken, live in self._facts_first(batch):
+            rows = self._state_rows(episodes, taken, live)
+            free = episodes.chunk_mask[live].scatter(1, taken, False)
+            rank = torch.where(
+                free & episodes.support[live], episodes.rank[live], len(batch.rank[0])
+            )
+            needed = free & episodes.support[live] & (rank == rank.amin(1, keepdim=True))
+            q = twin_q(self.learner.online.state(rows), every[live]).sum(-1) / temperature
+            right, whole = (torch.where(each, q, MASKED).logsumexp(1) for each in (needed, free))
+            losses.append(whole - right)
+        states = torch.cat(losses)
+        return self._updated(states.mean(), len(states))
+
+    def _facts_first(self, batch: EpisodeBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The states imitated, by their number t of facts: these `[N, t]`, their episodes `[N]`."""
+        found: list[dict[tuple[int, ...], None]] = [
+            {} for _ in range(self.settings.rollout.max_steps)
+        ]
+        for number, (support, rank) in enumerate(zip(batch.support, batch.rank, strict=True)):
+            facts = np.flatnonzero(support).tolist()
+            for sign in (1, -1):
+                order = sorted(facts, key=lambda fact: (rank[fact], sign * fact))
+                for t, states in zip(range(len(order)), found, strict=False):
+                    states[(number, *order[:t])] = None
+        tensors = (
+            torch.tensor([*states], device=self.learner.device) for states in found if states
+        )
+        return [(each[:, 1:], each[:, 0]) for each in tensors]
+
+    def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
+        norm = self.learner.update(loss, states)
+        return StepResult(float(loss.detach()), float(norm), states)
+
+    @torch.no_grad()
+    def play(self, batch: EpisodeBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Greedy episodes: actions `[B, T]` and whether each step happened."""
+        episodes, chunks = self._prepare(batch)
+        online = self._embed_chunks(self.learner.online, chunks, batch)
+        played = self._play(episodes, online, None, None, greedy=True)
+        return played.actions.cpu().numpy(), played.valid.cpu().numpy()
+
+    def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
+        """The batch on the device, and every chunk place as a row `[B·C, W]`."""
+        device, encoder = self.learner.device, self.settings.encoder
+        tensors = (torch.as_tensor(np.asarray(leaf)).to(device) for leaf in batch)
+        episodes = EpisodeBatch(*(x if x.dtype == torch.bool else x.long() for x in tensors))
+        most = self.settings.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
+        kept = min(episodes.chunks.shape[2], most)
+        longest = min(int(np.max(batch.chunk_lengths)), kept)  # known on the host
+        parts = episodes.chunks[:, :, :longest].flatten(0, 1)
+        lengths = episodes.chunk_lengths.flatten().clamp(max=kept)
+        return episodes, _join([parts], [lengths], encoder.chunk_opening, encoder)
+
+    def _embed_chunks(self, pair: Pair, chunks: Rows, batch: EpisodeBatch) -> torch.Tensor:
+        """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
+        mask = np.asarray(batch.chunk_mask)
+        present = torch.as_tensor(np.flatnonzero(mask), device=self.learner.device)
+        rows = chunks.pick(present)
+        order = rows.lengths.argsort(descending=True) if self.sort else torch.arange(len(present))
+        parts = order.to(present.device).split(SORTED_ROWS if self.sort else AT_ONCE)
+        found = torch.cat([pair.chunk(_cut(rows.pick(some))) for some in parts])
+        found = found[torch.cat(parts).argsort()]
+        every = found.new_zeros(mask.size, found.shape[1])
+        every[present] = found
+        return every.unflatten(0, mask.shape)
+
+    def _play(
+        self,
+        episodes: EpisodeBatch,
+        online: torch.Tensor,
+        target: torch.Tensor | None,
+        forced: torch.Tensor | None,
+        *,
+        greedy: bool,
+    ) -> _Played:
+        learner, rollout = self.learner, self.settings.rollout
+        available = episodes.chunk_mask.clone()
+        shape = len(available), rollout.max_steps
+        actions = torch.zeros(shape, dtype=torch.long, device=learner.device)
+        valid, done = torch.zeros_like(actions).bool(), torch.ones_like(actions).bool()
+        values = torch.zeros(shape, device=learner.device)
+        states, every_live = [], []
+        ended = ~available.any(1)
+        for t in range(rollout.max_steps):
+            live = (~ended).nonzero()[:, 0]
+            every_live.append(live)
+            if not len(live):
+                continue
+            rows = self._state_rows(episodes, actions[live, :t], live)
+            embeddings = learner.online.state(rows)
+            states.append(embeddings)
+            with torch.no_grad():
+                free = available[live]
+                placed = self._placed(online[live], actions[live, :t], free)
+                q = twin_q(embeddings, placed).sum(-1)
+                q = torch.where(free, q, MASKED)
+                if forced is not None:
+                    action = forced[live, t]
+                elif greedy:
+                    action = q.argmax(1)
+                else:
+                    alpha, k = learner.alpha, rollout.top_k_actions
+                    action = draw(q, free, alpha, k, learner.uniform)
+                if target is not None and t > 0:  # nothing bootstraps from the first state
+                    twin = twin_q(learner.target.state(rows), target[live])
+                    values[live, t] = soft_value(twin, free, learner.alpha, rollout.top_k_actions)
+            available[live, action] = False
+            actions[live, t], valid[live, t] = action, True
+            ended = ended | ~available.any(1)
+            if not rollout.never_terminate:
+                ended = ended | ~(episodes.support & available).any(1)
+            done[:, t] = ended | (t + 1 == rollout.max_steps)
+        return _Played(actions, valid, done, values, states, every_live)
+
+    def _placed(
+        self, chunks: torch.Tensor, taken: torch.Tensor, free: torch.Tensor
+    ) -> torch.Tensor:
+        """Chunks `[N, C, 2D]` rotated by their positions, which may depend on those taken."""
+        kind = self.settings.rollout.positions
+        if kind == "none":
+            return chunks
+        rows = []
+        for own, before, left in zip(chunks, taken.tolist(), free, strict=True):
+            count = int(left.sum()) + len(before)  # a document's chunks come first
+            where = torch.zeros(len(own))
+            where[:count] = places(kind, before, count).float()
+            rows.append(rotate(own, where.to(own.device)))
+        return torch.stack(rows)
+
+    def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
+        """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""
+        rollout, encoder = self.settings.rollout, self.settings.encoder
+        if rollout.sort_by_index:
+            taken = taken.sort(1).values
+        kept = min(rollout.max_chunk_tokens_in_state, episodes.chunks.shape[2])
+        parts, lengths = [episodes.question[live]], [episodes.question_length[live]]
+        for index in taken.unbind(1):
+            parts.append(episodes.chunks[live, index, :kept])
+            lengths.append(episodes.chunk_lengths[live, index].clamp(max=kept))
+        return _cut(_join(parts, lengths, encoder.state_opening, encoder))
+
+
+def _join(
+    parts: list[torch.Tensor],
+    lengths: list[torch.Tensor],
+    opening: tuple[int, ...],
+    encoder: TextEncoder,
+) -> Rows:
+    """`opening part [SEP] part [SEP] …` of parts `[N, P]` with their lengths `[N]`."""
+    width = len(opening) + sum(part.shape[1] + 1 for part in parts)
+    # One extra column takes the tokens beyond a part's end.
+    tokens = parts[0].new_full((len(parts[0]), width + 1), encoder.pad_id)
+    tokens[:, : len(opening)] = tokens.new_tensor(opening)
+    start = torch.full_like(lengths[0], len(opening))
+    for part, length in zip(parts, lengths, strict=True):
+        column = torch.arange(part.shape[1] + 1, device=part.device)
+        place = torch.where(column <= length[:, None], start[:, None] + column, width)
+        text = torch.where(column == length[:, None], encoder.sep_id, pad(part, (0, 1)))
+        tokens.scatter_(1, place, text)
+        start = start + length + 1
+    return Rows(tokens[:, :width], start)
+
+
+def _cut(rows: Rows) -> Rows:
+    """The rows without the columns that no row reaches."""
+    return Rows(rows.tokens[:, : int(rows.lengths.max())], rows.lengths)
