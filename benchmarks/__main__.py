@@ -10,12 +10,12 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = (
-    *("encoders", "estimate", "faults", "gpu", "harr", "inputs", "learn", "leret", "long"),
+    *("encoders", "estimate", "faults", "gpu", "harr", "inputs", "learn", "leret", "long", "quality"),
     *("memory", "newcomer", "published", "retrieval", "rewrite", "rlvr", "scaling"),
     *("sidecar", "speed", "tokens", "verifiers", "which"),
 )
 IN_PARTS = (
-    *("faults", "gpu", "gpu --run", "harr", "learn", "leret", "long", "newcomer", "retrieval"),
+    *("faults", "gpu", "gpu --run", "harr", "learn", "leret", "long", "newcomer", "quality", "retrieval"),
     *("rewrite", "rlvr", "scaling", "tokens", "verifiers", "which"),
 )
 
