@@ -382,7 +382,7 @@ def _rows(where: str) -> tuple[Part, ...]:
             # One step at a rate that changes nothing, so the run has the weights it began with.
             fields=("data.path={choosing}", "train.steps=1", "optimizer.learning_rate=1e-30"),
             flags=("--checkpoint=last",),
-            ways={MAIN: ""},
+            ways={UNTRAINED: ""},
             seeds=SEEDS[:1],
         ),
     ]
@@ -394,7 +394,7 @@ def _rows(where: str) -> tuple[Part, ...]:
             fields=("data.path={choosing}", f"stages={stages}"),
             ways={MAIN: ""},
             compared=(
-                f"{where}/q_rag/untrained:{MAIN}",
+                f"{where}/q_rag/untrained:{UNTRAINED}",
                 *simple,
                 f"{where}/multi_step_peer:{MAIN}",
                 *(f"{where}/q_rag/pqn:{MAIN}",) * (stages != "pqn"),

@@ -92,7 +92,7 @@ def multi_step_peer(given: Setting, minutes: float, seed: int = 0) -> Lists:
     optimizer, end = torch.optim.AdamW(model.parameters(), lr=5e-5), time.monotonic() + 60 * minutes
     model.train()
     for start in range(0, len(pairs), 16):
-        if time.monotonic() > end:
+        if time.monotonic() >= end:
             break
         columns = zip(*pairs[start : start + 16], strict=True)
         loss([model.preprocess(list(column)) for column in columns], torch.empty(0)).backward()

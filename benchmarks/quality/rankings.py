@@ -214,7 +214,8 @@ def _q_rag(place: Place) -> Ways:
     more = place.search(index, "more", *every, f"--per_step={-(-MOST // steps)}")
     one, other = lists_of(taken)[0], lists_of(more)[0]
     found = {name: tuple(dict.fromkeys((*one[name], *other[name])))[:MOST] for name in one}
-    return place.ways(**{MAIN: found, f"{MAIN}, {FUSED}": fused(found, place.by_words())})
+    main = place.part.main
+    return place.ways(**{main: found, f"{main}, {FUSED}": fused(found, place.by_words())})
 
 
 def _agent(place: Place) -> Ways:
