@@ -10,14 +10,10 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = (
-    *("encoders", "estimate", "faults", "gpu", "harr", "inputs", "learn", "leret", "long", "quality"),
-    *("memory", "newcomer", "published", "retrieval", "rewrite", "rlvr", "scaling"),
-    *("sidecar", "speed", "tokens", "verifiers", "which"),
+    *("encoders", "estimate", "faults", "gpu", "inputs", "memory", "published", "quality"),
+    *("retrieval", "scaling", "sidecar", "speed", "tokens", "verifiers"),
 )
-IN_PARTS = (
-    *("faults", "gpu", "gpu --run", "harr", "learn", "leret", "long", "newcomer", "quality", "retrieval"),
-    *("rewrite", "rlvr", "scaling", "tokens", "verifiers", "which"),
-)
+IN_PARTS = ("faults", "gpu", "gpu --run", "quality", "retrieval", "scaling", "tokens", "verifiers")
 
 
 def main() -> int:
@@ -31,9 +27,9 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites faults, harr, learn, leret, long, newcomer, retrieval, rewrite, "
-        "rlvr, scaling, tokens, verifiers, which and of gpu --run, with commas between; results "
-        "are kept, so parts can be run one by one and the whole suite at last; of the suite gpu, "
+        help="parts of the suites faults, quality, retrieval, scaling, tokens, verifiers and of "
+        "gpu --run, with commas between; results are kept, so parts can be run one by one and the "
+        "whole suite at last; of the suite gpu, "
         "rows in whose names (h100/MiniLM/full/1x8x1/update) one of these regular expressions is "
         "found",
     )

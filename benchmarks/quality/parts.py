@@ -297,11 +297,10 @@ LERET = (
 )
 
 REWRITTEN = {
-    MAIN: "last-[0-9]*[0-9].jsonl",
+    MAIN: "last-????.jsonl",
     "after the script": "script-*.jsonl",
     "the queries as they are": "original.jsonl",
     "without function words": "content_words.jsonl",
-    "expansion by feedback": "expansion.jsonl",
 }
 COLLECTIONS = (
     "queries.train={data}/ir/scifact,train",
