@@ -1,11 +1,11 @@
-"""Measures what trainings reach: every system on its own data, and all of them side by side.
+"""Measures what trainings reach: each system on its data, and all of them side by side.
 
     python -m benchmarks --suite quality --only=hotpotqa/pqn-42      # one training
     python -m benchmarks --suite quality --only=2wiki/bm25,2wiki/q_rag/pqn
     python -m benchmarks --suite quality --quick                     # under 50 seconds
 
 A part is one training with a seed, or one ranking of a common test; `parts` lists them. Parts train
-and score by the user's own commands, with the data of the folder QRAG_DATA (default
+and score by the user's commands, with the data of the folder QRAG_DATA (default
 ../shared/data). Runs and results are kept by version of the code (`runner`), so an interrupted
 suite resumes; a call without `--only` runs all parts but those of hours, which run if they are
 named. Figures are means over trainings and questions with 95 % bootstrap intervals over both, and

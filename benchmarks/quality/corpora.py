@@ -84,12 +84,12 @@ def write_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
 
 def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
     """The same files in the neutral schema: `own_train`, `own_half0` and `own_half1`."""
-    made = {}
+    neutral = {}
     for name, path in write_halves(source, folder, out).items():
-        made[f"own_{name}"] = out / "own" / path.name
-        words = (f"--source={source}", f"--path={path}", f"--out={made[f'own_{name}']}")
+        neutral[f"own_{name}"] = out / "own" / path.name
+        words = (f"--source={source}", f"--path={path}", f"--out={neutral[f'own_{name}']}")
         once(out / f"own-{name}.done", command, "qrag_jax.convert_data", *words)
-    return made
+    return neutral
 
 
 def _split(source: str, folder: Path, split: str) -> Iterable[Record]:
@@ -117,14 +117,14 @@ class Asked(NamedTuple):
     """One question.
 
     gold: names of its gold passages in the corpus, each once, in the data's order.
-    own: names of its own passages, which are there for training questions and those for choices.
+    context: names of the passages that come with training questions and those for choices.
     """
 
     id: str
     text: str
     answers: tuple[str, ...]
     gold: tuple[str, ...]
-    own: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +164,13 @@ class Setting:
             if asked.id in unknown:
                 continue
             names, looked_for = lists.get(asked.id, ()), worded(asked.answers)
-            own = scores[asked.id] = {AP: precision[asked.id]}
+            row = scores[asked.id] = {AP: precision[asked.id]}
             for k in COUNTS:
                 share = len({*asked.gold} & {*names[:k]}) / len(asked.gold)
-                own |= {f"all@{k}": float(share == 1.0), f"recall@{k}": share}
+                row |= {f"all@{k}": float(share == 1.0), f"recall@{k}": share}
                 if looked_for:
                     stands = any(has_answer(texts[name], looked_for) for name in names[:k])
-                    own[f"answer@{k}"] = float(stands)
+                    row[f"answer@{k}"] = float(stands)
         return scores
 
 
@@ -186,10 +186,10 @@ def setting(name: str, data: Path, folder: Path) -> Setting:
     kept = json.loads((folder / _FINISHED).read_text(encoding="utf-8"))
     questions = {
         part: [
-            Asked(a["id"], a["text"], *(tuple(a[x]) for x in ("answers", "gold", "own")))
-            for a in own
+            Asked(a["id"], a["text"], *(tuple(a[x]) for x in ("answers", "gold", "context")))
+            for a in asked
         ]
-        for part, own in kept["questions"].items()
+        for part, asked in kept["questions"].items()
     }
     records = read_lines(folder / "corpus.jsonl")
     corpus = [Passage(record["_id"], record["title"], record["text"]) for record in records]
@@ -200,7 +200,7 @@ def _write(
     folder: Path,
     source: ModuleType,
     corpus: Sequence[Passage],
-    given: Mapping[str, Sequence[Record]],
+    records: Mapping[str, Sequence[Record]],
 ) -> None:
     names: dict[str, str] = {}
     for passage in corpus:  # one that is written in two ways is one passage
@@ -208,9 +208,9 @@ def _write(
     parts: dict[str, list[tuple[Record, Asked]]] = {}
     ids, texts, left_out = set[str](), set[str](), 0
     for part in reversed(PARTS):
-        found = [(record, _asked(source.parse(record), names)) for record in given[part]]
-        parts[part] = [(r, a) for r, a in found if a is not None and a.text not in texts]
-        left_out += len(found) - len(parts[part])
+        parsed = [(record, _asked(source.parse(record), names)) for record in records[part]]
+        parts[part] = [(r, a) for r, a in parsed if a is not None and a.text not in texts]
+        left_out += len(parsed) - len(parts[part])
         for _, asked in parts[part]:
             if asked.id in ids:
                 raise InputError(f"two questions have the id {asked.id!r}; give other data.")
@@ -236,13 +236,13 @@ def _write(
 
 def _asked(sample: Any, names: Mapping[str, str]) -> Asked | None:
     """None: the corpus lacks a gold passage."""
-    found = [names.get(letters(chunk)) for chunk in sample.chunks]
-    gold = dict.fromkeys(found[place] for place in sample.support)
+    context = [names.get(letters(chunk)) for chunk in sample.chunks]
+    gold = dict.fromkeys(context[place] for place in sample.support)
     if not gold or None in gold:
         return None
-    own = dict.fromkeys(name for name in found if name is not None)
-    known = tuple(name for name in gold if name is not None)
-    return Asked(sample.id, sample.question, sample.answers, known, tuple(own))
+    known = tuple(dict.fromkeys(name for name in context if name is not None))
+    needed = tuple(name for name in gold if name is not None)
+    return Asked(sample.id, sample.question, sample.answers, needed, known)
 
 
 def _two_wiki(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[Record]]]:
@@ -252,8 +252,8 @@ def _two_wiki(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[R
     ]
     by_name = {passage.name: passage for passage in corpus}
     test = [_with_gold(record, by_name) for record in _records(source / "open_dev.jsonl.gz")]
-    given = {part: _records(source / f"{part}.jsonl.gz") for part in (TRAIN, CHOICE)}
-    return two_wiki, corpus, given | {TEST: test}
+    parts = {part: _records(source / f"{part}.jsonl.gz") for part in (TRAIN, CHOICE)}
+    return two_wiki, corpus, parts | {TEST: test}
 
 
 def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
@@ -263,8 +263,8 @@ def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
     lacks is there by its title alone, so that it is missed.
     """
     pages = titled_context.parse_open(record).gold
-    found = [corpus.get(page.id, Passage("", page.title, "")) for page in pages]
-    context = {each.title: [each.title, [each.text]] for each in found}
+    gold = [corpus.get(page.id, Passage("", page.title, "")) for page in pages]
+    context = {passage.title: [passage.title, [passage.text]] for passage in gold}
     facts = [[title, 0] for title in context]
     return record | {"supporting_facts": facts, "context": [*context.values()]}
 
@@ -282,12 +282,12 @@ def _hotpotqa(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[R
             passage = Passage("", title, "".join(sentences).strip())
             pooled.setdefault(letters(passage.whole), passage)
     corpus = [p._replace(name=f"hotpotqa-{n}") for n, p in enumerate(pooled.values())]
-    given = {
+    parts = {
         TRAIN: [record for place, record in enumerate(train) if place not in held],
         CHOICE: [train[place] for place in sorted(held)],
         TEST: test,
     }
-    return hotpotqa, corpus, given
+    return hotpotqa, corpus, parts
 
 
 def _records(path: Path) -> list[Record]:
@@ -311,8 +311,8 @@ def write_invented(data: Path, *counts: int, passages: int = 6) -> None:
     )
     names: dict[tuple[str, str], str] = {}
     for question in (*train, *dev, *test):
-        for each in question.passages:
-            names.setdefault((each.title, each.text), f"{len(names)}")
+        for passage in question.passages:
+            names.setdefault((passage.title, passage.text), f"{len(names)}")
     corpus = ({"_id": n, "title": title, "text": text} for (title, text), n in names.items())
     files: dict[str, Iterable[Record]] = {"open_corpus": corpus}
     files |= {"train": map(_record, train), "dev": map(_record, dev)}
@@ -324,7 +324,7 @@ def write_invented(data: Path, *counts: int, passages: int = 6) -> None:
 
 
 def _record(question: BridgeQuestion) -> Record:
-    paragraphs = [(each.title, [each.text]) for each in question.passages]
+    paragraphs = [(passage.title, [passage.text]) for passage in question.passages]
     return two_wiki.to_record(
         question.id, question.question, question.answer, paragraphs, sorted(question.chain)
     )
@@ -334,6 +334,6 @@ def _open(question: BridgeQuestion, names: Mapping[tuple[str, str], str]) -> Rec
     """As `open_dev` has it: gold passages by their ids, and no context."""
     record = _record(question)
     del record["context"]
-    by_title = {each.title: names[each.title, each.text] for each in question.supporting}
+    by_title = {gold.title: names[gold.title, gold.text] for gold in question.supporting}
     titles = [title for title, _ in record["supporting_facts"]]
     return record | {"gold_doc_ids": [by_title[title] for title in titles]}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.quality.logs import Scores
-from benchmarks.quality.parts import MAIN, Part
+from benchmarks.quality.parts import Part
 from benchmarks.report import Case
 from qrag_jax.metrics.bootstrap import crossed_interval
 
@@ -69,10 +69,10 @@ def cases(parts: Sequence[Part], results: Results) -> Iterator[Case]:
     """
     by_name = {part.name: part for part in parts}
     for part in parts:
-        if found := part_results(part, results):
-            yield from _means(part, found)
-            yield from _gains(part, found, by_name, results)
-            yield from _minutes(part, found)
+        if finished := part_results(part, results):
+            yield from _means(part, finished)
+            yield from _gains(part, finished, by_name, results)
+            yield from _minutes(part, finished)
 
 
 def part_results(part: Part, results: Results) -> dict[str, Mapping[str, Any]]:
@@ -80,41 +80,42 @@ def part_results(part: Part, results: Results) -> dict[str, Mapping[str, Any]]:
     return {name: results[name] for name in part.runs if name in results}
 
 
-def _means(part: Part, found: Results) -> Iterator[Case]:
-    for way in _ways(found):
-        runs = _scores(found, way)
+def _means(part: Part, finished: Results) -> Iterator[Case]:
+    for way in _ways(finished):
+        runs = _scores(finished, way)
         for score in part.scores:
-            if (made := interval(runs, score)) is None:
+            if (mean := interval(runs, score)) is None:
                 continue
-            each = " ".join(f"{one.mean:.3f}" for run in runs if (one := interval([run], score)))
+            by_seed = " ".join(f"{one.mean:.3f}" for run in runs if (one := interval([run], score)))
             details: dict[str, float | str] = {
-                **_bounds(made),
+                **_bounds(mean),
                 "trainings": float(len(runs)),
-                "each training": each,
-                "measured": "; ".join(sorted({_measured(each) for each in found.values()})),
+                "each training": by_seed,
+                "measured": "; ".join(sorted({_measured(each) for each in finished.values()})),
             }
-            if about := "; ".join(dict.fromkeys(r["about"] for r in found.values() if r["about"])):
-                details["about"] = about
+            about = dict.fromkeys(r["about"] for r in finished.values() if r["about"])
+            if about:
+                details["about"] = "; ".join(about)
             is_main = way == part.main and score == part.scores[0]
             peer = part.published if is_main else None
             yield Case(
                 f"{part.name}: {score}, {way}",
-                made.mean,
+                mean.mean,
                 "share",
                 peer=peer,
-                ratio=made.mean / peer if peer else None,
+                ratio=mean.mean / peer if peer else None,
                 details=details,
             )
 
 
 def _gains(
-    part: Part, found: Results, by_name: Mapping[str, Part], results: Results
+    part: Part, finished: Results, by_name: Mapping[str, Part], results: Results
 ) -> Iterator[Case]:
     """The part's main way less each baseline; a target is asked of the first score and baseline."""
     for place, baseline in enumerate(part.compared):
         other, _, way = baseline.rpartition(":")
-        its = part_results(by_name[other], results) if other else found
-        runs, others = _matched(_runs(found, part.main), _runs(its, way))
+        its = part_results(by_name[other], results) if other else finished
+        runs, others = _matched(_runs(finished, part.main), _runs(its, way))
         for score in part.scores:
             gain = paired(runs, others, score)
             if gain is None:
@@ -133,8 +134,8 @@ def _gains(
             )
 
 
-def _minutes(part: Part, found: Results) -> Iterator[Case]:
-    minutes = [each["minutes"] for each in found.values() if each["minutes"] is not None]
+def _minutes(part: Part, finished: Results) -> Iterator[Case]:
+    minutes = [each["minutes"] for each in finished.values() if each["minutes"] is not None]
     if minutes:
         most = part.minutes
         yield Case(
@@ -147,17 +148,17 @@ def _minutes(part: Part, found: Results) -> Iterator[Case]:
         )
 
 
-def _ways(found: Results) -> list[str]:
-    return list(dict.fromkeys(way for result in found.values() for way in result["ways"]))
+def _ways(finished: Results) -> list[str]:
+    return list(dict.fromkeys(way for result in finished.values() for way in result["ways"]))
 
 
-def _runs(found: Results, way: str) -> list[tuple[int, Scores]]:
+def _runs(finished: Results, way: str) -> list[tuple[int, Scores]]:
     """The seed and the scores of each training."""
-    return [(r["seed"], r["ways"][way]) for r in found.values() if way in r["ways"]]
+    return [(r["seed"], r["ways"][way]) for r in finished.values() if way in r["ways"]]
 
 
-def _scores(found: Results, way: str) -> list[Scores]:
-    return [scores for _, scores in _runs(found, way)]
+def _scores(finished: Results, way: str) -> list[Scores]:
+    return [scores for _, scores in _runs(finished, way)]
 
 
 def _matched(
@@ -174,22 +175,21 @@ def _measured(result: Mapping[str, Any]) -> str:
     return f"{result['date']}, {result['machine']}"
 
 
-def _bounds(made: Interval) -> dict[str, float | str]:
-    return {"low": made.low, "high": made.high, "questions": float(made.questions)}
+def _bounds(mean: Interval) -> dict[str, float | str]:
+    return {"low": mean.low, "high": mean.high, "questions": float(mean.questions)}
 
 
 def table(parts: Sequence[Part], results: Results) -> list[list[str]]:
     """Lines for reading: part, way, and its scores with intervals."""
     lines = []
     for part in parts:
-        found = part_results(part, results)
-        for way in _ways(found):
-            runs = _scores(found, way)
-            shown = f"**{way}**" if way == part.main and way != MAIN else way
+        finished = part_results(part, results)
+        for way in _ways(finished):
+            runs = _scores(finished, way)
             cells = [
-                f"{score} {made.mean:.3f} [{made.low:.3f}, {made.high:.3f}]"
+                f"{score} {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
                 for score in part.scores
-                if (made := interval(runs, score))
+                if (mean := interval(runs, score))
             ]
-            lines.append([part.name, shown, str(len(runs)), "; ".join(cells)])
+            lines.append([part.name, way, str(len(runs)), "; ".join(cells)])
     return lines

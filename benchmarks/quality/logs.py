@@ -34,10 +34,10 @@ def the_log(folder: Path, pattern: str) -> Path:
     Raises:
         InputError: there is none, or there are several.
     """
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise InputError(f"{folder} has {len(found)} files {pattern}; there must be one.")
-    return found[0]
+    files = sorted(folder.glob(pattern))
+    if len(files) != 1:
+        raise InputError(f"{folder} has {len(files)} files {pattern}; there must be one.")
+    return files[0]
 
 
 def has_failed(row: Row) -> bool:
@@ -54,7 +54,7 @@ def has_failed(row: Row) -> bool:
 def scores_of(log: Path) -> Scores:
     """The scores of each question.
 
-    Rewritten queries (DeepRetrieval) are scored by the judgements that lie beside their log.
+    Rewritten queries (DeepRetrieval) are scored by the judgements in the folder of their log.
     """
     rows = [row for row in read_lines(log) if not has_failed(row)]
     if rows and "original" in rows[0]:
@@ -69,7 +69,7 @@ def _scores(row: Row) -> dict[str, float]:
         return {**row["trajectory"]["parts"], "reward": row["reward"]}
     if "hops" in row:
         hops = enumerate((hop["scores"] for hop in row["hops"]), 1)
-        return {f"hop{n}/{name}": value for n, each in hops for name, value in each.items()}
+        return {f"hop{n}/{name}": value for n, hop in hops for name, value in hop.items()}
     # HARR: the recall is null where the corpus lacks gold passages.
     return {name: row[name] for name in ("em", "f1", "recall") if row[name] is not None}
 
@@ -138,11 +138,11 @@ def by_turns(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 def fused(*lists: Mapping[str, Sequence[str]]) -> Lists:
     """Reciprocal rank fusion (Cormack et al., 2009): by the sums of 1 / (60 + rank)."""
-    made = {}
+    merged = {}
     for question in lists[0]:
         sums: dict[str, float] = {}
-        for each in lists:
-            for rank, name in enumerate(each[question], 1):
+        for ranking in lists:
+            for rank, name in enumerate(ranking[question], 1):
                 sums[name] = sums.get(name, 0.0) + 1 / (_FUSION + rank)
-        made[question] = read_list(sorted(sums, key=lambda name: -sums[name]))
-    return made
+        merged[question] = read_list(sorted(sums, key=lambda name: -sums[name]))
+    return merged

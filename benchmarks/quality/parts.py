@@ -35,7 +35,7 @@ class Part:
         gain: asked of the main score's paired difference to the first baseline; its interval must
             also be above 0.
         minutes: that a training may take.
-        published: a figure from elsewhere to be shown beside the main one.
+        published: a figure from elsewhere to compare the main score with.
         data: data set with halves, or setting.
         of: the part whose training this one scores, too.
         optional: runs only if it is named.
@@ -153,7 +153,7 @@ QUICK_START = Part(
 
 
 def _long(task: str, config: str, fields: tuple[str, ...], lengths: Mapping[int, int]) -> Part:
-    chunks, samples = (",".join(map(str, each)) for each in (lengths, lengths.values()))
+    chunks, samples = (",".join(map(str, n)) for n in (lengths, lengths.values()))
     return Part(
         f"long/{task}",
         "lengths",
@@ -358,10 +358,10 @@ def _rows(where: str) -> tuple[Part, ...]:
     """Rows of one setting: each gives one ordered list of passages for each test question."""
     bm25, fused = f"{where}/bm25:{UNTRAINED}", f"{where}/bm25+minilm:{UNTRAINED}"
     simple = (bm25, fused, f"{where}/contrastive:{MAIN}")
-    found = {MAIN: "best", UNTRAINED: "first"}
+    checkpoints = {MAIN: "best", UNTRAINED: "first"}
 
-    def row(name: str, how: str, **given: object) -> Part:
-        return Part(f"{where}/{name}", how, scores=LISTS, data=where, **given)  # type: ignore[arg-type]
+    def row(name: str, how: str, **fields: object) -> Part:
+        return Part(f"{where}/{name}", how, scores=LISTS, data=where, **fields)  # type: ignore[arg-type]
 
     def search(name: str, how: str = "search", *flags: str) -> Part:
         baselines = (bm25,) if name != "bm25" else ()
@@ -440,7 +440,7 @@ def _rows(where: str) -> tuple[Part, ...]:
             config="configs/leret.py:smol",
             fields=(*named, "search.index={index}", "eval.part=all"),
             flags=(f"--questions={asked}", "--config.search.index={index}"),
-            ways=found,
+            ways=checkpoints,
             compared=(UNTRAINED, bm25),
         ),
         row(
@@ -448,7 +448,7 @@ def _rows(where: str) -> tuple[Part, ...]:
             "predict",
             config="configs/deepretrieval.py:smol",
             fields=rewriting,
-            ways=found,
+            ways=checkpoints,
             compared=(UNTRAINED, bm25),
         ),
         row(
@@ -456,7 +456,7 @@ def _rows(where: str) -> tuple[Part, ...]:
             "predict",
             config="configs/deepretrieval.py:ir",
             fields=rewriting,
-            ways=found,
+            ways=checkpoints,
             compared=(UNTRAINED, bm25),
             optional=where != TWO_WIKI,
         ),

@@ -48,7 +48,7 @@ GRID = Grid()
 
 
 class Pair(NamedTuple):
-    """A question, a gold passage of it, and one of its own that is none; names of passages."""
+    """A question, a gold passage, and one of its context that is not gold; names of passages."""
 
     question: str
     gold: str
@@ -70,7 +70,7 @@ def _minilm() -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-def multi_step_peer(given: Setting, minutes: float, seed: int = 0) -> Lists:
+def multi_step_peer(setting: Setting, minutes: float, seed: int = 0) -> Lists:
     """One MiniLM learns from "question + gold passages so far" → next gold passage, then searches.
 
     Batches of 16 at a rate of 5e-5, one pass or so many minutes; then four greedy steps, each of
@@ -80,7 +80,7 @@ def multi_step_peer(given: Setting, minutes: float, seed: int = 0) -> Lists:
     import torch
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    texts, questions = {p.name: p.whole for p in given.corpus}, given.questions[TRAIN]
+    texts, questions = {p.name: p.whole for p in setting.corpus}, setting.questions[TRAIN]
     pairs = [
         (" ".join([q.text, *(texts[name] for name in q.gold[:step])]), texts[q.gold[step]])
         for q in questions
@@ -99,31 +99,34 @@ def multi_step_peer(given: Setting, minutes: float, seed: int = 0) -> Lists:
         optimizer.step()
         optimizer.zero_grad()
     names, vectors = [*texts], model.eval().encode([*texts.values()], normalize_embeddings=True)
-    states, found = [asked.text for asked in given.test], [list[list[str]]() for _ in given.test]
+    states, steps = (
+        [asked.text for asked in setting.test],
+        [list[list[str]]() for _ in setting.test],
+    )
     for _ in range(4):
         scores = model.encode(states, normalize_embeddings=True) @ vectors.T
         for place, row in enumerate(np.argsort(-scores, kind="stable")):
-            taken = {step[0] for step in found[place]}
+            taken = {step[0] for step in steps[place]}
             best = [name for n in row[: MOST + 4] if (name := names[n]) not in taken][:MOST]
-            found[place].append(best)
+            steps[place].append(best)
             states[place] += f" {texts[best[0]]}"
-    return {asked.id: by_turns(steps) for asked, steps in zip(given.test, found, strict=True)}
+    return {asked.id: by_turns(found) for asked, found in zip(setting.test, steps, strict=True)}
 
 
 # ---------------------------------------------------------------- contrastive
 
 
-def contrastive(given: Setting, out: Path, seed: int, grid: Grid = GRID) -> tuple[float, int]:
+def contrastive(setting: Setting, out: Path, seed: int, grid: Grid = GRID) -> tuple[float, int]:
     """Trains by each learning rate and keeps the best model in `out`.
 
     Returns:
         its rate and number of steps.
     """
-    texts = {passage.name: passage.whole for passage in given.corpus}
+    texts = {passage.name: passage.whole for passage in setting.corpus}
     best, kept = -1.0, (0.0, 0)
     for rate in grid.rates:
-        for model, steps in _trained(given, texts, (seed, rate), grid):
-            recall = _choice_recall(model, given.questions[CHOICE], texts, grid.cut)
+        for model, steps in _trained(setting, texts, (seed, rate), grid):
+            recall = _choice_recall(model, setting.questions[CHOICE], texts, grid.cut)
             print(f"contrastive, seed {seed}: {rate:g}, {steps} steps: {recall:.3f}", flush=True)
             if recall > best:
                 best, kept = recall, (rate, steps)
@@ -133,7 +136,7 @@ def contrastive(given: Setting, out: Path, seed: int, grid: Grid = GRID) -> tupl
 
 
 def _trained(
-    given: Setting, texts: Mapping[str, str], how: tuple[int, float], grid: Grid
+    setting: Setting, texts: Mapping[str, str], how: tuple[int, float], grid: Grid
 ) -> Iterator[tuple[Any, int]]:
     """The model after each number of steps that is tried, and this number."""
     model = _minilm()
@@ -141,17 +144,17 @@ def _trained(
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     (seed, rate), last = how, max(grid.steps)
-    asked = {each.id: each.text for each in given.questions[TRAIN]}
+    texts_of = {asked.id: asked.text for asked in setting.questions[TRAIN]}
     torch.manual_seed(seed)
     loss = MultipleNegativesRankingLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / last, 0.0))
-    plan = _endless(given.questions[TRAIN], grid.batch, np.random.default_rng(seed))
+    plan = _endless(setting.questions[TRAIN], grid.batch, np.random.default_rng(seed))
     for step, batch in enumerate(itertools.islice(plan, last), 1):
         model.train()
         model.max_seq_length = _TRAINED_TOKENS
         columns = (
-            [asked[pair.question] for pair in batch],
+            [texts_of[pair.question] for pair in batch],
             [texts[pair.gold] for pair in batch],
             [texts[pair.negative] for pair in batch],
         )
@@ -169,22 +172,22 @@ def _endless(
     questions: Sequence[Asked], size: int, rng: np.random.Generator
 ) -> Iterator[list[Pair]]:
     """The batches of one epoch after the other; none if there are no pairs."""
-    while made := batches(questions, size, rng):
-        yield from made
+    while epoch := batches(questions, size, rng):
+        yield from epoch
 
 
 def batches(questions: Sequence[Asked], size: int, rng: np.random.Generator) -> list[list[Pair]]:
     """The pairs of an epoch in batches, in which no passage is a negative by mistake.
 
     A batch has a question once at most, and no passage that is gold for another of its questions.
-    Each pair has a negative of the question's own passages; questions without one are left out.
+    Each pair has a negative of the question's context; questions without one are left out.
     """
     gold = {asked.id: frozenset(asked.gold) for asked in questions}
     pairs = []
     for asked in questions:
-        if others := [name for name in asked.own if name not in asked.gold]:
+        if others := [name for name in asked.context if name not in asked.gold]:
             pairs += [Pair(asked.id, g, others[rng.integers(len(others))]) for g in asked.gold]
-    made, unfilled = list[list[Pair]](), list[list[Pair]]()
+    full, unfilled = list[list[Pair]](), list[list[Pair]]()
     for place in rng.permutation(len(pairs)):
         pair = pairs[place]
         fitting = next((batch for batch in unfilled if _fits(pair, batch, gold)), None)
@@ -194,16 +197,16 @@ def batches(questions: Sequence[Asked], size: int, rng: np.random.Generator) -> 
         fitting.append(pair)
         if len(fitting) == size:
             unfilled.remove(fitting)
-            made.append(fitting)
-    # A batch of one pair has no other negatives than its own.
-    return made + [batch for batch in unfilled if len(batch) > 1]
+            full.append(fitting)
+    # A batch of one pair has a single negative.
+    return full + [batch for batch in unfilled if len(batch) > 1]
 
 
 def _fits(pair: Pair, batch: Sequence[Pair], gold: Mapping[str, frozenset[str]]) -> bool:
     """Whether no passage of the batch is gold for another one's question."""
-    own = gold[pair.question]
+    needed = gold[pair.question]
     return not any(
-        {other.gold, other.negative} & own or {pair.gold, pair.negative} & gold[other.question]
+        {other.gold, other.negative} & needed or {pair.gold, pair.negative} & gold[other.question]
         for other in batch
     )
 
@@ -211,14 +214,14 @@ def _fits(pair: Pair, batch: Sequence[Pair], gold: Mapping[str, frozenset[str]])
 def _choice_recall(
     model: Any, questions: Sequence[Asked], texts: Mapping[str, str], cut: int
 ) -> float:
-    """Mean share of the gold passages among the first found, of the own ones of all questions."""
+    """Mean share of the gold passages among the first, of the contexts of all questions."""
     model.eval()
-    names = list(dict.fromkeys(itertools.chain.from_iterable(each.own for each in questions)))
+    names = list(dict.fromkeys(itertools.chain.from_iterable(asked.context for asked in questions)))
     passages = model.encode([texts[name] for name in names], normalize_embeddings=True)
-    queries = model.encode([each.text for each in questions], normalize_embeddings=True)
+    queries = model.encode([asked.text for asked in questions], normalize_embeddings=True)
     best = np.argsort(-(queries @ passages.T), axis=1, kind="stable")[:, :cut]
-    found = [
-        len({names[place] for place in row} & {*each.gold}) / len(each.gold)
-        for row, each in zip(best, questions, strict=True)
+    shares = [
+        len({names[place] for place in row} & {*asked.gold}) / len(asked.gold)
+        for row, asked in zip(best, questions, strict=True)
     ]
-    return float(np.mean(found))
+    return float(np.mean(shares))

@@ -62,19 +62,19 @@ class Place:
     @cached_property
     def values(self) -> dict[str, Path]:
         """What the placeholders of fields and flags stand for."""
-        data, made = self.part.data, {"data": self.data}
+        data, paths = self.part.data, {"data": self.data}
         if data in SETTINGS:
             folder = self.setting.folder
-            made |= {"beir": folder, "corpus": folder / "corpus.jsonl"}
-            made |= {name: folder / name for name in ("choosing", "testing")}
-            made["index"] = folder / "index"
+            paths |= {"beir": folder, "corpus": folder / "corpus.jsonl"}
+            paths |= {name: folder / name for name in ("choosing", "testing")}
+            paths["index"] = folder / "index"
         elif data:
             folder, out = corpora.folder_of(self.data, data), self.runs / "halves"
-            made |= corpora.write_halves(data, folder, out)
+            paths |= corpora.write_halves(data, folder, out)
             if any("{own_" in field for field in self.part.fields):
-                made |= corpora.own_halves(data, folder, out)
-        made["imitated"] = self.workdir.with_name(f"{self.workdir.name}-imitated") / "model"
-        return made
+                paths |= corpora.own_halves(data, folder, out)
+        paths["imitated"] = self.workdir.with_name(f"{self.workdir.name}-imitated") / "model"
+        return paths
 
     def filled(self, words: Sequence[str]) -> list[str]:
         """Fields or flags with their placeholders filled."""
@@ -120,7 +120,7 @@ class Place:
 
     def ways(self, **lists: Lists) -> dict[str, Any]:
         """The scores of each way's lists."""
-        return {way: self.setting.scores(each) for way, each in lists.items()}
+        return {way: self.setting.scores(ranked) for way, ranked in lists.items()}
 
 
 Ways = Mapping[str, Any]
@@ -142,13 +142,13 @@ def _search(place: Place) -> Ways:
     """Searches the setting's index once."""
     flags = place.part.flags
     index = place.index(*(["exact"] if flags else []), *(["bm25"] if flags != MINILM else []))
-    found = place.search(index, "found", *flags, f"--k={MOST}")
-    return place.ways(**{place.part.main: lists_of(found)[0]})
+    hits = place.search(index, "hits", *flags, f"--k={MOST}")
+    return place.ways(**{place.part.main: lists_of(hits)[0]})
 
 
 def _search_twice(place: Place) -> Ways:
-    found = _twice(place, place.index("bm25"), *place.part.flags)
-    return place.ways(**{place.part.main: found})
+    lists = _twice(place, place.index("bm25"), *place.part.flags)
+    return place.ways(**{place.part.main: lists})
 
 
 def _twice(place: Place, index: Path, *flags: str) -> Lists:
@@ -178,9 +178,9 @@ def _contrastive(place: Place) -> Ways:
     index = place.workdir / "index"
     words = (f"--corpus={place.values['corpus']}", f"--index={index}", *encoder)
     once(place.workdir / "index.done", command, "qrag_jax.index", *words)
-    found = lists_of(place.search(index, "found", *encoder, f"--k={MOST}"))[0]
+    single = lists_of(place.search(index, "hits", *encoder, f"--k={MOST}"))[0]
     twice, words_alone = _twice(place, index, *encoder), place.by_words()
-    ways = {MAIN: found, f"{MAIN}, {TWICE}": twice}
+    ways = {MAIN: single, f"{MAIN}, {TWICE}": twice}
     for way, lists in [*ways.items()]:
         ways[f"{way}, {FUSED}"] = fused(lists, words_alone)
     return place.ways(**ways)
@@ -199,8 +199,8 @@ def _multi_step_peer(place: Place) -> Ways:
 def _q_rag(place: Place) -> Ways:
     """The trained towers search in as many steps as in training.
 
-    First come the passages that the steps took, as the retriever reads them; then what its steps
-    found besides.
+    First come the passages that the steps took, as the retriever reads them; then the others
+    that its steps list.
     """
     index, run = place.workdir / "index", f"--workdir={place.workdir}"
     flags = (run, *place.part.flags)
@@ -213,9 +213,9 @@ def _q_rag(place: Place) -> Ways:
     steps = max(hit["step"] for row in read_lines(taken) for hit in row["hits"])
     more = place.search(index, "more", *every, f"--per_step={-(-MOST // steps)}")
     one, other = lists_of(taken)[0], lists_of(more)[0]
-    found = {name: tuple(dict.fromkeys((*one[name], *other[name])))[:MOST] for name in one}
+    lists = {name: tuple(dict.fromkeys((*one[name], *other[name])))[:MOST] for name in one}
     main = place.part.main
-    return place.ways(**{main: found, f"{main}, {FUSED}": fused(found, place.by_words())})
+    return place.ways(**{main: lists, f"{main}, {FUSED}": fused(lists, place.by_words())})
 
 
 def _agent(place: Place) -> Ways:
@@ -267,6 +267,6 @@ def _about(place: Place) -> str:
     """What was scored, in words."""
     if place.part.data not in SETTINGS:
         return ""
-    given = place.setting
-    sizes = ", ".join(f"{len(questions)} {name}" for name, questions in given.questions.items())
-    return f"{len(given.corpus)} passages; questions: {sizes}; {given.left_out} left out"
+    setting = place.setting
+    sizes = ", ".join(f"{len(questions)} {name}" for name, questions in setting.questions.items())
+    return f"{len(setting.corpus)} passages; questions: {sizes}; {setting.left_out} left out"

@@ -1,4 +1,4 @@
-"""Runs parts by the user's own commands and keeps what they give, so that a suite resumes.
+"""Runs parts by the user's commands and keeps their results, so that a suite resumes.
 
 Trainings lie in runs/benchmarks/quality/TRAINER, where TRAINER is a digest of the package and the
 configs; results in `results-SUITE` inside of it, SUITE being a digest of this folder. So no table
@@ -124,18 +124,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def command(module: str, *words: Any) -> None:
     """Runs a module of the package as a user does and shows its output."""
-    given = [str(word) for word in words]
-    print(f"$ python -m {module} {shlex.join(given)}", flush=True)
+    arguments = [str(word) for word in words]
+    print(f"$ python -m {module} {shlex.join(arguments)}", flush=True)
     # What a command prints is no result of this suite, whose last line is one JSON object.
-    subprocess.run([sys.executable, "-m", module, *given], check=True)  # noqa: S603
+    subprocess.run([sys.executable, "-m", module, *arguments], check=True)  # noqa: S603
 
 
 def once(marker: Path, run: Callable[..., None], *words: Any) -> None:
     """Does something unless the marker says that the same was done before."""
-    given = json.dumps([str(word) for word in words])
-    if not marker.exists() or marker.read_text() != given:
+    arguments = json.dumps([str(word) for word in words])
+    if not marker.exists() or marker.read_text() != arguments:
         run(*words)
-        write_whole(marker, given)
+        write_whole(marker, arguments)
 
 
 def train(workdir: Path, config: str, fields: Iterable[str], seed: int) -> float:

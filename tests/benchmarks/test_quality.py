@@ -81,8 +81,8 @@ def test_a_setting_has_its_gold_passages_and_no_question_twice(invented: Setting
         assert {*asked.gold} <= {*names}
         assert any(asked.answers[0] in names[gold].text for gold in asked.gold)
     for asked in invented.questions["train"]:
-        assert {*asked.gold} < {*asked.own}
-    texts = [asked.text for own in invented.questions.values() for asked in own]
+        assert {*asked.gold} < {*asked.context}
+    texts = [asked.text for asked in itertools.chain(*invented.questions.values())]
     assert len({*texts}) == len(texts)
     (test,) = load_samples("two_wiki", str(invented.folder / "testing" / "dev.jsonl"), "dev")[:1]
     assert [sample.id for sample in test] == [asked.id for asked in invented.test]
@@ -289,8 +289,8 @@ def test_contrastive_batches_have_no_gold_passage_as_a_negative() -> None:
     names = [f"p{n}" for n in range(60)]
     questions = []
     for number in range(40):
-        own = rng.permutation(names)[:6].tolist()
-        questions.append(Asked(f"q{number}", "?", (), tuple(own[:2]), tuple(own)))
+        context = tuple(rng.permutation(names)[:6].tolist())
+        questions.append(Asked(f"q{number}", "?", (), context[:2], context))
     gold = {asked.id: {*asked.gold} for asked in questions}
     made = batches(questions, 8, rng)
     assert sum(map(len, made)) >= 60
