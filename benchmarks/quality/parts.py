@@ -2,7 +2,7 @@
 
 In fields and flags {data} is the folder of all data, {train}, {half0} and {half1} are the records
 of `data` (half 0 of its dev questions chooses a checkpoint, half 1 is reported), {corpus}, {index},
-{choosing}, {testing}, {questions} and {beir} belong to a setting of the side-by-side (`corpora`),
+{choosing}, {testing} and {beir} belong to a setting of the side-by-side (`corpora`),
 {imitated} is the model that the part's `first` training ended with.
 """
 

@@ -130,7 +130,7 @@ def command(module: str, *words: Any) -> None:
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)  # noqa: S603
 
 
-def once(marker: Path, run: Callable[..., None], *words: Any) -> None:
+def once(marker: Path, run: Callable[..., object], *words: Any) -> None:
     """Does something unless the marker says that the same was done before."""
     arguments = json.dumps([str(word) for word in words])
     if not marker.exists() or marker.read_text() != arguments:
