@@ -22,7 +22,7 @@ def test_last_line_is_one_json_object(capsys):
         Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=True, details=details),
         Case("b", 1.0, ""),
     ]
-    assert show("learn", cases) == 0
+    assert show("quality", cases) == 0
     *shown, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
     assert {"suite", "machine", "date", "cases"} == set(result)
@@ -34,8 +34,8 @@ def test_last_line_is_one_json_object(capsys):
 
 
 def test_missed_target_is_not_an_error_but_a_case_that_could_not_run_is(capsys):
-    assert show("learn", [Case("a", 2.0, "s", target="< 1", holds=False)]) == 0
-    assert show("learn", [Case("a", None, "s")]) == 1
+    assert show("quality", [Case("a", 2.0, "s", target="< 1", holds=False)]) == 0
+    assert show("quality", [Case("a", None, "s")]) == 1
     assert "NO" in capsys.readouterr().out
 
 

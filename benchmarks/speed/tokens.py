@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from qrag_jax.learners.pair_losses import PairLoss
 
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
-from qrag_jax.learners.pair_losses import PairLoss
 from qrag_jax.learners.policy_state import first_state
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes

@@ -1,1 +1,0 @@
-"""The parts of the suite which: settings, rows, scores and tables."""
