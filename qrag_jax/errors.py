@@ -37,9 +37,6 @@ def check_least(section: str, settings: object, **least: float) -> None:
         section: the config section that holds the fields, such as "train".
         settings: the object that holds the values.
         least: the lowest value of each field, by name.
-
-    Raises:
-        InputError: a field is too low; the message names it.
     """
     for name, low in least.items():
         value = getattr(settings, name)
@@ -48,11 +45,7 @@ def check_least(section: str, settings: object, **least: float) -> None:
 
 
 def check_share(section: str, settings: object, *names: str) -> None:
-    """Refuses fields of `settings` that are no share, a number from 0 to 1.
-
-    Raises:
-        InputError: a field is none; the message names it.
-    """
+    """Refuses fields of `settings` that are no share, a number from 0 to 1."""
     for name in names:
         value = getattr(settings, name)
         if not 0 <= value <= 1:
@@ -60,11 +53,7 @@ def check_share(section: str, settings: object, *names: str) -> None:
 
 
 def check_known(section: str, settings: object, name: str, known: Iterable[str]) -> None:
-    """Refuses a name that is not one of `known`.
-
-    Raises:
-        InputError: the name is unknown; the message lists the known ones.
-    """
+    """Refuses a name that is not one of `known`."""
     value, known = getattr(settings, name), tuple(known)
     if value not in known:
         raise InputError(f"config.{section}.{name} is {value!r}; use one of {', '.join(known)}.")

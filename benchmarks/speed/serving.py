@@ -226,25 +226,24 @@ def _prompts(round_: int, count: int) -> list[str]:
 
 
 def verifiers_cases(setting: Setting) -> Iterator[Case]:
-    """Stored episodes over both protocols of verifiers beside our own loop: the same rewards."""
-    from tests.environments.verifiers_pythons import PYTHONS
+    """Stored episodes over verifiers beside our own loop: the same rewards."""
+    from tests.environments.verifiers_pythons import PYTHON
     from tests.support.stored_episodes import stored
 
-    if missing := [each for each in PYTHONS.values() if not Path(each).exists()]:
-        print(f"verifiers: no Python at {missing[0]} (make verifiers0 verifiers1), left out")
+    if not Path(PYTHON).exists():
+        print(f"verifiers: no Python at {PYTHON} (make verifiers), left out")
         return
     count = 24 if setting.quick else 200
     played = stored(setting.folder / "verifiers", count)
     own, inside = played["rewards"]["in process"], played["seconds"]["in process"]
-    for way in ("v0", "v1"):
-        other, seconds = played["rewards"][way], played["seconds"][way]
-        yield Case(
-            f"{count} stored episodes over verifiers' {way}, beside our own loop",
-            count / seconds,
-            "episodes/s",
-            peer=count / inside,
-            ratio=inside / seconds,
-            details={"mean reward": float(np.mean(own)), "different rewards": len({*own})},
-        )
-        away = float(np.abs(np.subtract(own, other)).max())
-        yield equal(f"verifiers {way}: difference of the rewards", away, 0.0)
+    other, seconds = played["rewards"]["verifiers"], played["seconds"]["verifiers"]
+    yield Case(
+        f"{count} stored episodes over verifiers, beside our own loop",
+        count / seconds,
+        "episodes/s",
+        peer=count / inside,
+        ratio=inside / seconds,
+        details={"mean reward": float(np.mean(own)), "different rewards": len({*own})},
+    )
+    away = float(np.abs(np.subtract(own, other)).max())
+    yield equal("verifiers: difference of the rewards", away, 0.0)

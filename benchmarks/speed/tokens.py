@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from qrag_jax.learners.pair_losses import PairLoss
 
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
@@ -26,6 +25,7 @@ from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
 from qrag_jax.learners.preference_config import IPO, PreferenceConfig
 from qrag_jax.learners.preference_update import (
     MEMBERS,
+    PairLoss,
     make_preference_update,
     pair_episodes,
     row_log_probs,

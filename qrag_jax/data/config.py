@@ -30,9 +30,6 @@ class NegativesConfig:
     A retriever that is trained on a question's few own passages meets a whole corpus later. Mined
     negatives are the passages of that corpus which a search takes for the right ones, such as in
     ANCE (arXiv 2007.00808) and DPR (arXiv 2004.04906).
-
-    Raises:
-        InputError: a field is too low, or nothing is there to be searched.
     """
 
     index: str = ""  # folder that qrag_jax.index wrote; "": no passages are added
@@ -66,9 +63,6 @@ class DataConfig:
         sources: name → weight in the training mixture.
         babilong: settings of the source "babilong".
         niah: settings of the source "niah".
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
@@ -130,11 +124,7 @@ class DataConfig:
         return dataclasses.replace(self, path=path or self.path)
 
     def shares(self, stores: Mapping[str, Tokens]) -> dict[str, float]:
-        """Each source's share of the training episodes.
-
-        Raises:
-            InputError: there is no weight, or one is not a positive number.
-        """
+        """Each source's share of the training episodes."""
         sizes = {name: len(store) for name, store in stores.items()}
         return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
 
@@ -175,11 +165,7 @@ def data_section(sources: Iterable[str]) -> ConfigDict:
 
 
 def fill_data(given: Mapping[str, Any]) -> DataConfig:
-    """The settings that a section `data` holds.
-
-    Raises:
-        InputError: a field is unknown or cannot be used.
-    """
+    """The settings that a section `data` holds."""
     weights: dict[str, float] = {}
     settings: dict[str, Any] = {}
     for name, source in given.get("sources", {}).items():

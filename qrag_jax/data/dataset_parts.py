@@ -69,9 +69,6 @@ class DatasetPart:
 
         A negative number counts from the end, percents are rounded to the closest record, and what
         is beyond the records is left out.
-
-        Raises:
-            InputError: none of the records is in the slice.
         """
         found = _SPLIT.fullmatch(self.split + self.bounds)
         assert found is not None
@@ -90,9 +87,6 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
     Args:
         text: the parts, with semicolons between them.
         form: of a part, `WITH_CONFIG` or `WITHOUT`.
-
-    Raises:
-        InputError: it is not of this form; the message names the part.
     """
     fix = f"write {form}, and a semicolon between parts"
     if not text.strip():
@@ -129,9 +123,6 @@ def read_part(part: DatasetPart) -> tuple[list[TitledSample], ReadReport]:
 
     The slice is of the records, whether they are usable or not. The source of a record is the one
     that `config` names, or else that of its layout.
-
-    Raises:
-        InputError: the data cannot be had, the slice is empty, or no record is usable.
     """
 
     def parse(record: dict[str, Any]) -> tuple[str, TitledSample]:

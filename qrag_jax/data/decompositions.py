@@ -204,10 +204,6 @@ def read(source: str, files: Sequence[Path]) -> tuple[dict[str, Decomposition], 
 
     Returns:
         Decompositions by the records' ids, and the report of the records that have none.
-
-    Raises:
-        InputError: the source has no decompositions, a file cannot be read (see `read_records`), or
-            no record has a decomposition that can be used.
     """
     if source not in SOURCES:
         raise InputError(

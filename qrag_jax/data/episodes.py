@@ -199,11 +199,7 @@ def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
 
 
 def check_steps(max_steps: int, stores: Mapping[str, Tokens]) -> None:
-    """Refuses an episode length that no document of a source can fill.
-
-    Raises:
-        InputError: a source has no sample with at least `max_steps` chunks.
-    """
+    """Refuses an episode length that no document of a source can fill."""
     for name, store in stores.items():
         most = int(store.chunk_counts.max())
         if max_steps > most:

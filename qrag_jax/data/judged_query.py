@@ -91,10 +91,6 @@ def check_in_corpus(
         known_ids: ids of the corpus' documents; those of judged documents are enough.
         origin: of queries and corpus.
         max_missing_share: of the queries, those that may be dropped.
-
-    Raises:
-        InputError: there is no query, the corpus has none of the relevant documents, or more
-            queries than `max_missing_share` would be dropped.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")

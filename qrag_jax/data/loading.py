@@ -51,10 +51,6 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
             part): "dev" gets a
             tenth, chosen by a hash of the id, and "train" gets the rest. Without it, each split
             gets the whole file.
-
-    Raises:
-        InputError: the data of a source cannot be used (see `load_samples`), a source is unknown
-            or has no path, or a corpus cannot be written.
     """
     limit = config.limit if split == "train" else 0
     paths = paths_of(config)
@@ -95,9 +91,6 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
 
     Lazy sources are kept whole. They have few different questions ("Where is Mary?") but many
     different documents, and their files or generators already keep the splits' stories apart.
-
-    Raises:
-        InputError: a source has no sample left.
     """
     asked = {s.question for s in held_out} if not _all_lazy(train) else set()
     kept: dict[str, Sequence[Sample]] = {

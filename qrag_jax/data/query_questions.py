@@ -34,10 +34,6 @@ def read_query_questions(text: str) -> tuple[list[QueryQuestion], list[ReadRepor
     Args:
         text: `path,config,split;path,config,split`, see `dataset_parts`. A path may be the file of
             questions without a context.
-
-    Raises:
-        InputError: the string or a part cannot be read, no record of a part is usable, or two parts
-            have a question of the same id.
     """
     found: dict[str, QueryQuestion] = {}
     reports = []
@@ -55,11 +51,7 @@ def read_query_questions(text: str) -> tuple[list[QueryQuestion], list[ReadRepor
 
 
 def unseen(train: Sequence[QueryQuestion], dev: Sequence[QueryQuestion]) -> list[QueryQuestion]:
-    """The training questions that are not evaluated on, by their text.
-
-    Raises:
-        InputError: none is left.
-    """
+    """The training questions that are not evaluated on, by their text."""
     asked = {each.question for each in dev}
     kept = [each for each in train if each.question not in asked]
     if not kept:

@@ -65,9 +65,6 @@ def load_questions(
         config: of the training data.
         dev: of the questions to evaluate on; the same object if a part of the data is held out.
         taken_apart: only questions with a decomposition of at most `max_hops` hops are kept.
-
-    Raises:
-        InputError: the data cannot be used, have no decompositions, or no question is left.
     """
     for each in (config, dev) if taken_apart else ():
         _check_taken_apart(each)

@@ -53,11 +53,6 @@ class TextTokenizer:
             opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
                 begin with their text, and `cls_id` is None even if the tokenizer has the token.
             lowers: whether texts are made lower case first, if the tokenizer does not do so.
-
-        Raises:
-            InputError: the folder has no tokenizer with a fast version; or the tokenizer has no
-                padding token, neither [SEP] nor an end-of-text token, or no [CLS] although rows
-                begin with it.
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -251,9 +246,6 @@ def tokenise(
         max_question_tokens: longer questions are cut and counted.
         max_chunk_tokens: longer chunks are cut and counted.
         cache: folder that keeps one store per content, in `tokens/`; a broken store is rebuilt.
-
-    Raises:
-        InputError: the cache cannot be written.
     """
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
     folder = cache / "tokens" / key

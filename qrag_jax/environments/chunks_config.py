@@ -10,11 +10,7 @@ from qrag_jax.errors import check_known, check_least
 
 @dataclasses.dataclass(frozen=True)
 class ChunksConfig:
-    """Section `env`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `env`."""
 
     # T, chunks taken per episode; 0: as many as the training question with the most supporting
     # facts needs, or 2 where no facts are known

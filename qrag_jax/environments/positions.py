@@ -34,11 +34,7 @@ PARTS = 5  # of a document, each with its own indent (`num_splits`)
 
 
 def check_chunks(kind: str, chunks: int) -> None:
-    """Refuses documents that have more chunks than there are positions.
-
-    Raises:
-        InputError: a document of `chunks` chunks has no positions of this kind.
-    """
+    """Refuses documents that have more chunks than there are positions."""
     if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
         raise InputError(
             f"config.env.positions {RANDOM_PUBLISHED} places documents of at most {MOST_CHUNKS} "

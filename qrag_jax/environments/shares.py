@@ -18,9 +18,6 @@ def check_shares(section: str, settings: object, names: Iterable[str]) -> None:
         section: the config section that holds the shares, such as "styles".
         settings: the object that holds the values.
         names: its fields that are the shares of one decision.
-
-    Raises:
-        InputError: a share is below 0, or they do not sum to 1; the message names them.
     """
     *most, last = names
     check_least(section, settings, **dict.fromkeys((*most, last), 0.0))

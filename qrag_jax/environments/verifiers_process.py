@@ -99,7 +99,6 @@ class EnvironmentProcess:
             more: further fields of `open`.
 
         Raises:
-            InputError: the Python or the environment cannot be used.
             ProcessLost: it has ended without a reason.
         """
         if self.runs and self.about is not None:

@@ -35,11 +35,7 @@ class WayScores:
 def way_scores(
     tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
 ) -> WayScores:
-    """Scores the rows of one way, one for each query.
-
-    Raises:
-        InputError: a measure is unknown, or the package ir-measures is missing.
-    """
+    """Scores the rows of one way, one for each query."""
     columns = measured(tasks, [row.ranking for row in rows], measures)
     return WayScores(
         {name: np.array(values) for name, values in columns.items()},

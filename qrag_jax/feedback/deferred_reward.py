@@ -19,9 +19,6 @@ class DeferredReward(FactReward):
     """What rewards of a language model and of a user's own code have in common.
 
     The fields of `FactReward` are for the returns of evaluations that ask neither.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     scale: float = 1.0  # factor on the reward

@@ -18,11 +18,7 @@ ON_DEVICE = (GROUND_TRUTH, ANSWER_IN_CHUNK)
 
 @dataclasses.dataclass(frozen=True)
 class FactReward:
-    """Section `reward`, for rewards from the supporting facts, or from where the answer stands.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `reward`, for rewards from the supporting facts, or from where the answer stands."""
 
     # The reward: "ground_truth" ("gt"), from the supporting facts; "answer_in_chunk", a weak one
     # for data without them, once a chunk is taken in which the answer stands; "answer_em",

@@ -70,11 +70,7 @@ METRICS: dict[str, Callable[[Scores], float] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelReward(DeferredReward):
-    """Section `reward`, for rewards from the language model of section `llm`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `reward`, for rewards from the language model of section `llm`."""
 
     prompt: str = "auto"  # name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
 

@@ -24,11 +24,7 @@ _BONUS = 0.5  # of the best bucket
 
 @dataclasses.dataclass(frozen=True)
 class NextStatesConfig:
-    """Section `next_state`: the states of the next hop.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `next_state`: the states of the next hop."""
 
     # weighted (one state, drawn by reward, as LeReT), greedy (the best) or several
     choice: str = WEIGHTED

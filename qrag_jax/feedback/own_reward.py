@@ -37,11 +37,7 @@ TAKES = ("question", "answers", "taken", "gold")
 
 @dataclasses.dataclass(frozen=True)
 class OwnReward(DeferredReward):
-    """Section `reward`, for rewards from a function of the user's own.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `reward`, for rewards from a function of the user's own."""
 
     path: str = ""  # FILE.py:FUNCTION of (question, answers, taken, gold); it runs without sandbox
 
@@ -146,9 +142,6 @@ def open_own(
     Args:
         never_terminate: whether an episode continues after it is complete.
         log: receives lines for people.
-
-    Raises:
-        InputError: the file or the function cannot be used.
     """
     code = own_code.load(reward.path, PATH, TAKES)
     log(f"rewards by {code.spec}, which runs in this process, without a sandbox")

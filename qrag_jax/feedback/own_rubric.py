@@ -32,11 +32,7 @@ class OwnRubric:
 
     @classmethod
     def load(cls, path: str) -> OwnRubric:
-        """Runs the file.
-
-        Raises:
-            InputError: see `own_code.load`.
-        """
+        """Runs the file."""
         return cls(own_code.load(path, PATH, TAKES))
 
 

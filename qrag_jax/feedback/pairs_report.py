@@ -96,11 +96,7 @@ def report_of(states: Sequence[StatePairs]) -> PairsReport:
 
 
 def check_found(tries: Sequence[Try]) -> None:
-    """Refuses tries none of which found anything: then no reward tells queries apart.
-
-    Raises:
-        InputError: there are tries with a score, and none of them found a gold page.
-    """
+    """Refuses tries none of which found anything: then no reward tells queries apart."""
     scored = [each for each in tries if each.scored]
     if scored and all(each.scores[RECALL] == 0 for each in scored):
         raise InputError(
@@ -111,11 +107,7 @@ def check_found(tries: Sequence[Try]) -> None:
 
 
 def check_pairs(report: PairsReport) -> None:
-    """Refuses tries from which no preference can be learned.
-
-    Raises:
-        InputError: no state has a pair; says which share is why, and what to change.
-    """
+    """Refuses tries from which no preference can be learned."""
     if report.states[PAIRED]:
         return
     if report.share(UNSCORED) == 1 or not report.total:

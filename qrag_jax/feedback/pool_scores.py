@@ -31,11 +31,7 @@ _SECTION = "reward"
 
 @dataclasses.dataclass(frozen=True)
 class QueryRewardConfig:
-    """Section `reward`: what a query is worth.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `reward`: what a query is worth."""
 
     # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
     measure: str = AP

@@ -46,11 +46,7 @@ _SLACK = 1e-9  # of a gap that should be `least_gap`
 
 @dataclasses.dataclass(frozen=True)
 class PairsConfig:
-    """Section `pairs`: which queries are preferred to which.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `pairs`: which queries are preferred to which."""
 
     # adjacent (each level of reward above the next lower one, as LeReT), all (above each lower one)
     # or best (the best level above each lower one)

@@ -103,9 +103,6 @@ class Asking:
             hops: number of facts; of MuSiQue the id has it.
             type_: of the question; "": the ids of MuSiQue and BABILong have it.
             source: of the sample; "": unknown, as of data of one's own.
-
-        Raises:
-            InputError: it has no right answer, or the prompt or the rule cannot be used.
         """
         right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
         if not right:

@@ -99,10 +99,6 @@ class Mixture:
 
     Attributes:
         weights: name → weight, finite and not 0.
-
-    Raises:
-        InputError: there is no reward, a name is unknown, a weight cannot be used, or a package is
-            missing.
     """
 
     weights: Mapping[str, float]
@@ -125,11 +121,7 @@ class Mixture:
 
     @classmethod
     def of(cls, text: str) -> Mixture:
-        """Reads "f1=1,recall=0.5"; a name alone has the weight 1.
-
-        Raises:
-            InputError: see above, or a weight is no number, or a name stands there twice.
-        """
+        """Reads "f1=1,recall=0.5"; a name alone has the weight 1."""
         weights: dict[str, float] = {}
         for part in filter(None, map(str.strip, text.split(","))):
             name, given, number = (each.strip() for each in part.partition("="))
@@ -145,12 +137,7 @@ class Mixture:
         return cls(weights)
 
     def check(self, gold: Gold) -> None:
-        """Refuses a question that cannot be scored.
-
-        Raises:
-            InputError: it has no right answer, its answer metric cannot score it, or it has no gold
-                passage and a reward needs some.
-        """
+        """Refuses a question that cannot be scored."""
         if not gold.answers:
             raise InputError(f"question {gold.id} has no right answer; give data with answers.")
         _em_f1("", gold)

@@ -80,11 +80,7 @@ def _plain(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class GuardsConfig:
-    """Section `guards`: limits of an update's means, and what happens beyond them.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `guards`: limits of an update's means, and what happens beyond them."""
 
     # KL to the stage's first weights, nats a token; it is measured if the algorithm's beta is
     # above 0. 0: no limit
@@ -173,9 +169,6 @@ class Guards:
         Returns:
             A sentence for each limit whose count reaches the patience, which is then for the caller
             to act on; None if there is none.
-
-        Raises:
-            InputError: a limit's metric is missing.
         """
         told = []
         for each in _LIMITS:

@@ -56,11 +56,7 @@ READ_SHARE = "read_share"
 
 @dataclasses.dataclass(frozen=True)
 class RewriteRewardConfig:
-    """Section `reward`: what a rewritten query is worth.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `reward`: what a rewritten query is worth."""
 
     # Of what the query finds: ndcg, recall, rr (1 / place of the first relevant document) or
     # answer_rank (1 / place of the first document that has an answer in it)
@@ -132,12 +128,7 @@ class RewriteReward:
         return (*own, READ_SHARE) if self.config.reading_cost else own
 
     def check(self, task: RewriteTask) -> None:
-        """Refuses a task that cannot be rewarded.
-
-        Raises:
-            InputError: it has no answer with a word in it, or no graded document, which the
-                measure needs.
-        """
+        """Refuses a task that cannot be rewarded."""
         measure = self.config.measure
         if measure == ANSWER_RANK:
             if not any(map(normalise, task.answers)):
@@ -152,11 +143,7 @@ class RewriteReward:
             )
 
     def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
-        """The measure of documents, best first, in [0, 1]; also that of the original query's.
-
-        Raises:
-            InputError: as for `check`.
-        """
+        """The measure of documents, best first, in [0, 1]; also that of the original query's."""
         self.check(task)
         k = self.config.k
         if self.config.measure == ANSWER_RANK:
@@ -183,7 +170,6 @@ class RewriteReward:
             original: `measure` of what the original query finds in the same collection.
 
         Raises:
-            InputError: as for `check`.
             ValueError: `original` is not in [0, 1].
         """
         if not (math.isfinite(original) and 0 <= original <= 1):

@@ -88,9 +88,6 @@ class Rubric:
         hops: one of `HOP_FACTORS`.
         scales: what this factor multiplies: "answer" (`em` and `f1`), or "all" parts.
         divisor: above 0.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     weights: Mapping[str, float]
@@ -193,11 +190,7 @@ PRESETS: dict[str, Rubric] = {
 
 
 def preset(name: str) -> Rubric:
-    """The preset of this name.
-
-    Raises:
-        InputError: there is none; the message lists those that are there.
-    """
+    """The preset of this name."""
     if name not in PRESETS:
         raise InputError(
             f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."

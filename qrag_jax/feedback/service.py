@@ -203,9 +203,6 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
     The server starts while the caller continues.
-
-    Raises:
-        InputError: a field cannot be used.
     """
     reward = config.reward
     metric = reward.name
@@ -254,9 +251,6 @@ class PendingService:
         """Checks that the answers of one source's samples can be scored, before any is played.
 
         `LazySamples` are all alike, so only the first few of them are checked.
-
-        Raises:
-            InputError: an answer cannot be scored; the message names the first such sample.
         """
         few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
         for sample in samples[few]:

@@ -48,9 +48,6 @@ class QRagRetriever(dspy.Module):
 
         Args:
             k, changes: of this call, before those of the module.
-
-        Raises:
-            InputError: see `Retriever.search`.
         """
         hits = self._hits(query, k, changes)
         return dspy.Prediction(

@@ -55,20 +55,12 @@ class QRagRetriever:
         self.search_kwargs = dict(search_kwargs or {})
 
     def warm_up(self) -> None:
-        """Opens the retriever, if it is not open.
-
-        Raises:
-            InputError: a field is unknown, or the retriever cannot be opened.
-        """
+        """Opens the retriever, if it is not open."""
         if isinstance(self.retriever, Mapping):
             self.retriever = _opened(self.retriever)
 
     def to_dict(self) -> dict[str, Any]:
-        """The component as a pipeline's file has it.
-
-        Raises:
-            InputError: the retriever is one that no file can name.
-        """
+        """The component as a pipeline's file has it."""
         return default_to_dict(
             self,
             retriever=_fields(self.retriever),
@@ -92,9 +84,6 @@ class QRagRetriever:
 
         Returns:
             `documents`; their meta also have title and step.
-
-        Raises:
-            InputError: see `warm_up` and `Retriever.search`.
         """
         self.warm_up()
         assert isinstance(self.retriever, Searches)

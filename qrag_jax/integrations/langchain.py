@@ -38,11 +38,7 @@ class QRagRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **changes: Any
     ) -> list[Document]:
-        """Documents; their metadata also have title, step and score (the Q-value).
-
-        Raises:
-            InputError: see `Retriever.search`.
-        """
+        """Documents; their metadata also have title, step and score (the Q-value)."""
         topk = changes.pop("k", self.k)
         return [
             Document(

@@ -43,11 +43,7 @@ class QRagRetriever(BaseRetriever):
         self.search_kwargs = dict(search_kwargs or {})
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Nodes; their metadata also have title and step.
-
-        Raises:
-            InputError: see `Retriever.search`.
-        """
+        """Nodes; their metadata also have title and step."""
         hits = self.retriever.search(
             query_bundle.query_str, topk=self.similarity_top_k, **self.search_kwargs
         )

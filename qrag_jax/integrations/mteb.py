@@ -74,9 +74,6 @@ class QRagSearch:
 
         Args:
             corpus: `datasets.Dataset` with the columns id, text and, if there are titles, title.
-
-        Raises:
-            InputError: the corpus has no texts, or see `Retriever.index`.
         """
         from qrag_jax.systems.indexing import IndexSettings
 
@@ -106,10 +103,6 @@ class QRagSearch:
         Args:
             queries: `datasets.Dataset` with the columns id, text and, if there are any,
                 instruction, which goes behind the text.
-
-        Raises:
-            InputError: the task is one of reranking, its queries are no texts, or see
-                `Retriever.search`.
         """
         if top_ranked is not None:
             raise InputError(

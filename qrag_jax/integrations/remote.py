@@ -27,9 +27,6 @@ class RemoteRetriever:
     Attributes:
         url: of the server, such as http://127.0.0.1:8000.
         timeout: seconds that a request may take.
-
-    Raises:
-        InputError: the URL is none, or has a password or more than server and path.
     """
 
     url: str
@@ -63,11 +60,7 @@ class RemoteRetriever:
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
-        """The passages for a question, or for each of a list; see `Retriever.search`.
-
-        Raises:
-            InputError: the server refuses a question, fails, or does not answer.
-        """
+        """The passages for a question, or for each of a list; see `Retriever.search`."""
         if threshold is not None:
             threshold = max(threshold, -sys.float_info.max)  # JSON has no infinity
         settings = {"steps": steps, "topk": topk, "beam": beam, "threshold": threshold}

@@ -34,11 +34,7 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServedConfig:
-    """Section `llm`: where the server is that samples, and how it is asked.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `llm`: where the server is that samples, and how it is asked."""
 
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's name
@@ -58,9 +54,6 @@ class ServedConfig:
 
         Of our own server these fields are then set: `publish`; `lora_rank` and `max_model_len` if
         they are 0; `loaded_adapters` if it is too low. `serving` sets others.
-
-        Raises:
-            InputError: a field is unknown, cannot be used, or is less than the training needs.
         """
         rest = dict(fields)
         given = dict(rest.pop("server", None) or {})
@@ -106,11 +99,7 @@ class ServedConfig:
         return dataclasses.replace(self, server=dataclasses.replace(self.server, **changes))
 
     def client(self, url: str, model: str) -> ClientConfig:
-        """Settings of the client.
-
-        Raises:
-            InputError: a field cannot be used.
-        """
+        """Settings of the client."""
         names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
         fields = {name: getattr(self, name) for name in names}
         return ClientConfig(url, model, prefix=PREFIX, **fields)

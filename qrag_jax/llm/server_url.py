@@ -17,10 +17,6 @@ def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.Spli
         field: names the URL in errors.
         example: a URL that is usable.
         key: what a key is given through, since it cannot be in the URL; "": the server wants none.
-
-    Raises:
-        InputError: it is no such URL, or it has a password, a query or a fragment; the message
-            shows none of these.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -53,11 +49,7 @@ _SHORTEST = 16  # a shorter one could be part of an honest answer
 
 
 def check_variable(name: str, field: str) -> None:
-    """Checks that `name` can be an environment variable's, in capitals; "" means no variable.
-
-    Raises:
-        InputError: it cannot. The message names `field`, but not the value, which may be the key.
-    """
+    """Checks that `name` can be an environment variable's, in capitals; "" means no variable."""
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
             f"{field} is no name of an environment variable in capital letters; export the key "
@@ -66,11 +58,7 @@ def check_variable(name: str, field: str) -> None:
 
 
 def read_key(name: str, field: str) -> str:
-    """The key in the environment variable `name`, stripped of white space; "" if `name` is "".
-
-    Raises:
-        InputError: the variable is not set, or holds characters that no key has.
-    """
+    """The key in the environment variable `name`, stripped of white space; "" if `name` is ""."""
     key = os.environ.get(name, "").strip() if name else ""
     if name and not key:
         raise InputError(

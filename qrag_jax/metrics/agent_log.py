@@ -66,7 +66,6 @@ def begin(log: Path, record: dict[str, Any], *, restart: bool) -> None:
         restart: throw the log away.
 
     Raises:
-        InputError: the log was begun with another record.
         OSError: the folder cannot be written.
     """
     if restart:
@@ -104,11 +103,7 @@ def append(path: Path, rows: Iterable[AgentRow]) -> None:
 
 
 def read_partial(path: Path) -> list[AgentRow]:
-    """Reads a log that may have been cut off, and makes it fit to be appended to.
-
-    Raises:
-        InputError: a whole line is not a row; names file and line.
-    """
+    """Reads a log that may have been cut off, and makes it fit to be appended to."""
     return LOG.read_parts(path, 1, sys.maxsize)
 
 

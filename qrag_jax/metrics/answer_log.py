@@ -115,9 +115,6 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
 
     A last line without a newline was being written when the process was killed. It is dropped, and
     the file is truncated. If there is no file, there are no rows.
-
-    Raises:
-        InputError: a whole line is not a row of this kind; names file, line and field.
     """
     return row_log.read_partial(
         path, lambda line, place: row_log.parsed_row(kind, line, place, _BEGIN_ANEW), _BEGIN_ANEW
@@ -132,9 +129,6 @@ def read_lines(
     Args:
         path: the file's path, for the error.
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: a whole line is not a row of this kind; names file, line and field.
     """
     rows: list[Record] = []
     whole = 0

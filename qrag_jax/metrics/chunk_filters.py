@@ -26,11 +26,7 @@ def none(row: Row) -> Row:
 
 
 def qvalue(row: Row, threshold: float) -> Row:
-    """The chunks before the first step whose Q is at most `threshold`.
-
-    Raises:
-        InputError: the row does not have one Q for each chunk taken (its id is named).
-    """
+    """The chunks before the first step whose Q is at most `threshold`."""
     if len(row.q_values) != len(row.pred_idx):
         raise InputError(
             f"sample {row.id} has {len(row.q_values)} Q values for {len(row.pred_idx)} chunks "
@@ -91,9 +87,6 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
         name: a key of `FILTERS`.
         parameters: `threshold` for `qvalue`, a number; `steps` for `retrieval_step`, a whole
             number of at least 0; entries that are None count as not given.
-
-    Raises:
-        InputError: the name is unknown, or its parameter is missing, not wanted or out of range.
     """
     if name not in FILTERS:
         raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")

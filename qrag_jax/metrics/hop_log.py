@@ -72,12 +72,7 @@ write, append, read_parts = LOG.write, LOG.append, LOG.read_parts
 
 
 def read(path: Path) -> list[Searched]:
-    """Reads a log.
-
-    Raises:
-        InputError: the file cannot be read or is empty, or a line is not a row; names file and
-            line.
-    """
+    """Reads a log."""
     rows = LOG.read(path)
     if not rows:
         raise InputError(f"{path} is empty; {_FIX}.")
@@ -106,11 +101,7 @@ def is_one(path: Path) -> bool:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a log was made with; {} if nothing is beside it.
-
-    Raises:
-        InputError: that is no JSON object.
-    """
+    """What a log was made with; {} if nothing is beside it."""
     beside = path.with_suffix(".json")
     if not beside.is_file():
         return {}

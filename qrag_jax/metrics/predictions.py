@@ -115,11 +115,7 @@ class _Trajectory(NamedTuple):
 
 
 def read_scores(path: Path) -> list[ScoredEpisode]:
-    """The episodes of a file without their tokens; a last line that is not whole is left out.
-
-    Raises:
-        InputError: the file cannot be read, or a whole line is no prediction; names the line.
-    """
+    """The episodes of a file without their tokens; a last line that is not whole is left out."""
     found: list[ScoredEpisode] = []
     before = 0
     for row, size in _read(path, 0):
@@ -129,12 +125,7 @@ def read_scores(path: Path) -> list[ScoredEpisode]:
 
 
 def read_at(path: Path, offset: int) -> Prediction:
-    """The prediction whose line begins behind so many bytes; see `ScoredEpisode.offset`.
-
-    Raises:
-        InputError: the file cannot be read, or has no prediction there, or one whose turns do not
-            fit together.
-    """
+    """The prediction whose line begins behind so many bytes; see `ScoredEpisode.offset`."""
     for row, _ in _read(path, offset):
         _check_turns(row, path)
         return row
@@ -146,9 +137,6 @@ def parsed_row(line: bytes, place: str) -> Prediction:
 
     Args:
         place: file and line, for the error.
-
-    Raises:
-        InputError: the line is no prediction that can be shown.
     """
     row = row_log.parsed_row(Prediction, line, place, _FIX)
     _check_turns(row, place)
@@ -156,11 +144,7 @@ def parsed_row(line: bytes, place: str) -> Prediction:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """What a file of predictions was made with; None: the file is none of predictions.
-
-    Raises:
-        InputError: the record is not JSON.
-    """
+    """What a file of predictions was made with; None: the file is none of predictions."""
     beside = path.with_suffix(".json")
     if path.suffix != ".jsonl" or not beside.is_file():
         return None

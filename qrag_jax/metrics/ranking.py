@@ -50,8 +50,6 @@ def ranking_columns(
         measure → query → score; the queries in the order of `qrels`.
 
     Raises:
-        InputError: a measure is unknown, no query has a relevant document, or the package
-            ir-measures is missing.
         ValueError: a ranking holds a document twice.
     """
     cuts = {name: _parsed(name) for name in measures}
@@ -101,11 +99,7 @@ def ranking_summary(
 
 
 def cut_of(name: str) -> int | None:
-    """The k of a measure such as `ndcg@10`; None if it has none.
-
-    Raises:
-        InputError: the measure is unknown.
-    """
+    """The k of a measure such as `ndcg@10`; None if it has none."""
     return _parsed(name)[1]
 
 

@@ -83,9 +83,6 @@ def read_partial(path: Path) -> list[Row]:
 
     A last line without a newline was being written when the process was killed. It is dropped, and
     the file is truncated to the last whole line. If there is no file, there are no rows.
-
-    Raises:
-        InputError: a whole line is not a row of a retrieval log; names file, line and field.
     """
     return row_log.read_partial(
         path, lambda line, place: _decode(line, place, _BEGIN_ANEW), _BEGIN_ANEW
@@ -99,11 +96,6 @@ def read(path: Path, *, needs_facts: bool = True) -> list[Row]:
 
     Args:
         needs_facts: whether a row without supporting facts is refused.
-
-    Raises:
-        InputError: the log does not exist, cannot be read or holds no row, or a row cannot be
-            scored: a broken line, no supporting facts, lists that differ in length, a negative
-            index, a chunk taken twice, a number that is not finite; names file, line and field.
     """
     rows: list[Row] = []
     try:
@@ -133,9 +125,6 @@ def parsed_row(line: bytes, place: str) -> Row:
 
     Args:
         place: file and line, for the error.
-
-    Raises:
-        InputError: as in `read`.
     """
     row = _decode(line, place, _WRITE_ANEW)
     _check_row(row, place, needs_facts=False)
@@ -167,11 +156,7 @@ def meta_path(path: Path) -> Path:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What the log at `path` was made with; {} when nothing is recorded beside it.
-
-    Raises:
-        InputError: the record is broken.
-    """
+    """What the log at `path` was made with; {} when nothing is recorded beside it."""
     if not meta_path(path).exists():
         return {}
     return _decode_meta(meta_path(path), "delete it")
@@ -189,10 +174,6 @@ def check_meta(
     Args:
         path: the log.
         meta: what the rows of this evaluation depend on.
-
-    Raises:
-        InputError: the log was begun with other values, it has rows but no record, or its record
-            is broken. The sentence names the differing values and says how to go on.
     """
     side = meta_path(path)
     fix = f"pass --restart, or delete {path} and {side.name}, to begin anew"
@@ -217,11 +198,7 @@ def check_meta(
 
 
 def check_count(path: Path, rows: int, questions: int) -> None:
-    """Refuses a log that more than one evaluation wrote to.
-
-    Raises:
-        InputError: the log has more rows than there are questions.
-    """
+    """Refuses a log that more than one evaluation wrote to."""
     if rows > questions:
         raise InputError(
             f"{path} has {rows} rows, but there are {questions} questions: more than one process "

@@ -71,9 +71,6 @@ def read(path: Path, field: str) -> list[RewardRow]:
 
     Args:
         field: the config's field that names the file, for errors.
-
-    Raises:
-        InputError: the file cannot be read, or has a line that is no row or is not whole.
     """
     fix = f"give a file of qrag filter_data as {field}"
     try:

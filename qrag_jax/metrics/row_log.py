@@ -49,11 +49,7 @@ class RowLog(Generic[Row]):
         append_lines(path, "".join(map(_line, rows)).encode())
 
     def read(self, path: Path) -> list[Row]:
-        """Reads a whole log.
-
-        Raises:
-            InputError: the file cannot be read, or a line is not a row; names file and line.
-        """
+        """Reads a whole log."""
         try:
             with path.open("rb") as file:
                 return [
@@ -71,9 +67,6 @@ class RowLog(Generic[Row]):
         Args:
             size: rows of a part.
             count: rows of a finished log, whose last part may be smaller.
-
-        Raises:
-            InputError: a whole line is not a row; names file and line.
         """
         if (opened := bounded_files.to_append(path, self.fix)) is None:
             return []
@@ -93,9 +86,6 @@ class RowLog(Generic[Row]):
 
         Args:
             place: file and line, for the error.
-
-        Raises:
-            InputError: the line is no row of this log.
         """
         return parsed_row(self.kind, line, place, f"{self.fix}.")
 
@@ -120,9 +110,6 @@ def parsed_row(kind: type[Row], line: bytes, place: str, fix: str) -> Row:
         kind: the dataclass.
         place: file and line, for the error.
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: the line is no such row; names the field.
     """
     try:
         return typed_json.made(kind, bounded_json.parsed(line))
@@ -138,9 +125,6 @@ def read_partial(path: Path, parse: Callable[[bytes, str], Row], fix: str) -> li
 
     Args:
         parse: makes a row of a line and its place.
-
-    Raises:
-        InputError: a whole line is no row; names file, line and field.
     """
     if (opened := bounded_files.to_append(path, fix)) is None:
         return []

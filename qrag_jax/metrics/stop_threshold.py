@@ -39,9 +39,6 @@ def sweep(rows: Sequence[Row]) -> Sweep:
     each adds the change of score of its step. A threshold lies in the middle of two neighbouring
     minima, with the largest margin to both. The two outermost thresholds lie beyond the minima, by
     half the mean distance of the minima.
-
-    Raises:
-        InputError: no chunk was taken in any row, or a row lacks a Q for a chunk taken.
     """
     longest = max((len(row.pred_idx) for row in rows), default=0)
     if longest == 0:

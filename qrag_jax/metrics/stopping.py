@@ -56,11 +56,7 @@ class StoppingOptions:
 
 
 def tune(options: StoppingOptions) -> None:
-    """Tunes the threshold, prints the report and writes its files.
-
-    Raises:
-        InputError: a log or a budget cannot be used.
-    """
+    """Tunes the threshold, prints the report and writes its files."""
     log, objective = options.log, options.objective
     held_out, test = _parts(log, options.test)
     if not any(row.pred_idx for row in held_out.rows):

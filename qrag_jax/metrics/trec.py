@@ -31,10 +31,6 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     Scores give the order, as in trec_eval, and not the ranks; documents of equal scores keep the
     order of their lines (trec_eval would order them by name, descending). A run without a line is
     one without hits.
-
-    Raises:
-        InputError: the file cannot be read, or a line is not of this form, has a score that is not
-            finite or lists a document again; names file and line.
     """
     found: dict[str, dict[str, float]] = {}
     for place, line in _lines(path):
@@ -76,8 +72,6 @@ def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qr
         tag: name of the run.
 
     Raises:
-        InputError: a name is empty or has white space in it, a score is not finite, or scores rise
-            within a ranking.
         OSError: the file cannot be written.
     """
     _check_names(path, tag)
@@ -101,11 +95,6 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
     Returns:
         query → document → relevance, in the file's order.
-
-    Raises:
-        InputError: the file cannot be read or holds no judgement, or a line is not of its form, has
-            a relevance that is not a whole number or contradicts an earlier line; names file and
-            line.
     """
     found: dict[str, dict[str, int]] = {}
     columns, form = 4, "'query 0 document relevance', or begin the file with BEIR's header"
@@ -136,7 +125,6 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
     """Writes judgements: in BEIR's form if the name ends in `.tsv` or `.tsv.gz`, else in TREC's.
 
     Raises:
-        InputError: a name is empty or has white space in it (in BEIR's form, a tab or line end).
         OSError: the file cannot be written.
     """
     beir = path.name.removesuffix(".gz").endswith(".tsv")

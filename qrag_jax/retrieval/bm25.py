@@ -86,9 +86,6 @@ class BM25Config:
         stop_words: words left out, one of `STOP_WORDS`; "": none.
         lower: whether case does not matter.
         word: `UNICODE`: see `unicode_words`; else a regular expression of a word, without groups.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     k1: float = 1.5
@@ -105,9 +102,6 @@ class BM25Config:
 
         Args:
             language: such as "english"; "none": words stay whole, and none is left out.
-
-        Raises:
-            InputError: there is neither, or a package is missing.
         """
         stemmers, listed = _snowball().algorithms(), STOP_WORDS.keys()
         if language not in {NO_LANGUAGE, *stemmers, *listed}:
@@ -140,9 +134,6 @@ def check_words(section: str, settings: Any) -> None:
     Args:
         section: its name, for messages.
         settings: has the fields `k1`, `b`, `stemmer` and `stop_words`.
-
-    Raises:
-        InputError: a field cannot be used.
     """
     check_least(section, settings, k1=0.0, b=0.0)
     if not settings.b <= 1:
@@ -258,9 +249,6 @@ class BM25Index:
 
         In memory are not the texts, but 4 bytes for every word of the corpus and, at the end,
         about 50 for every passage that a word is in: bm25s makes its arrays whole.
-
-        Raises:
-            InputError: no passage has a word, or a package is missing.
         """
         config = config or BM25Config()
         library = _bm25s()
@@ -281,12 +269,7 @@ class BM25Index:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
-        """Opens what `save` wrote; the arrays are mapped, the words are read into memory.
-
-        Raises:
-            InputError: there is no such index, it is damaged or of another corpus, or a package is
-                missing.
-        """
+        """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         wanted = {"engine": ENGINE, "corpus": corpus.digest, "metric": _METRIC}
         manifest = read_manifest(folder, **wanted)
         check_files(folder, manifest)
@@ -316,9 +299,6 @@ class BM25Index:
 
         Scores are bm25s' sums in float32, in the order of the query's words, so that passages of
         the same words tie exactly.
-
-        Raises:
-            InputError: k is below 1, or no passage has a field of `where`.
         """
         check_k(k)
         words = Words(self.config)
@@ -343,7 +323,6 @@ class BM25Index:
         """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle.
 
         Raises:
-            InputError: the folder holds an index of another engine or corpus.
             OSError: a file cannot be written.
         """
         with replaced_files(folder, ENGINE, self.corpus) as new:

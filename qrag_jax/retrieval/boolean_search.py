@@ -66,20 +66,12 @@ class BooleanIndex:
 
     @classmethod
     def build(cls, corpus: Corpus, config: BM25Config | None = None) -> BooleanIndex:
-        """Reads the corpus twice; see `BM25Index.build`.
-
-        Raises:
-            InputError: no passage has a word, or a package is missing.
-        """
+        """Reads the corpus twice; see `BM25Index.build`."""
         return cls.over(BM25Index.build(corpus, config))
 
     @classmethod
     def over(cls, ranking: BM25Index) -> BooleanIndex:
-        """In memory, over an index that there is; reads its corpus once (`WordPlaces.of`).
-
-        Raises:
-            InputError: the words of the corpus are not those of the index.
-        """
+        """In memory, over an index that there is; reads its corpus once (`WordPlaces.of`)."""
         try:
             return cls(ranking, WordPlaces.of(ranking))
         except KeyError as error:
@@ -90,12 +82,7 @@ class BooleanIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BooleanIndex:
-        """Opens what `save` wrote; the arrays are mapped, the words are read into memory.
-
-        Raises:
-            InputError: there is no such index, it is damaged or of another corpus, or a package is
-                missing.
-        """
+        """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
         check_files(folder, manifest)
         ranking = BM25Index.open(folder / _BM25, corpus)
@@ -114,11 +101,7 @@ class BooleanIndex:
         return cls(ranking, places)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k best passages that match and agree with `where`; of equal scores by number.
-
-        Raises:
-            InputError: k is below 1, or no passage has a field of `where`.
-        """
+        """The k best passages that match and agree with `where`; of equal scores by number."""
         check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
@@ -134,7 +117,6 @@ class BooleanIndex:
         """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle.
 
         Raises:
-            InputError: the folder holds an index of another engine or corpus.
             OSError: a file cannot be written.
         """
         with replaced_files(folder, ENGINE, self.corpus) as new:

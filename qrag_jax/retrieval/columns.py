@@ -71,9 +71,6 @@ class Columns:
         Args:
             wanted: a value, or a list, tuple or set of values.
             metadata: of all passages in order; read if the column is not there yet.
-
-        Raises:
-            InputError: no passage has such a field.
         """
         column = self._found.get(field)
         if column is None:

@@ -48,10 +48,6 @@ class StoredCorpus:
 
     Attributes:
         digest: SHA-256 of `passages.jsonl`, in hex.
-
-    Raises:
-        InputError: the folder holds no finished corpus, or one of another version, or a file is
-            missing or cut short, or is a link out of the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +71,6 @@ class StoredCorpus:
 
         Raises:
             IndexError: there is no passage of such a number.
-            InputError: the file of passages is damaged.
         """
         return [self._passage(int(number)) for number in numbers]
 
@@ -105,9 +100,6 @@ class StoredCorpus:
         A field of `where` has one value, or a list, tuple or set of values of which one will do. A
         passage whose own field is a list agrees if one member of it does. The first call for a
         field reads the whole corpus; it keeps what it found in the folder.
-
-        Raises:
-            InputError: no passage has a field of that name.
         """
         kept = np.ones(self._count, bool)
         for field, values in where.items():
@@ -115,11 +107,7 @@ class StoredCorpus:
         return kept
 
     def check_content(self) -> None:
-        """Reads the whole corpus and compares it with its digest.
-
-        Raises:
-            InputError: a byte has changed.
-        """
+        """Reads the whole corpus and compares it with its digest."""
         if sha256_of(self.folder / LINES).hexdigest() != self.digest:
             raise InputError(
                 f"{self.folder / LINES} is not what {NAME} was written for (field digest); "
@@ -205,9 +193,6 @@ def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
 
     Args:
         fix: says in the error what the user can do.
-
-    Raises:
-        InputError: a name leaves the folder, or a file is missing, or has another size.
     """
     for name, size in sizes.items():
         if not is_plain(name):

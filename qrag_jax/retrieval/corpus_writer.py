@@ -45,8 +45,6 @@ class CorpusWriter:
         folder: made if absent.
 
     Raises:
-        InputError: the folder holds a finished corpus, another process writes to it, or it cannot
-            be written.
         OSError: the disk is full.
     """
 
@@ -85,8 +83,6 @@ class CorpusWriter:
             where: names its place in the file that it comes from, for errors.
 
         Raises:
-            InputError: the id is empty, title and text both are, or the metadata are nothing that
-                JSON holds.
             OSError: the disk is full.
         """
         where = where or f"{self.folder}, passage {self._count}"
@@ -126,7 +122,6 @@ class CorpusWriter:
             places: names the places that passages come from, for errors; None: by their numbers.
 
         Raises:
-            InputError: there is no passage, or two have the same id.
             OSError: the disk is full.
         """
         if not self._count:

@@ -63,9 +63,6 @@ def check_room(layout: Layout, working: int, free: int | None) -> None:
     Args:
         working: bytes of a device that a search needs besides them.
         free: bytes of a device; None: unknown.
-
-    Raises:
-        InputError: there are too few; the message says how many are missing and what helps.
     """
     needed = layout.bytes + working
     if free is not None and needed > free:
@@ -86,9 +83,6 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
 
     Args:
         working: as for `check_room`.
-
-    Raises:
-        InputError: there is no room, or a vector holds NaN or an infinite number.
     """
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     total = (layout.rows * mesh.size,)

@@ -25,20 +25,13 @@ class EndpointTower:
         scale: the factor on normalised vectors that the exported folder has in a module of its own,
             which some servers skip; 1: the weights hold it. Where a server skips it, it is
             multiplied here.
-
-    Raises:
-        InputError: the API key is not set.
     """
 
     def __init__(self, config: ClientConfig, width: int, scale: float = 1.0) -> None:
         self._client, self._width, self._scale = Client(config), width, scale
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`.
-
-        Raises:
-            InputError: the server gives no vectors, or others.
-        """
+        """float32 `[rows, width]`."""
         requests = [
             EmbeddingRequest(tuple(tuple(map(int, row)) for row in rows[i : i + _ROWS]))
             for i in range(0, len(rows), _ROWS)

@@ -67,9 +67,6 @@ class ExactSettings:
         storage: numbers on the devices: "float32", "bfloat16" or "int8" with a scale per vector.
         candidates: this many times k are found by coarse numbers and scored again by fine ones; 0:
             4 for int8, 1.25 for bfloat16; float32 needs none.
-
-    Raises:
-        InputError: a setting is wrong.
     """
 
     storage: str = FLOAT32
@@ -97,10 +94,6 @@ class ExactIndex:
         mesh: None: all devices.
         settings: of the search.
         encoder: a digest of what embedded them, for the manifest.
-
-    Raises:
-        InputError: there are not as many vectors as passages, one of them holds NaN or an infinite
-            number, or the devices have no room for them.
     """
 
     def __init__(
@@ -139,10 +132,6 @@ class ExactIndex:
         Args:
             settings: None: those that it was saved with.
             encoder: the digest that its vectors must be of; None: any.
-
-        Raises:
-            InputError: the folder's index is of another engine, corpus or encoder, or is not
-                whole; or as for the class.
         """
         wanted = {"engine": ENGINE, "corpus": corpus.digest}
         if encoder is not None:
@@ -157,12 +146,7 @@ class ExactIndex:
         return cls(corpus, vectors, mesh, saved, manifest.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products, of those that agree with `where`.
-
-        Raises:
-            InputError: the queries have no vectors, or others than the index; or as
-                `Corpus.matching` raises it.
-        """
+        """The k passages with the highest inner products, of those that agree with `where`."""
         given = query_vectors(queries, self._layout.width)
         check_k(k)
         part = self._part

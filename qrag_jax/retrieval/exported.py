@@ -62,11 +62,7 @@ def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, .
 
 
 def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, RowForm]:
-    """The tokenizer of an exported folder, and how rows are composed.
-
-    Raises:
-        InputError: a tokenizer cannot be read, or is not the exported one.
-    """
+    """The tokenizer of an exported folder, and how rows are composed."""
     state, chunk = (
         TextTokenizer.load(folder / tower.folder, opens_rows=False)
         for tower in (config.state, config.chunk)

@@ -34,10 +34,6 @@ class FaissIndex:
         corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
         encoder: a digest of what embedded them, for the manifest.
-
-    Raises:
-        InputError: faiss is not installed, there are not as many vectors as passages, or one of
-            them holds NaN or an infinite number.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
@@ -53,10 +49,6 @@ class FaissIndex:
 
         Args:
             encoder: the digest that its vectors must be of; None: any.
-
-        Raises:
-            InputError: the folder's index is of another engine, corpus or encoder, or is not
-                whole; or as for the class.
         """
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
@@ -112,20 +104,12 @@ def _cut(scores: np.ndarray, numbers: np.ndarray, k: int) -> bool:
 
 
 def library() -> Any:
-    """The module `faiss`.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """The module `faiss`."""
     return engine_library("faiss", "faiss", "faiss")
 
 
 def flat_index(vectors: np.ndarray) -> Any:
-    """faiss' IndexFlatIP of vectors `[n, width]`.
-
-    Raises:
-        InputError: faiss is not installed, or the vectors hold NaN or an infinite number.
-    """
+    """faiss' IndexFlatIP of vectors `[n, width]`."""
     rows = checked(vectors, "the index of faiss").astype(np.float32)
     index = library().IndexFlatIP(rows.shape[1])
     index.add(np.ascontiguousarray(rows))
@@ -151,12 +135,7 @@ def write_index(path: Path, index: Any) -> None:
 
 
 def read_index(path: Path) -> Any:
-    """Reads an IndexFlatIP.
-
-    Raises:
-        InputError: faiss is not installed; the file is missing or damaged; or the index is of
-            another kind, ranks by distance, or holds NaN or an infinite number.
-    """
+    """Reads an IndexFlatIP."""
     faiss = library()
     try:
         _check_size(path)

@@ -28,9 +28,6 @@ class FusionConfig:
         weights: one for each engine, above 0, in the engines' order; empty: all are 1.
         constant: the larger, the less the first ranks stand out; 60 in the paper.
         depth: hits taken from each engine, whatever k is: so the first of many are the few.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     weights: tuple[float, ...] = ()
@@ -55,10 +52,6 @@ class FusedIndex:
     Args:
         engines: two or more, for example BM25 and vectors. The queries must have all that any of
             them searches by.
-
-    Raises:
-        InputError: there are fewer than two engines, weights for another number of them, or engines
-            over different corpora.
     """
 
     def __init__(self, engines: Sequence[Index], config: FusionConfig | None = None) -> None:
@@ -82,9 +75,6 @@ class FusedIndex:
         """The k passages with the highest sums; of equal sums, the lowest numbers.
 
         With a filter, each engine ranks only what agrees with it.
-
-        Raises:
-            InputError: k is below 1, or as an engine's search does.
         """
         check_k(k)
         hits = [engine.search(queries, self.config.depth, where) for engine in self.engines]

@@ -30,10 +30,6 @@ def read_judged_queries(text: str) -> tuple[list[JudgedQuery], list[ReadReport]]
     Args:
         text: `path,split;path,split`, see `data.dataset_parts`. A path is a file or a folder of
             this machine; of a file, the split may only give a slice, such as train[:100].
-
-    Raises:
-        InputError: the string or a part cannot be read, a query is not of its form, no query of a
-            part is usable, or two queries have the same id.
     """
     found: dict[str, JudgedQuery] = {}
     reports = []

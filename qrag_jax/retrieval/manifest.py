@@ -88,10 +88,6 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
 
     Args:
         wanted: values that fields must have, such as `engine="exact"`.
-
-    Raises:
-        InputError: it is missing or damaged, has an unknown format, or a field differs; or the
-            folder has a link that leads out of it.
     """
     path = folder / NAME
     try:
@@ -138,11 +134,7 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
 
 
 def settings_as(kind: type[Settings], settings: Any, folder: Path) -> Settings:
-    """Settings of an engine in a manifest, as a dataclass that checks them.
-
-    Raises:
-        InputError: they cannot be used; names the folder's manifest.
-    """
+    """Settings of an engine in a manifest, as a dataclass that checks them."""
     try:
         return made(kind, settings)
     except ValueError as error:
@@ -153,11 +145,7 @@ def settings_as(kind: type[Settings], settings: Any, folder: Path) -> Settings:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compares the folder's files with the manifest.
-
-    Raises:
-        InputError: a name leaves the folder, or a file is missing, or has another size.
-    """
+    """Compares the folder's files with the manifest."""
     check_sizes(folder, manifest.files, f"restore it from a backup, or {_AGAIN}")
 
 
@@ -169,7 +157,6 @@ def replaced_files(folder: Path, engine: str, corpus: Corpus) -> Iterator[Path]:
     they were for those who map them. The folder then has no manifest: `finish` writes one.
 
     Raises:
-        InputError: the folder holds an index of another engine or corpus, or a damaged manifest.
         OSError: a file cannot be written.
     """
     if (folder / NAME).exists():

@@ -67,11 +67,7 @@ class Rules:
     title_separator: str = TITLE_SEPARATOR
 
     def check(self) -> None:
-        """Refuses what cannot be searched exactly.
-
-        Raises:
-            InputError: positions cannot be had over a corpus, or settings do not fit together.
-        """
+        """Refuses what cannot be searched exactly."""
         kind = self.placement.kind
         if kind not in (NO_POSITIONS, RELATIVE, *BY_NUMBER):
             raise InputError(
@@ -136,9 +132,6 @@ class MultiStepSearch:
             positions other than "none" every step reads all its vectors (`scan`).
         towers: the retriever's encoders.
         rules: how it searches.
-
-    Raises:
-        InputError: see `Rules.check`.
     """
 
     def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
@@ -160,10 +153,6 @@ class MultiStepSearch:
         Args:
             steps: most steps, of all questions or of each; None: as many as in training.
             where: only passages whose metadata agree are taken.
-
-        Raises:
-            InputError: more steps than in training, or fewer than 1; the filter has an unknown
-                field; or the engine or a server fails.
         """
         limits = self._limits(len(questions), steps)
         size = max(_STATES // self.rules.beam.beam, 1)

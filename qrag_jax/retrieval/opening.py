@@ -41,9 +41,6 @@ class IndexAt:
         engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
         url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
             built.
-
-    Raises:
-        InputError: there is no such engine, or a URL for another one.
     """
 
     folder: Path
@@ -70,9 +67,6 @@ class IndexAt:
         Args:
             usable: the engines that the asker can use, the preferred one first.
             otherwise: what can be done where the folder has none of them.
-
-        Raises:
-            InputError: the folder has no such index, or the engine is not usable.
         """
         there = self._engines()
         if not there:
@@ -100,11 +94,7 @@ class IndexAt:
 
     @property
     def encoder(self) -> str:
-        """The digest of what embedded the vectors.
-
-        Raises:
-            InputError: the folder has no vectors.
-        """
+        """The digest of what embedded the vectors."""
         return read_manifest(self._vectors).encoder
 
     def open(self, encoder: str | None = None) -> Index:
@@ -112,9 +102,6 @@ class IndexAt:
 
         Args:
             encoder: the digest that vectors must be of; None: any.
-
-        Raises:
-            InputError: there is no such index, or as the engine's `open`.
         """
         if self.engine in OF_VECTORS:
             return self.open_vectors(encoder)

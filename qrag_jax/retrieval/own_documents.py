@@ -66,11 +66,7 @@ class OwnRetriever(Protocol):
     """Searches each question's own documents. Several threads may share it."""
 
     def find(self, wanted: Sequence[Wanted[D]]) -> list[tuple[D, ...] | Failure]:
-        """The documents of each search, best first; of equal ones, the first come first.
-
-        Raises:
-            InputError: fewer than 1 document is wanted.
-        """
+        """The documents of each search, best first; of equal ones, the first come first."""
 
 
 def own_retriever(
@@ -87,9 +83,6 @@ def own_retriever(
         scorer: of `semantic`, `hybrid` and `interleaved`; others do not use it.
         bm25: how words are found and weighed.
         fusion: of `hybrid`; its weights, if any, are BM25's and the scorer's.
-
-    Raises:
-        InputError: the name is unknown, its scorer is missing, or a package of BM25 is.
     """
     if name not in RETRIEVERS:
         raise InputError(f"config.tools.retriever is {name!r}; use one of {', '.join(RETRIEVERS)}.")

@@ -48,11 +48,7 @@ class Corpus(Protocol):
         """The passages with these numbers."""
 
     def matching(self, where: Where) -> np.ndarray:
-        """bool `[passages]`: those whose metadata agree with every field of `where`.
-
-        Raises:
-            InputError: no passage has a field of that name.
-        """
+        """bool `[passages]`: those whose metadata agree with every field of `where`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +83,7 @@ class Index(Protocol):
     corpus: Corpus
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest scores, of those whose metadata agree with `where`.
-
-        Raises:
-            InputError: the queries lack what the engine searches by, or do not fit its vectors.
-        """
+        """The k passages with the highest scores, of those whose metadata agree with `where`."""
 
 
 class VectorIndex(Index, Protocol):
@@ -107,9 +99,6 @@ def engine_library(module: str, package: str, extra: str) -> Any:
     Args:
         package: that it is installed with, as in `pip install package`.
         extra: ours that asks for this package; also the engine's name.
-
-    Raises:
-        InputError: it is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -90,9 +90,6 @@ class RemoteEngineConfig:
     """Section `engine`: a search service on the web.
 
     An NCBI API key for PubMed is read from the environment variable NCBI_API_KEY alone.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     service: str = PUBMED  # pubmed, or clinical_trials (ClinicalTrials.gov)
@@ -292,9 +289,6 @@ class RemoteEngine:
     Attributes:
         config: as given.
         title: the service's name, for people.
-
-    Raises:
-        InputError: the API key cannot be one, or would go unencrypted over the network.
     """
 
     def __init__(self, config: RemoteEngineConfig) -> None:
@@ -339,9 +333,6 @@ class RemoteEngine:
 
         Equal queries are asked once, with the largest number wanted. Ctrl-C ends it when the
         requests in flight have ended.
-
-        Raises:
-            InputError: fewer than 1 document is wanted, or a last day is no date.
         """
         most: dict[tuple[str, str], int] = {}
         for each in wanted:
@@ -457,11 +448,7 @@ class RemoteEngine:
 
 
 def check_day(day: str, what: str) -> None:
-    """Checks a date; "" is no limit.
-
-    Raises:
-        InputError: it is none of the form YYYY-MM-DD; the message begins with `what`.
-    """
+    """Checks a date; "" is no limit."""
     if not day:
         return
     try:

@@ -89,9 +89,6 @@ class QdrantServer:
         attempts: to ask for one thing, at most, while the server cannot be reached or is broken.
         pause: seconds before the second attempt; doubles up to 8 s.
         timeout: seconds for one attempt.
-
-    Raises:
-        InputError: a field cannot be used; no message has a password in it.
     """
 
     url: str = "http://127.0.0.1:6333"
@@ -130,9 +127,6 @@ class QdrantLayout:
         on_disk: whether the float32 numbers are read from disk where they are needed.
         m: links of a vector in the HNSW graph; 0: no graph, and every search reads all vectors.
         ef_construct: candidates for these links.
-
-    Raises:
-        InputError: a field is too low.
     """
 
     shards: int = 1
@@ -157,9 +151,6 @@ class QdrantSearch:
         rescore: whether hits by 8 bits are scored again in float32; scores are else coarse.
         oversampling: this many times k are found by 8 bits for this; at least 1.
         ties: the most passages that are asked for to put those with equal scores in order.
-
-    Raises:
-        InputError: a field is too low.
     """
 
     exact: bool = False
@@ -197,9 +188,6 @@ class QdrantTarget:
         Args:
             text: settings of the three kinds, such as "shards=16,replicas=2,exact=true".
             of_server: further settings of the server.
-
-        Raises:
-            InputError: a setting is unknown, or its value cannot be used.
         """
         kinds = (QdrantServer, QdrantLayout, QdrantSearch)
         defaults: dict[str, Any] = {
@@ -298,11 +286,6 @@ class QdrantIndex:
             encoder: a digest of what embedded the passages; "": unknown.
             told: called with the number of passages that were handed to the client, before each
                 batch; what it raises breaks the upload off.
-
-        Raises:
-            InputError: qdrant-client is not installed; there are not as many vectors as passages,
-                or one of them holds NaN or an infinite number; the collection exists and was made
-                from another thing; or the server cannot be reached, fails or refuses.
         """
         if not isinstance(vectors, Vectors):
             vectors = Vectors([checked(vectors, "the index")])
@@ -339,11 +322,6 @@ class QdrantIndex:
                 that is another machine, no API key may be exported, which would go there.
             search: None: as it was saved.
             encoder: the digest that its vectors must be of; None: any.
-
-        Raises:
-            InputError: the folder's index is of another engine, corpus or encoder; the collection
-                is not there, is not that of the index, or lacks passages; only the folder names the
-                server, and there is an API key; or as `build`.
         """
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given).settings
@@ -370,11 +348,7 @@ class QdrantIndex:
         return self._ask("get_collection").status == _models().CollectionStatus.GREEN
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products; see `protocol.Index`.
-
-        Raises:
-            InputError: as there; or the server cannot be reached, fails or refuses.
-        """
+        """The k passages with the highest inner products; see `protocol.Index`."""
         given = query_vectors(queries, self._made.width)
         check_k(k)
         only = None if where is None else self._filter_of(where)
@@ -396,7 +370,6 @@ class QdrantIndex:
 
         Raises:
             IndexError: there is no passage of such a number.
-            InputError: the collection lacks one; or the server cannot be reached or fails.
         """
         wanted = check_numbers(numbers, len(self.corpus))
         unique, places = np.unique(wanted, return_inverse=True)
@@ -607,9 +580,6 @@ class _Connection:
         server: as given.
         client: the library's own.
         what: names the collection in errors; without a key.
-
-    Raises:
-        InputError: the library is not installed, or the API key cannot be one.
     """
 
     def __init__(self, server: QdrantServer) -> None:
@@ -637,10 +607,6 @@ class _Connection:
 
         Args:
             what: names the call in errors.
-
-        Raises:
-            InputError: the server cannot be reached or is broken, also after all attempts; or it
-                refuses the key or the request.
         """
         attempt = 0
         while True:

@@ -37,11 +37,7 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
 
 
 def check_k(k: int) -> None:
-    """Refuses a search for no passage.
-
-    Raises:
-        InputError: k is below 1.
-    """
+    """Refuses a search for no passage."""
     if k < 1:
         raise InputError(f"k is {k}; ask for 1 passage at least.")
 

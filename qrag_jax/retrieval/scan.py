@@ -48,9 +48,6 @@ def scan(
         states: float32 `[S, width]`.
         taken: the numbers of the passages taken in each state.
         placement: where passages stand; "none" gives the plain inner products.
-
-    Raises:
-        InputError: as `Corpus.matching` raises it.
     """
     count = len(index.corpus)
     allowed = None if where is None else index.corpus.matching(where)
@@ -115,9 +112,6 @@ class ScanIndex:
         corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`.
         encoder: a digest of what embedded them, for the manifest.
-
-    Raises:
-        InputError: there are not as many vectors as passages.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:
@@ -128,11 +122,7 @@ class ScanIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> ScanIndex:
-        """The index of a folder.
-
-        Raises:
-            InputError: the folder's index is of another engine or corpus, or is not whole.
-        """
+        """The index of a folder."""
         manifest, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
         return cls(corpus, vectors, manifest.encoder)
 

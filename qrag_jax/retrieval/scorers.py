@@ -123,9 +123,6 @@ def rerank_documents(
     Returns:
         The numbers are places in the question's own list. Where the scorer failed, the documents
         keep their order, with scores of 0.
-
-    Raises:
-        InputError: k is below 1.
     """
     check_k(k)
     failed = np.zeros(len(queries), bool)

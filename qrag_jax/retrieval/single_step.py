@@ -38,22 +38,14 @@ class SingleStepSearch:
         self.index, self.encoder = index, encoder
 
     def check(self, question: str) -> None:
-        """Refuses a question that the engine cannot read, for which a search would find nothing.
-
-        Raises:
-            InputError: a query of the Boolean engine is malformed.
-        """
+        """Refuses a question that the engine cannot read, for which a search would find nothing."""
         if isinstance(self.index, BooleanIndex):
             parse_boolean(question)
 
     def search(
         self, questions: Sequence[str], k: int, where: Where | None = None
     ) -> list[list[Hit]]:
-        """The k best passages of each question, best first; each has the step 1.
-
-        Raises:
-            InputError: as the engine raises it.
-        """
+        """The k best passages of each question, best first; each has the step 1."""
         vectors = self.encoder(questions) if self.encoder else None
         hits = self.index.search(Queries(list(questions), vectors), k, where)
         return [self._hits(*found(hits, query)) for query in range(len(questions))]

@@ -21,9 +21,6 @@ class TorchTower:
         folder: as `qrag_jax.export` wrote it.
         device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
         pad_id: the padding token.
-
-    Raises:
-        InputError: torch or sentence-transformers is not installed, or cannot read the folder.
     """
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:

@@ -66,11 +66,7 @@ class RowForm:
 
     @property
     def question_tokens(self) -> int:
-        """The tokens that are kept of a question, so that every state fits the tower.
-
-        Raises:
-            InputError: nothing is.
-        """
+        """The tokens that are kept of a question, so that every state fits the tower."""
         others = self.max_chunks * (self.max_chunk_tokens_in_state + 1)
         room = self.state_tokens - len(self.state_opening) - 1 - others
         if room < 1:
@@ -111,22 +107,14 @@ class Towers:
     chunk: RowEncoder
 
     def states(self, states: Sequence[State]) -> np.ndarray:
-        """float32 `[states, width]`.
-
-        Raises:
-            InputError: a server does not give the vectors.
-        """
+        """float32 `[states, width]`."""
         texts = {text: 0 for state in states for text in (state.question, *state.chunks)}
         ids = dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))
         rows = [self.form.state(ids[s.question], [ids[text] for text in s.chunks]) for s in states]
         return self.state(rows)
 
     def chunks(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `[texts, width]`, before any rotation.
-
-        Raises:
-            InputError: a server does not give the vectors.
-        """
+        """float32 `[texts, width]`, before any rotation."""
         return self.chunk([self.form.chunk(ids) for ids in self.tokenizer.encode(texts)])
 
     def cut(self, questions: Sequence[str]) -> list[int]:

@@ -41,9 +41,6 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
 
     Args:
         wanted: as `manifest.read_manifest` has them.
-
-    Raises:
-        InputError: the manifest does not fit, or a file is missing or cut short.
     """
     manifest = read_manifest(folder, **wanted)
     check_files(folder, manifest)
@@ -96,7 +93,6 @@ class VectorParts:
         """Makes the folder, or goes on with one that was begun.
 
         Raises:
-            InputError: it was begun with other values, or holds an index.
             OSError: it cannot be written.
         """
         if (self.folder / manifests.NAME).exists():
@@ -138,7 +134,6 @@ class VectorParts:
         """Writes the vectors `[passages of the part, width]` of a part, then its note.
 
         Raises:
-            InputError: a vector holds NaN or an infinite number.
             OSError: the disk is full.
         """
         first, count = self.passages(number).start, len(self.passages(number))

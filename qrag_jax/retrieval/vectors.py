@@ -61,9 +61,6 @@ def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
     Args:
         what: names them in errors.
         width: theirs; None: any.
-
-    Raises:
-        InputError: they are no such array, or hold NaN or an infinite number.
     """
     array = np.asarray(vectors)
     if array.dtype not in DTYPES.values():
@@ -87,9 +84,6 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
         vectors: `[n, width]`.
         what: names them in the error.
         first: the number of the first.
-
-    Raises:
-        InputError: there is one; the message has the vector's number.
     """
     size = max(_PIECE // vectors.shape[1], 1)
     for start in range(0, len(vectors), size):
@@ -120,11 +114,7 @@ def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    """float32 `[queries, width]`.
-
-    Raises:
-        InputError: the queries have no vectors, or those of another encoder.
-    """
+    """float32 `[queries, width]`."""
     if queries.vectors is None:
         raise InputError(
             "the queries have no vectors, by which this engine searches; embed them first."

@@ -62,10 +62,6 @@ def states_on(
     Args:
         by: one of `state.KEYS`.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
-
-    Raises:
-        InputError: there is no question, too many of them lack a gold page, or their data do not
-            know what pages are keyed by.
     """
     if not questions:
         raise InputError(

@@ -25,9 +25,6 @@ def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
     Args:
         port: 0: a free one.
         exposed: the address may be one that other machines reach.
-
-    Raises:
-        InputError: the address is not of this machine, is taken, or is not to be exposed.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(

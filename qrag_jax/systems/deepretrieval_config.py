@@ -44,11 +44,7 @@ PPO, GRPO = ALGORITHMS = ("ppo", "grpo")
 
 @dataclasses.dataclass(frozen=True)
 class QueriesConfig:
-    """Section `queries`: what is rewritten.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `queries`: what is rewritten."""
 
     # Training queries: "talkative", made here; or parts of data, path,split;path,split: folders in
     # BEIR's layout, each with a corpus of its own, or files of rows, which search `search.corpus`
@@ -85,11 +81,7 @@ class QueriesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WritingConfig:
-    """Section `writing`: how a query is asked for.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `writing`: how a query is asked for."""
 
     # rewrite_pico, rewrite_bm25, rewrite_boolean, rewrite_dense, rewrite_plain or bare_rewrite
     # (nothing but the query); or a file .txt of your own
@@ -110,11 +102,7 @@ class WritingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """Section `rollout`: how episodes are played.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `rollout`: how episodes are played."""
 
     attempts: int = 2  # an episode that fails is played again, so often in all
     max_failed_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
@@ -137,11 +125,7 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `eval`."""
 
     samples: int = 300  # fixed queries scored during training, 0: all
     greedy: bool = True  # the likeliest tokens; False: sampled as in training
@@ -259,11 +243,7 @@ class RewriteConfig:
     @classmethod
     @refusing_types("the config")
     def of(cls, config: ConfigDict) -> RewriteConfig:
-        """Reads the settings of a config.
-
-        Raises:
-            InputError: a field is unknown, or its value is wrong for any data.
-        """
+        """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
         stages = tuple(config.stages)
         if stages not in (STAGES, STAGES[:1], STAGES[1:]):

@@ -16,11 +16,7 @@ MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """Section `env`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `env`."""
 
     # Id of an installed environment; then config.questions, tasks and rubric are not read, and the
     # reward is its own. "": the questions and tools of the other sections
@@ -47,27 +43,15 @@ class EnvironmentConfig:
         self.renders()
 
     def given(self) -> dict[str, Any]:
-        """The arguments.
-
-        Raises:
-            InputError: they are no JSON object.
-        """
+        """The arguments."""
         return _object(self.arguments, "arguments")
 
     def renders(self) -> dict[str, Any] | None:
-        """The settings of a renderer; None: ours.
-
-        Raises:
-            InputError: they are no JSON object.
-        """
+        """The settings of a renderer; None: ours."""
         return _object(self.renderer, "renderer") if self.renderer else None
 
     def interpreter(self) -> str:
-        """The Python that has verifiers.
-
-        Raises:
-            InputError: none is named, and that of `make verifiers` is not there.
-        """
+        """The Python that has verifiers."""
         if self.python:
             return str(Path(self.python).expanduser().absolute())
         made = Path(MADE).absolute() / "bin" / "python"

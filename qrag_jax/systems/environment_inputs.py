@@ -107,11 +107,7 @@ class EnvironmentInputs:
 
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
-    """Starts the process, prepares the model, and looks at the first prompts.
-
-    Raises:
-        InputError: the environment or the model cannot be used, or they do not go together.
-    """
+    """Starts the process, prepares the model, and looks at the first prompts."""
     if jax.process_count() > 1:
         raise InputError(
             f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
@@ -191,11 +187,7 @@ def _loaded(
 
 
 def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
-    """Tasks to train and to score; where there are none to score, some of the others are held out.
-
-    Raises:
-        InputError: there are none to train.
-    """
+    """Tasks to train and to score; where there are none to score, some of the others are held out."""
     trains, scored = about.sizes["train"], about.sizes["eval"]
     if env.tasks:
         trains = min(trains, env.tasks)

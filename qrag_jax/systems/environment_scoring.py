@@ -46,7 +46,6 @@ def score_environment(workdir: Path, given: ConfigDict, options: PlayOptions) ->
     """Scores the run's checkpoint and the untrained weights; returns the summary.
 
     Raises:
-        InputError: the run or the environment cannot be used, or a file is of other settings.
         Stopped: a signal came; the same command goes on.
         FeedbackLost: too many episodes fail.
     """

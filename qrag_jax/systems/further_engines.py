@@ -32,7 +32,6 @@ def make_engine(
         stop: checked after every batch that is sent.
 
     Raises:
-        InputError: the vectors are not finished, a library is missing, or a server cannot be used.
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
     """

@@ -39,11 +39,7 @@ WITHOUT_MODEL = (SCRIPTED, OWN)  # agents that ask no language model of ours
 
 @dataclasses.dataclass(frozen=True)
 class StateConfig:
-    """Section `state`: what the query encoder reads.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `state`: what the query encoder reads."""
 
     stateful: bool = True  # original question, history and query; False: the query alone
     instruction: bool = True  # a first line "Instruct: …", as Qwen3-Embedding was trained with
@@ -55,11 +51,7 @@ class StateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """Section `agent`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `agent`."""
 
     # scripted follows the data's own decompositions, without a model; react, search_r1 and planner
     # ask the language model of section llm; own is the generator of config.agent.path
@@ -122,11 +114,7 @@ class QuestionsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Section `reward`.
-
-    Raises:
-        InputError: the mixture cannot be read.
-    """
+    """Section `reward`."""
 
     mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, llm, relevance, …
 
@@ -149,11 +137,7 @@ class RerankerConfig:
 
     @property
     def client(self) -> ClientConfig:
-        """Settings of its client.
-
-        Raises:
-            InputError: a field cannot be used.
-        """
+        """Settings of its client."""
         return ClientConfig(
             self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
         )
@@ -161,11 +145,7 @@ class RerankerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentEvalConfig:
-    """Section `eval`.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `eval`."""
 
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: int = 500  # fixed questions scored during training, 0: all
@@ -249,11 +229,7 @@ class HarrConfig:
     @classmethod
     @refusing_types("the config")
     def of(cls, config: ConfigDict) -> HarrConfig:
-        """Reads the settings of a config.
-
-        Raises:
-            InputError: a field is unknown, or its value is wrong for any data.
-        """
+        """Reads the settings of a config."""
         name = config.algorithm
         if name not in ALGORITHMS:
             raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")

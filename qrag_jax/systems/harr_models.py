@@ -129,7 +129,6 @@ class HarrModels:
 
         Raises:
             Stopped: the run is told to stop.
-            InputError: the server cannot be started.
         """
         if self._pending is not None and self._open is None:
             self._open = self._pending.ready(stop)
@@ -188,9 +187,6 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     """Opens the models that a run asks; they end with the block.
 
     A server of our own starts while the caller goes on.
-
-    Raises:
-        InputError: a field cannot be used, or a server that is to run already does not.
     """
     weights, own = config.reward.rewards.weights, None
     used = load_prompts(config.agent)

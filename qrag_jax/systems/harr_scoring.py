@@ -71,8 +71,6 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
     """Scores the run's checkpoint; returns the summary.
 
     Raises:
-        InputError: the run, its data or its checkpoint cannot be used, or a log is of other
-            settings.
         Stopped: a signal came; the same command goes on.
         FeedbackLost: the agent's language model is gone, or too many episodes break.
     """
@@ -127,11 +125,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
 
 
 def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
-    """The trained parameters of a run's checkpoint "best" or "last", and its step.
-
-    Raises:
-        InputError: there is none, or it cannot be restored.
-    """
+    """The trained parameters of a run's checkpoint "best" or "last", and its step."""
     template = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         system.inputs.encoder.trained,

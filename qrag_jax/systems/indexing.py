@@ -74,9 +74,6 @@ class IndexSettings:
         part: passages embedded and written at a time; 0: as many as suit the devices.
         workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it. A
             program that uses processes needs the line `if __name__ == "__main__":`.
-
-    Raises:
-        InputError: a value is unknown or out of range.
     """
 
     engine: str = EXACT
@@ -135,7 +132,6 @@ def index_corpus(
         stop: checked after every part.
 
     Raises:
-        InputError: the corpus or its folder cannot be used, or `out` was begun with others.
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
     """
@@ -339,7 +335,6 @@ class _Embedding:
         """Writes a part of this host when it is computed; returns `passages`, those of all hosts'.
 
         Raises:
-            InputError: see `VectorParts.write`.
             OSError: the disk is full.
         """
         rows = running.rows

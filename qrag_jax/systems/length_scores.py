@@ -79,9 +79,6 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
         one result for each length. `stories` is the number of stories in the split, `fits` the
         number of those that are short enough. `em_shortest` is the fact EM of the same questions at
         the shortest length; None if some of them were not asked there.
-
-    Raises:
-        InputError: the run's documents cannot be made that long, or a log has other settings.
     """
     config, chunks, samples = run.config, options.chunks, options.samples
     params, step = run.trained(options.checkpoint)

@@ -79,9 +79,6 @@ def load_inputs(
         trains: else there are no training questions.
         pool: a folder for the pooled passages of the config's questions; None: the run's, which is
             written by what trains.
-
-    Raises:
-        InputError: the data, the corpus or the model cannot be used, or do not fit the config.
     """
     asked = config.questions
     is_made, dev = asked.train == BRIDGE, _dev(config)

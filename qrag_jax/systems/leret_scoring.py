@@ -56,8 +56,6 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
     """Scores the run's checkpoint; returns the summary.
 
     Raises:
-        InputError: the run, its checkpoint or the questions cannot be used, or a log is of other
-            settings.
         Stopped: a signal came; the same command goes on with the ways that are left.
     """
     given = given.copy_and_resolve_references()

@@ -66,10 +66,6 @@ def with_negatives(
         config: with the folder of an index.
         run: its folder keeps what was found.
         separator: between a passage's title and its text.
-
-    Raises:
-        InputError: the index cannot be used or searched so, a source draws its documents anew, or
-            the run has begun with other data.
     """
     for name, samples in loaded.by_source.items():
         if isinstance(samples, LazySamples):
@@ -170,11 +166,7 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
 
 
 def _opened(config: NegativesConfig) -> Search:
-    """What `config.search` names.
-
-    Raises:
-        InputError: it cannot search the index.
-    """
+    """What `config.search` names."""
     # This module opens runs, which read their inputs by the module that imports this one.
     from qrag_jax.systems.plain_search import PlainEncoder, open_plain
 

@@ -123,9 +123,6 @@ class QRagConfig:
 
         Args:
             scoring: the run is not trained further, so it needs no language model.
-
-        Raises:
-            InputError: a field is unknown, or its value is wrong for any data.
         """
         parts = LAYOUT.parts(config)
         reward = _filled_reward(config.reward)
@@ -177,11 +174,7 @@ class QRagConfig:
         )
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
-        """Number of questions per optimizer step of a stage on one host.
-
-        Raises:
-            InputError: the batch does not split evenly.
-        """
+        """Number of questions per optimizer step of a stage on one host."""
         if stage == PQN or self.imitate is None:
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
@@ -290,11 +283,7 @@ def load_config(path: Path) -> ConfigDict:
 
 
 def resume_config(given: ConfigDict, run: Run) -> None:
-    """Fills the open fields of `given` from the saved config of the run, if the run has begun.
-
-    Raises:
-        InputError: the run has begun with another config.
-    """
+    """Fills the open fields of `given` from the saved config of the run, if the run has begun."""
     if run.has_begun:
         saved = load_config(run.config_path)
         fill_from_saved(given, saved)

@@ -89,9 +89,6 @@ def load_inputs(
         service: gives a language model's rewards, and must be able to score the samples; None
             without a language model.
         platform: the devices that compute.
-
-    Raises:
-        InputError: the data or the encoder cannot be used, or do not fit the config.
     """
     if not run.has_begun:
         check_origin(config.encoder)
@@ -152,11 +149,7 @@ def load_inputs(
 
 
 def _check_facts(loaded: LoadedSamples) -> None:
-    """Refuses training questions from which imitation learns nothing.
-
-    Raises:
-        InputError: some name no supporting facts.
-    """
+    """Refuses training questions from which imitation learns nothing."""
     for name, samples in loaded.by_source.items():
         if isinstance(samples, LazySamples):
             continue  # such sources make their facts

@@ -39,11 +39,7 @@ _SHOWN = 12  # digits of a digest in messages
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """Section `search`: what queries find.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `search`: what queries find."""
 
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
@@ -106,9 +102,6 @@ def open_query_search(
             and a pool that differs takes its place.
 
     Raises:
-        InputError: there is no passage, a run that has begun has a pool of other passages or with
-            other settings of BM25, a file of the corpus has changed since it was written, or as
-            `corpus_search.open_corpus`.
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
     """
@@ -161,9 +154,6 @@ def check_same_corpus(old: str, new: str) -> None:
 
     Args:
         old, new: digests of corpora, then and now.
-
-    Raises:
-        InputError: they differ.
     """
     if old != new:
         raise InputError(

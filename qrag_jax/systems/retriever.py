@@ -52,18 +52,10 @@ class Backend(Protocol):
         """The digest of the exported tower of chunks."""
 
     def passage_encoder(self) -> PassageEncoder:
-        """Embeds the passages of an index.
-
-        Raises:
-            InputError: this backend does not.
-        """
+        """Embeds the passages of an index."""
 
     def embedded(self, encoder: str) -> bool:
-        """Whether an index with this digest of its encoder has the vectors of this tower.
-
-        Raises:
-            InputError: this backend cannot know.
-        """
+        """Whether an index with this digest of its encoder has the vectors of this tower."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +70,6 @@ class LoadSettings:
         device: of torch, such as "cuda:0"; "": the best one.
         endpoints: where an export's towers are served.
         per_step: passages found at each step (`multi_step.Rules`).
-
-    Raises:
-        InputError: a value is unknown, or two do not fit together.
     """
 
     backend: str = JAX
@@ -117,11 +106,7 @@ class Deployment:
     settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
 
     def open(self) -> Retriever:
-        """The retriever.
-
-        Raises:
-            InputError: see `Retriever.load` and `Retriever.open`.
-        """
+        """The retriever."""
         retriever = Retriever.load(self.folder, self.settings)
         if self.index:
             retriever.open(self.index, self.engine, self.url)
@@ -141,9 +126,6 @@ class Retriever:
         backend: computes the towers.
         origin: the folder that it comes from, for messages.
         settings: as it was loaded.
-
-    Raises:
-        InputError: its positions cannot be had over a corpus (`multi_step.Rules.check`).
     """
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
@@ -174,10 +156,6 @@ class Retriever:
         Args:
             folder: that `qrag_jax.export` wrote, or that of a run.
             settings: how its towers are computed; None: by jax.
-
-        Raises:
-            InputError: the folder holds none, it cannot be computed so, or its positions cannot be
-                had over a corpus.
         """
         path, settings = Path(folder).expanduser(), settings or LoadSettings()
         exported = (path / RETRIEVER).is_file()
@@ -226,9 +204,6 @@ class Retriever:
             corpus: file or folder of passages (`systems.indexing`).
             folder: of the index.
             settings: how the index is built.
-
-        Raises:
-            InputError: the corpus or the folder cannot be used, or the backend is not jax.
         """
         encoder = self._backend.passage_encoder()
         from qrag_jax.systems.indexing import index_corpus
@@ -246,19 +221,11 @@ class Retriever:
             engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
             url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
                 built.
-
-        Raises:
-            InputError: see `open_at`.
         """
         self.open_at(IndexAt(Path(folder).expanduser(), engine, url))
 
     def open_at(self, index: IndexAt) -> None:
-        """Opens an index.
-
-        Raises:
-            InputError: the folder holds no finished index, or one of another tower of chunks; or
-                the engine cannot be used.
-        """
+        """Opens an index."""
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
@@ -310,9 +277,6 @@ class Retriever:
             threshold: a search ends before a passage whose Q is not above it; None: the
                 retriever's own, `-math.inf`: never.
             where: only passages whose metadata agree are taken: field → value, or list of values.
-
-        Raises:
-            InputError: no index is open; or see `MultiStepSearch.search`.
         """
         asked = [questions] if isinstance(questions, str) else list(questions)
         if topk is not None and topk < 1:
@@ -336,11 +300,7 @@ class Retriever:
 
     @property
     def multi_step(self) -> MultiStepSearch:
-        """The search over the open index, by the retriever's own rules.
-
-        Raises:
-            InputError: no index is open.
-        """
+        """The search over the open index, by the retriever's own rules."""
         return self._with_rules(self.rules)
 
     def _with_rules(self, rules: Rules) -> MultiStepSearch:

@@ -30,11 +30,7 @@ OWN = "own"  # folder of the collection without a name, which files of rows sear
 
 @dataclasses.dataclass(frozen=True)
 class RewriteSearchConfig:
-    """Section `search`: what queries find.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `search`: what queries find."""
 
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
     # OR, NOT, parentheses and phrases; remote asks the service of section engine
@@ -77,11 +73,7 @@ class RewriteSearchConfig:
             self.of_index("")
 
     def of_index(self, index: str) -> SearchConfig:
-        """The same for one index; "": a corpus in the run's folder.
-
-        Raises:
-            InputError: a field cannot be used.
-        """
+        """The same for one index; "": a corpus in the run's folder."""
         return SearchConfig(
             index=index,
             engine=self.engine,
@@ -176,9 +168,6 @@ def passages_of(path: str) -> Iterable[Passage]:
     """The documents of a corpus file, or of a folder in BEIR's layout, without those of no word.
 
     Old collections have some; no search could find them.
-
-    Raises:
-        InputError: it cannot be read; names file and line.
     """
     empty = 0
     for each in read_corpus(Path(path).expanduser()):

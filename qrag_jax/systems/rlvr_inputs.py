@@ -139,9 +139,6 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
 
     Args:
         trains: else there are no training questions.
-
-    Raises:
-        InputError: the data or the model cannot be used, or do not fit the config.
     """
     tools = config.tools
     agent = ToolAgent(

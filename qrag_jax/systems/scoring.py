@@ -80,9 +80,6 @@ def check_own_data(workdir: Path, saved: ConfigDict, given: ConfigDict) -> None:
         workdir: the run's folder.
         saved: the run's config.
         given: the same config, possibly with other values.
-
-    Raises:
-        InputError: a field that says which data are read, and how they are cut, differs.
     """
     old, new = flat(saved.to_dict()), flat(given.to_dict())
     differing = [
@@ -101,11 +98,7 @@ def check_own_data(workdir: Path, saved: ConfigDict, given: ConfigDict) -> None:
 
 
 def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint and the encoder it started from; returns the summary.
-
-    Raises:
-        InputError: the run, its data or its checkpoint cannot be used.
-    """
+    """Scores the run's checkpoint and the encoder it started from; returns the summary."""
     config, workdir = run.config, run.workdir
     hold_out = options.hold_out and not config.eval.path
     loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
@@ -232,11 +225,7 @@ def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) ->
 
 
 def training_seconds(workdir: Path) -> float | None:
-    """How long the run was trained; None: nobody knows.
-
-    Raises:
-        InputError: the note on it is damaged.
-    """
+    """How long the run was trained; None: nobody knows."""
     path = workdir / "training.json"
     if not path.exists():
         return None

@@ -147,7 +147,6 @@ class ServedPolicy:
 
         Raises:
             Stopped: the run is told to stop.
-            InputError: the server cannot be started, or cuts texts into other tokens.
         """
         if self._client is not None:
             return
@@ -218,7 +217,6 @@ class ServedPolicy:
         Raises:
             Stopped: the run is told to stop.
             FeedbackLost: the server was given up.
-            InputError: the server refuses the weights.
         """
         published = self._publish(weights.params, str(weights.updates), self.watch(stop))
         assert self._sampler is not None
@@ -296,8 +294,6 @@ class ServedPolicy:
             The mean distance, in nats a token.
 
         Raises:
-            InputError: the server lacks token ids or log-probabilities of the distribution drawn
-                from, or has another model, tokenizer or temperature, or no adapters.
             Stopped: the run is told to stop.
         """
         self._check_tokenizer(prompts[0])
@@ -350,9 +346,6 @@ def open_served(
 
     Args:
         workdir: the folder of the server's log; of several hosts each has a log of its own.
-
-    Raises:
-        InputError: a field cannot be used, or a server that is to run already does not.
     """
     products = model.loaded.model.trunk.precision.products
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)

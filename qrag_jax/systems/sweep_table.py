@@ -43,11 +43,7 @@ class RunScores:
 
 
 def scores_of(workdir: Path) -> RunScores:
-    """The scores of the newest evaluation of a run.
-
-    Raises:
-        InputError: it is not scored, or its log cannot be read.
-    """
+    """The scores of the newest evaluation of a run."""
     place = places.find([workdir])[0]
     if place.log is None or place.log.kind not in _READERS:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
@@ -152,9 +148,6 @@ def scored(plan: Plan, folder: Path, score: str = "") -> Scored:
 
     Args:
         score: which one; "": the one that sums up a run of the system.
-
-    Raises:
-        InputError: no run has the score, or a log cannot be read.
     """
     runs: dict[str, dict[int, Questions]] = {}
     why_not: dict[str, str] = {}

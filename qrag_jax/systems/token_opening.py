@@ -48,11 +48,7 @@ class Opening(Generic[System]):
     load: Callable[[Any, Path, Mesh], Any]
 
     def check(self, given: ConfigDict) -> None:
-        """Refuses values that are wrong for any data.
-
-        Raises:
-            InputError: a field is unknown, or its value makes no sense.
-        """
+        """Refuses values that are wrong for any data."""
         self.config(given)
 
     def before_devices(
@@ -73,12 +69,7 @@ class Opening(Generic[System]):
         dry: bool = False,
         devices: Sequence[jax.Device] | None = None,
     ) -> Iterator[System]:
-        """Opens the system, and the server that samples if the config has one; see `systems`.
-
-        Raises:
-            InputError: the run has another config, several hosts cannot do what the config says,
-                or the data or the model cannot be used.
-        """
+        """Opens the system, and the server that samples if the config has one; see `systems`."""
         if run.has_begun:
             run.check_config(self.saved(run.config_path), given, self.free, self.paths)
         config = self.config(given)

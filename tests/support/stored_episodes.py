@@ -40,7 +40,7 @@ from qrag_jax.rollouts.played_units import PlayCounts, PlaySettings, Scored, Uni
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
-from tests.environments.verifiers_pythons import PYTHONS
+from tests.environments.verifiers_pythons import PYTHON
 
 PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
 ROOM, TURN, SIDE_BY_SIDE = 4000, 1000, 16
@@ -109,7 +109,7 @@ def stored(folder: Path, count: int) -> dict[str, Any]:
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     rewards, seconds = {}, {}
-    for way, play in (("in process", _in_process), ("v1", _over)):
+    for way, play in (("in process", _in_process), ("verifiers", _over)):
         rewards[way], seconds[way] = play(way, folder, tokenizer, told)
     return {"rewards": rewards, "seconds": seconds}
 
@@ -154,7 +154,6 @@ def _over(
         "rubric": RUBRIC,
     }
     fields = {
-        "protocol": way,
         "id": "musique-multihop",
         "arguments": arguments,
         "model": "policy",
@@ -163,7 +162,7 @@ def _over(
         "harness": "direct",
         "renderer": None,
     }
-    process = EnvironmentProcess(ProcessSpec(PYTHONS[way], folder / f"{way}.log", fields))
+    process = EnvironmentProcess(ProcessSpec(PYTHON, folder / f"{way}.log", fields))
     renderer = ChatRenderer(tokenizer, HERMES)
     units = [
         Unit("train", number, (np.array([number, 0], np.uint32),)) for number in range(len(told))

@@ -26,10 +26,6 @@ def read_questions(path: Path) -> Iterator[Asked]:
 
     Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
     perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
-
-    Raises:
-        InputError: the file cannot be read, is a table of another kind, or has a record without a
-            question.
     """
     if path.name.endswith(SUFFIXES):
         for where, record in read_records(path):

@@ -44,11 +44,7 @@ class Story:
 
 
 def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
-    """Returns the file of a task's split, and the name of the part: train, valid, dev or test.
-
-    Raises:
-        InputError: the task is unknown, `folder` is not a folder, or it has no such file.
-    """
+    """Returns the file of a task's split, and the name of the part: train, valid, dev or test."""
     if task not in TASKS:
         raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
     found = find_story_file(folder, task, split)
@@ -63,9 +59,6 @@ def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] |
 
     It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
     or not, in `folder` or in its sub-folder `babi`.
-
-    Raises:
-        InputError: `folder` is not a folder.
     """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
@@ -78,13 +71,7 @@ def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] |
 
 
 def read_stories(path: Path) -> list[Story]:
-    """Returns one story for each question of a file, in its order.
-
-    Raises:
-        InputError: the file cannot be read, has no question, or has a line that breaks the format:
-            no number, no text, a number out of order, a question without tab, answer or supporting
-            ids, or a supporting id that is not a statement before the question.
-    """
+    """Returns one story for each question of a file, in its order."""
     stories = list(_stories(path))
     if not stories:
         raise InputError(f"{path} has no question; give a bAbI file.")

@@ -37,9 +37,6 @@ def read_documents(folder: Path) -> Iterator[Document]:
     """Yields the documents of a folder in the file's order, a line at a time.
 
     It does not look for two documents of one name: that takes all names in memory.
-
-    Raises:
-        InputError: the folder has no corpus, or a line is not a document; names file and line.
     """
     for where, record in read_records(_one_of(folder, ["corpus.jsonl"])):
         name, text = _text(where, record, "_id"), _text(where, record, "text")
@@ -58,12 +55,7 @@ def is_collection(folder: Path) -> bool:
 
 
 def read_queries(folder: Path, split: str = "") -> dict[str, str]:
-    """The queries' texts by `_id`: those of the split if it has a file of its own, else all.
-
-    Raises:
-        InputError: the folder has no queries, a line is not a query or has no text, or two queries
-            have one name; names file and line.
-    """
+    """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
         name, text = _text(where, record, "_id"), _text(where, record, "text")
@@ -76,21 +68,13 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
 
 
 def queries_path(folder: Path, split: str = "") -> Path:
-    """The file with the queries of a split if it has its own, else the one with those of all.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The file with the queries of a split if it has its own, else the one with those of all."""
     names = [f"queries_{split}.jsonl"] if split else []
     return _one_of(folder, [*names, "queries.jsonl"])
 
 
 def qrels_path(folder: Path, split: str) -> Path:
-    """The file with the judgements of a split, such as "test".
-
-    Raises:
-        InputError: there is none.
-    """
+    """The file with the judgements of a split, such as "test"."""
     return _one_of(folder, [f"qrels/{split}.tsv", f"qrels_{split}.tsv"])
 
 

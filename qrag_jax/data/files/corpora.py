@@ -49,9 +49,6 @@ class Columns:
         Args:
             columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
             metadata: names with commas between them; "*": all; "": none.
-
-        Raises:
-            InputError: a part is not `id=`, `title=` or `text=` with a name.
         """
         given: dict[str, str] = {}
         for part in filter(None, columns.split(",")):
@@ -66,11 +63,7 @@ class Columns:
         return cls(**given, metadata=kept)
 
     def of(self, record: Mapping[str, Any], where: str) -> Columns:
-        """The columns with the names of ids and texts settled by the first record.
-
-        Raises:
-            InputError: the record lacks one.
-        """
+        """The columns with the names of ids and texts settled by the first record."""
         name = self._one(record, where, "id", NAMES)
         return dataclasses.replace(self, id=name, text=self._one(record, where, "text", TEXTS))
 
@@ -99,9 +92,6 @@ def corpus_files(path: Path) -> list[Path]:
     Args:
         path: a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
             of whose files with known suffixes are the corpus, by name.
-
-    Raises:
-        InputError: there is none, or its name has no known suffix.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give a corpus' file or folder.")
@@ -133,12 +123,6 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     Args:
         path: see `corpus_files`.
         columns: the names of the fields; None: the usual ones.
-
-    Raises:
-        InputError: a file cannot be read (see `read_records`), lacks a column, or a record has no
-            id, something else than a text as its title or text, or a further field that JSON
-            cannot hold; names file, line and field. Or no record has the title's column that is
-            named, which is known at the end.
     """
     columns = columns or Columns()
     titled = not columns.title

@@ -18,10 +18,6 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]
     """Pairs (where, record) of an open CSV file; `where` has the line on which the row ends.
 
     Cells are texts; an empty cell is None.
-
-    Raises:
-        InputError: the file is not UTF-8 or not CSV, a name stands twice in the first line, or a
-            row has not as many cells as the first line; names file and line.
     """
     # The library's own limit is for the whole process, and too low for the chunks of a document.
     csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))

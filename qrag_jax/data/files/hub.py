@@ -25,11 +25,7 @@ class HubPath(NamedTuple):
 
     @classmethod
     def parse(cls, path: str) -> HubPath | None:
-        """The data set that a path names; None: it is a file or folder.
-
-        Raises:
-            InputError: it has no name, or too many parts.
-        """
+        """The data set that a path names; None: it is a file or folder."""
         if not path.startswith(MARK):
             return None
         repo, *rest = (part.strip() for part in path.removeprefix(MARK).split(","))
@@ -48,9 +44,6 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
         repo: hub name, e.g. "hotpotqa/hotpot_qa".
         config: the data set's configuration; None if it has only one.
         split: the hub's name of the split, e.g. "validation".
-
-    Raises:
-        InputError: the optional package `datasets` is missing, or the split cannot be loaded.
     """
     try:
         import datasets  # optional, slow to import

@@ -34,10 +34,6 @@ def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
     Args:
         where: the row's place, such as "train.jsonl:17".
         row: the object.
-
-    Raises:
-        InputError: the row is of neither form, a field has the wrong type, there is no text, or a
-            date cannot be read; names file, line and field.
     """
     if "query" in row:
         text, field = _text(where, "query", row["query"]), "relevant_doc_ids"

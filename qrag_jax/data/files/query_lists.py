@@ -38,12 +38,7 @@ class ListedQuery(NamedTuple):
 
 
 def read_query_list(path: Path) -> list[ListedQuery]:
-    """The queries of a file, in its order.
-
-    Raises:
-        InputError: the file cannot be read or holds no query, a line is not of its form, or two
-            queries of a collection have one id; names file and line.
-    """
+    """The queries of a file, in its order."""
     if path.name.endswith(TEXT):
         rows = _texts(path)
     elif path.name.endswith(SUFFIXES):

@@ -19,11 +19,7 @@ _ROWS = 1024  # in memory at a time
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Pairs (where, record) of a Parquet file; `where` has the row, from 1.
-
-    Raises:
-        InputError: the package pyarrow is missing, or the file is empty or cannot be read.
-    """
+    """Pairs (where, record) of a Parquet file; `where` has the row, from 1."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -60,11 +56,6 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     names of its columns in the first line; its cells are texts, or None if they are empty. A
     `.parquet` file needs the package pyarrow. The number in `where` is the line; for a list or a
     table it is the number of the record, from 1.
-
-    Raises:
-        InputError: the file is missing, empty, cut short or too large, is not gzip, UTF-8, JSON,
-            CSV or Parquet as its name says, has none of the known suffixes, has a line that is far
-            too long, or holds something that is not an object.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -102,9 +93,6 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
         split: "train" or "dev".
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
-
-    Raises:
-        InputError: `path` is missing, or is a folder without a file of this split.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")

@@ -15,12 +15,7 @@ SUFFIXES = (".txt", ".txt.gz")
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file without its byte-order mark.
-
-    Raises:
-        InputError: the file cannot be opened, is cut short, is not gzip though its name says so,
-            is not UTF-8, or is too large to be read whole (see `bounded_files`).
-    """
+    """Returns the text of a UTF-8 file without its byte-order mark."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = bounded_files.whole(cast(BinaryIO, file), path)
@@ -40,11 +35,7 @@ def read_text(path: Path) -> str:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Returns the text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out.
-
-    Raises:
-        InputError: the folder does not exist or is a file.
-    """
+    """Returns the text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out."""
     if not folder.exists():
         raise InputError(f"{folder} does not exist; give a folder of .txt or .txt.gz files.")
     if not folder.is_dir():

@@ -229,11 +229,7 @@ TELLERS: dict[str, Callable[[Draw], Story]] = {
 
 
 def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
-    """The first `count` stories of a split; a larger `count` only appends stories.
-
-    Raises:
-        InputError: the task has no generator.
-    """
+    """The first `count` stories of a split; a larger `count` only appends stories."""
     if task not in TELLERS:
         raise InputError(
             f"the bAbI task is {task!r}, and without files there are only {', '.join(TELLERS)}; "

@@ -27,7 +27,6 @@ def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
     """Writes the digests of the books that training documents draw from; no file without books.
 
     Raises:
-        InputError: see `noise.books_of`.
         OSError: the file cannot be written.
     """
     found = {config.source: _digests(books_of(config, "train")) for config in backgrounds}
@@ -39,10 +38,6 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
     """Refuses dev books that the run in `workdir` was trained on.
 
     Runs without such a record, and backgrounds whose splits share all books, are not checked.
-
-    Raises:
-        InputError: there are such books, or the record is broken or cannot be read; see also
-            `noise.books_of`.
     """
     path = workdir / NAME
     if not path.exists():

@@ -51,9 +51,6 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
     Args:
         folder: the folder of `*.txt` and `*.txt.gz` files.
         field: the config field that names the folder, for messages.
-
-    Raises:
-        InputError: the folder has no books or no sentences, or a book cannot be read.
     """
     files = text_files(Path(folder))
     if not files:

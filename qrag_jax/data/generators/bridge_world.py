@@ -101,9 +101,6 @@ def bridge_question(
         split: "train" or "dev".
         index: from 0; any number of questions can be drawn.
         passages: how many passages it has, at least 4.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
     puzzle = bridge_puzzle(seed, split, index, passages)
     first, second = puzzle.chain

@@ -66,11 +66,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class NiahConfig:
-    """Section `data.sources.niah`: which documents to make if there are no files.
-
-    Raises:
-        InputError: a field is outside its range.
-    """
+    """Section `data.sources.niah`: which documents to make if there are no files."""
 
     preset: str = "multivalue"  # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
     keys: int = 0  # num_needle_k, raised to queries if lower; 0: the preset's
@@ -146,10 +142,6 @@ def read_documents(
         split: "train" or "dev".
         chunks: sentences of a document; 0: as the config says.
         count: number of documents, the first ones; 0: all.
-
-    Raises:
-        InputError: there are more needles than sentences, or too few sentences of noise; see also
-            `noise` and `distinct`.
     """
     knobs = config.knobs
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)

@@ -34,11 +34,7 @@ SINGULAR = {"words": "word", "numbers": "number", "uuids": "uuid"}
 
 
 def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
-    """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs.
-
-    Raises:
-        InputError: there are fewer than `count`.
-    """
+    """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs."""
     if kind == "uuids":
         digits = rng.bytes(16 * count).hex()
         return [_uuid(digits[i : i + 32]) for i in range(0, 32 * count, 32)]

@@ -98,11 +98,7 @@ class Noise:
         return line
 
     def check(self, count: int, repeats: int) -> None:
-        """Refuses documents that need more sentences than there are.
-
-        Raises:
-            InputError: `repeats` uses of each sentence give fewer than `count` sentences.
-        """
+        """Refuses documents that need more sentences than there are."""
         most = len(self.sentences) * repeats
         if repeats and count > most:
             raise InputError(
@@ -113,34 +109,20 @@ class Noise:
             )
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
-        """Indices in `sentences` of the noise of one document; see `Shelf.draw`.
-
-        Raises:
-            InputError: see `check`.
-        """
+        """Indices in `sentences` of the noise of one document; see `Shelf.draw`."""
         self.check(count, repeats)
         return self.shelf.draw(rng, count, repeats)
 
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
-    """The noise for documents of one split; each document takes `count` sentences of it.
-
-    Raises:
-        InputError: a folder has no books or no sentences, a book cannot be read, both splits would
-            need the same single book, or too few sentences are left.
-    """
+    """The noise for documents of one split; each document takes `count` sentences of it."""
     pool = _train(config, count) if split == "train" else _dev(config, count)
     pool.check(count, config.repeats)
     return pool
 
 
 def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
-    """The books that documents of a split draw from; none if the noise is invented.
-
-    Raises:
-        InputError: a folder has no books or no sentences, a book cannot be read, or both splits
-            would need the same single book.
-    """
+    """The books that documents of a split draw from; none if the noise is invented."""
     own = split == "dev" and config.dev not in ("", SHARED)
     return _books(config, split)[1] if own or config.train else ()
 
@@ -195,11 +177,7 @@ def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
 
 @functools.lru_cache(maxsize=8)
 def _without(pool: Noise, train: Noise) -> Noise:
-    """The pool without the sentences that training has.
-
-    Raises:
-        InputError: no sentence is left.
-    """
+    """The pool without the sentences that training has."""
     known = set(train.sentences)
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():

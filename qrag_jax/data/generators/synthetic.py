@@ -25,11 +25,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticConfig:
-    """Section `data.synthetic`: which questions to make.
-
-    Raises:
-        InputError: a field is outside its range.
-    """
+    """Section `data.synthetic`: which questions to make."""
 
     hops: tuple[int, ...] = (2, 3, 4)  # supporting passages, 2 to 4; each number is equally likely
     comparison: float = 0.2  # share of comparisons among questions of 2 and 4 hops
@@ -92,9 +88,6 @@ def puzzle_at(config: SyntheticConfig, split: Split, index: int) -> Puzzle:
 
     It depends only on the config, the split and the index. It is the same in every process and with
     every release of Python and numpy.
-
-    Raises:
-        InputError: when the split is unknown or the index negative.
     """
     if split not in SPLITS:
         raise InputError(f"synthetic data: split is {split!r}, give 'train' or 'dev'.")
@@ -108,11 +101,7 @@ def puzzle_at(config: SyntheticConfig, split: Split, index: int) -> Puzzle:
 
 
 def passages_at(config: SyntheticConfig, split: Split, index: int) -> Question:
-    """The `index`-th question of a split with its passages as titles and sentences.
-
-    Raises:
-        InputError: when the split is unknown or the index negative.
-    """
+    """The `index`-th question of a split with its passages as titles and sentences."""
     puzzle = puzzle_at(config, split, index)
     return Question(
         f"synthetic-{split}-{config.seed}-{index}",
@@ -124,11 +113,7 @@ def passages_at(config: SyntheticConfig, split: Split, index: int) -> Question:
 
 
 def sample_at(config: SyntheticConfig, split: Split, index: int) -> Sample:
-    """The `index`-th question of a split as a `Sample` of `config.chunks` chunks.
-
-    Raises:
-        InputError: when the split is unknown or the index negative.
-    """
+    """The `index`-th question of a split as a `Sample` of `config.chunks` chunks."""
     q = passages_at(config, split, index)
     return Sample(
         id=q.id,
@@ -141,11 +126,7 @@ def sample_at(config: SyntheticConfig, split: Split, index: int) -> Sample:
 
 
 def generate(config: SyntheticConfig, split: Split, count: int) -> list[Sample]:
-    """The first `count` questions of a split.
-
-    Raises:
-        InputError: when the split is unknown or the count negative.
-    """
+    """The first `count` questions of a split."""
     return [sample_at(config, split, i) for i in range(_counted(count, "count"))]
 
 
@@ -159,10 +140,6 @@ def write_corpus(folder: Path, source: Any, config: SyntheticConfig, train: int,
         config: which questions to make.
         train: number of questions in `train.jsonl`.
         dev: number of questions in `dev.jsonl`.
-
-    Raises:
-        InputError: the source has no `to_record`, a count is negative, or the folder cannot be
-            written to.
     """
     if not callable(getattr(source, "to_record", None)):
         name = getattr(source, "__name__", repr(source))

@@ -124,9 +124,6 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
         split: "train" or "dev".
         index: from 0; any number of questions can be drawn.
         clauses: how many it has about somebody else, one of `CLAUSES`.
-
-    Raises:
-        InputError: an argument is outside its range.
     """
     if clauses not in CLAUSES:
         raise InputError(

@@ -30,9 +30,6 @@ class BabilongConfig:
 
     Attributes:
         stories: folder of bAbI files (data.path); "": stories are generated.
-
-    Raises:
-        InputError: a field is outside its range.
     """
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
@@ -83,11 +80,7 @@ class Stories:
 
 
 def stories(config: BabilongConfig, split: Split) -> Stories:
-    """All stories of a split, however long.
-
-    Raises:
-        InputError: the files cannot be used (see `babi`), or the task cannot be generated.
-    """
+    """All stories of a split, however long."""
     if not config.stories:
         count = config.train if split == "train" else config.dev
         made = babi_stories.generate(config.task, split, count, config.seed)
@@ -116,11 +109,7 @@ class Fit:
 
 
 def fit(config: BabilongConfig, split: Split, chunks: int) -> Fit:
-    """How many stories fit documents of `chunks` chunks and the config's limit `most_facts`.
-
-    Raises:
-        InputError: see `stories`.
-    """
+    """How many stories fit documents of `chunks` chunks and the config's limit `most_facts`."""
     told = stories(config, split)
     most = min(chunks, config.most_facts or chunks)
     return Fit(sum(len(s.facts) <= most for s in told.items), len(told.items), most)
@@ -139,9 +128,6 @@ def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int 
         Samples that depend only on the config, the split, the length and the story's number. With
         `config.redraw`, training samples also depend on the epoch: noise and places change, but
         the story and the order of its facts stay.
-
-    Raises:
-        InputError: see `stories` and `noise`; also if no story fits.
     """
     return read_documents(config, split, chunks, count)[0]
 

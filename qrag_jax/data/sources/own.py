@@ -33,11 +33,7 @@ NEEDED = ("question", "chunks")
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Section `data.columns`: what the fields of your own data are called.
-
-    Raises:
-        InputError: a needed field has no name, or two fields have one name.
-    """
+    """Section `data.columns`: what the fields of your own data are called."""
 
     question: str = "question"  # the field with the question, a text
     chunks: str = "chunks"  # with the passages, a list of texts
@@ -60,11 +56,7 @@ class Columns:
 
     @classmethod
     def parse(cls, text: str) -> Columns:
-        """The columns as a flag has them, such as "question=query,chunks=passages".
-
-        Raises:
-            InputError: a part is not FIELD=NAME of a known field.
-        """
+        """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
         given: dict[str, str] = {}
         for part in filter(None, text.split(",")):
@@ -107,9 +99,6 @@ class Own:
         """The records of one file, as they are.
 
         The first must have the needed columns, and one at least each column that is renamed.
-
-        Raises:
-            InputError: a column is missing; names the file, the field, and the fields there are.
         """
         needed = {field: getattr(self.columns, field) for field in NEEDED}
         unseen = self.columns.renamed()
@@ -257,10 +246,6 @@ def own_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Args:
         spec: FILE.py:FUNCTION, called with `split`.
-
-    Raises:
-        InputError: the function cannot be used (see `own_code.load`), raises, gives something that
-            is no dict, or nothing at all.
     """
     code = own_code.load(spec, FIELD, ("split",))
     name, number = Path(spec.rpartition(":")[0]).name, 0

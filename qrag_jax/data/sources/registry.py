@@ -150,10 +150,6 @@ def load_samples(
         split: "train" or "dev".
         limit: stop after this many samples; 0 is no limit.
         columns: names of the fields of one's own data; None: the usual ones.
-
-    Raises:
-        InputError: the source is unknown, the files cannot be read (see `read_records`) or lack a
-            column, or no record is usable.
     """
     module = own.Own(columns or own.Columns()) if source == own.NAME else _module(source)
     records: Iterator[tuple[str, dict[str, Any]]]
@@ -218,9 +214,6 @@ def files_of(source: str, path: str, split: Split) -> list[Path]:
 
     Args:
         source: may be one of `OPEN_SOURCES`, too.
-
-    Raises:
-        InputError: the source is unknown, or there is no such file.
     """
     module: Files = OPEN_SOURCES[source] if source in OPEN_SOURCES else _module(source)
     folder = _source_folder(Path(path), split, module)
@@ -241,9 +234,6 @@ def mix_weights(
         sizes: number of training questions of each source. With it, a share is proportional to
             weight times size, so that equal weights pool the questions of all sources (as in
             Q-RAG's combined runs).
-
-    Raises:
-        InputError: there is no weight, or one is not a positive finite number.
     """
     if not weights:
         raise InputError("data.sources names no source; give one weight at least")

@@ -48,9 +48,6 @@ class RewriteAgent:
         k: documents that a query finds.
         readable: whether the search can read a query. One that it cannot read, such as an open
             parenthesis in a Boolean query, is not searched for.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     prompt: RewritePrompt

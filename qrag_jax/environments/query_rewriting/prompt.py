@@ -48,10 +48,6 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
         name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt.
         form: config.writing.form; a file needs it, and "" is the form of a named prompt.
         boolean: config.writing.boolean, for a file.
-
-    Raises:
-        InputError: there is no such prompt, a file's form is missing or unknown, or a named prompt
-            asks for something else.
     """
     if name.endswith(".txt"):
         if form not in FORMS:
@@ -87,9 +83,6 @@ class RewritePrompt:
 
     Attributes:
         prompt: with the slot `query`.
-
-    Raises:
-        InputError: the prompt has other slots.
     """
 
     prompt: Prompt

@@ -29,11 +29,7 @@ _STREAM = 14  # of `Draw`; 12 and 13 draw the questions of the two splits
 
 @dataclasses.dataclass(frozen=True)
 class RewriteStylesConfig:
-    """Section `styles`: shares of the styles of demonstrations, which sum to 1.
-
-    Raises:
-        InputError: a share is below 0, or shares do not sum to 1.
-    """
+    """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
 
     copy: float = 0.2  # the question as it is
     no_stop_words: float = 0.2  # its words without function words

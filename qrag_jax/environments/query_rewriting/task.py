@@ -27,9 +27,6 @@ class RewriteTask(ToolTask):
         grades: (document id, relevance) pairs; each document once, each relevance at least 1.
         collection: name of the collection that is searched, where there are several.
         until: YYYY-MM-DD, the last day of publication that a search engine may find; "": any.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     grades: tuple[tuple[str, int], ...] = ()
@@ -79,9 +76,6 @@ class RewriteTask(ToolTask):
             judgements: document id → relevance.
             answers: for rewards by the answers in the documents found.
             collection, until: see the class.
-
-        Raises:
-            InputError: a field cannot be used.
         """
         grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
         return cls(

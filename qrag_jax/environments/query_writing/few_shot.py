@@ -36,11 +36,7 @@ _RANKED_FROM = 0.5  # share of a candidate's tries that must be scored
 
 @dataclasses.dataclass(frozen=True)
 class FewShotConfig:
-    """Section `few_shot`: how prompts with examples are made.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `few_shot`: how prompts with examples are made."""
 
     candidates: int = 12  # prompts that are tried in a round
     rounds: int = 1  # each further one makes examples by the best prompt of the one before
@@ -150,11 +146,7 @@ class Ranked:
 
 
 def split_questions(count: int, config: FewShotConfig) -> Split:
-    """Draws the questions of the bootstrap and of the ranking out of `count` ones.
-
-    Raises:
-        InputError: no question would be left to train on.
-    """
+    """Draws the questions of the bootstrap and of the ranking out of `count` ones."""
     first, then = config.bootstrap_questions, config.rank_questions
     if count <= first + then:
         raise InputError(
@@ -182,9 +174,6 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
         tries: all that are compared, by whatever prompts.
         hops: H.
         key: by what a page is known, one of `state.KEYS`.
-
-    Raises:
-        InputError: no try has full credit.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
     best: dict[tuple[str, int, tuple[str, ...]], float] = {}
@@ -223,9 +212,6 @@ def drawn_candidates(
         solved: see `full_credit`.
         config: how many sets of how many examples.
         number: of the round, from 1.
-
-    Raises:
-        InputError: there are fewer questions than examples in a set.
     """
     questions = len({each.question_id for each in solved})
     if questions < config.demonstrations:
@@ -278,9 +264,6 @@ def kept_variants(
         rounds: see `ranked`; later rounds come behind earlier ones where scores are equal.
         prompt: the bare one, by which examples are shown.
         most: how many, if there are so many.
-
-    Raises:
-        InputError: none is left beside the bare prompt.
     """
     every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
     kept: list[Variant] = []

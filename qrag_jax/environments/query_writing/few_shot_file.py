@@ -78,9 +78,6 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
 
     Args:
         template: fingerprint of the prompt that is in use.
-
-    Raises:
-        InputError: the file is missing or damaged, or its prompts are of another template.
     """
     try:
         said = bounded_json.load(path, finite=False)

@@ -63,9 +63,6 @@ class QueryPrompt:
         prompt: with the slots `question` and `passages`.
         variants: those beside the bare prompt; variant n is number n - 1 of them.
         passage_words: words of a passage that are shown, at most; 0: all.
-
-    Raises:
-        InputError: the prompt has other slots, or two ways to ask are the same.
     """
 
     prompt: Prompt

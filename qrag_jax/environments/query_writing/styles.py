@@ -37,11 +37,7 @@ Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
 
 @dataclasses.dataclass(frozen=True)
 class StylesConfig:
-    """Section `styles`: shares of the styles of demonstrations, which sum to 1.
-
-    Raises:
-        InputError: a share is outside its range, or shares do not sum to 1.
-    """
+    """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
 
     question: float = 0.25  # the whole question at every hop
     entity: float = 0.25  # the name of the first entity at every hop

@@ -154,11 +154,7 @@ class Agent(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long an episode may be.
-
-    Raises:
-        InputError: a field is below 1.
-    """
+    """How long an episode may be."""
 
     max_hops: int = 4  # retrievals; after the last one a final answer is asked for
     max_turns: int = 5  # Search-R1: replies of the model before that, unusable ones included

@@ -42,11 +42,7 @@ class OwnAgent:
 
     @classmethod
     def load(cls, path: str, limits: Limits) -> OwnAgent:
-        """Runs the file.
-
-        Raises:
-            InputError: see `own_code.load`.
-        """
+        """Runs the file."""
         return cls(own_code.load(path, PATH, TAKES), limits)
 
     def play(self, task: Task) -> Play:

@@ -40,9 +40,6 @@ class Planner:
         reader: reads the passages.
         generation: how steps and the answer are sampled.
         limits: `max_hops` counts.
-
-    Raises:
-        InputError: a prompt has other slots.
     """
 
     steps: Prompt

@@ -54,9 +54,6 @@ class ReAct:
         reader: reads the passages.
         generation: how the planner's replies and the final answer are sampled.
         limits: `max_hops` counts.
-
-    Raises:
-        InputError: a prompt has other slots.
     """
 
     planner: Prompt

@@ -23,9 +23,6 @@ class Reader:
     Attributes:
         prompt: with the slots `question` and `passages`.
         generation: how replies are sampled.
-
-    Raises:
-        InputError: the prompt has other slots.
     """
 
     prompt: Prompt

@@ -33,9 +33,6 @@ class Scripted:
     Attributes:
         decompositions: by the question's id.
         limits: `max_hops` counts.
-
-    Raises:
-        InputError: a decomposition has more hops than `limits.max_hops`.
     """
 
     decompositions: Mapping[str, Decomposition]
@@ -50,11 +47,7 @@ class Scripted:
                 )
 
     def play(self, task: Task) -> Play:
-        """One episode.
-
-        Raises:
-            InputError: the question has no decomposition.
-        """
+        """One episode."""
         if task.id not in self.decompositions:
             raise InputError(
                 f"question {task.id} has no decomposition, without which the scripted agent cannot "

@@ -73,9 +73,6 @@ class SearchR1:
         generation: how replies are sampled; `max_tokens` counts for each turn.
         limits: both count.
         extra: further fields of the requests, such as `chat_text.HAS_SPECIAL_TOKENS`.
-
-    Raises:
-        InputError: the prompt has other slots.
     """
 
     prompt: Prompt

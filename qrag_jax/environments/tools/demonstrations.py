@@ -30,11 +30,7 @@ _SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class DemonstrationsConfig:
-    """Section `demonstrations`: shares of what episodes do. Those of one decision sum to 1.
-
-    Raises:
-        InputError: a share is below 0, or shares do not sum to 1.
-    """
+    """Section `demonstrations`: shares of what episodes do. Those of one decision sum to 1."""
 
     search_entity: float = 0.6  # the first query is the first entity's name,
     search_question: float = 0.2  # or the question,

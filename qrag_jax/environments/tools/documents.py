@@ -43,11 +43,7 @@ _ORDINALS = {
 
 @dataclasses.dataclass(frozen=True)
 class TasksConfig:
-    """Section `tasks`: what becomes of a data set's questions.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """Section `tasks`: what becomes of a data set's questions."""
 
     noise_rate: float = 1.0  # chance of each document that is not needed to stay
     noise_seed: int = 0  # of that choice, with the question's id
@@ -73,11 +69,7 @@ class TasksConfig:
 def tasks_of(
     samples: Iterable[Sample | TitledSample], config: TasksConfig | None = None
 ) -> list[ToolTask]:
-    """The tasks of all questions within the limits of hops.
-
-    Raises:
-        InputError: as `task_of`, two questions have one id, or none is left.
-    """
+    """The tasks of all questions within the limits of hops."""
     config = config or TasksConfig()
     tasks: dict[str, ToolTask] = {}
     fewest, most = 0, 0
@@ -104,9 +96,6 @@ def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> 
 
     A document with a title reads as a heading of it, a line break and the rest. Without titles, a
     document is the whole chunk.
-
-    Raises:
-        InputError: the question has no answer.
     """
     config = config or TasksConfig()
     titled = given if isinstance(given, TitledSample) else untitled(given)

@@ -48,9 +48,6 @@ class ToolTask:
         documents: the question's own; () if the agent searches a corpus.
         hops: how many supporting documents the question needs.
         gold_ids: ids of the supporting documents in a corpus; () for own documents.
-
-    Raises:
-        InputError: two documents have one id, or a task with own documents has `gold_ids`.
     """
 
     id: str

@@ -86,9 +86,6 @@ class ToolAgent:
         most: how many a search may ask for; more are not given. Where it is `top_n`, the tool has
             no such argument.
         role: of the messages that answer calls.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     prompt: Prompt

@@ -24,11 +24,7 @@ _LOST = "What would have been taken before training is not here: "
 
 
 def run_of(place: Place) -> ShownRun:
-    """The run with its curves.
-
-    Raises:
-        InputError: its metrics cannot be read.
-    """
+    """The run with its curves."""
     system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
     name, notes = place.name, []
     if place.metrics is None:
@@ -55,9 +51,6 @@ def section_of(place: Place, most: int) -> Section | None:
 
     Args:
         most: episodes to show, spread evenly over the log; 0: all.
-
-    Raises:
-        InputError: a log cannot be read.
     """
     if place.log is None:
         return None

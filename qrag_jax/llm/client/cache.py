@@ -40,9 +40,6 @@ class AnswerCache:
 
     Attributes:
         skipped: number of answers not looked up, because another process held the file.
-
-    Raises:
-        InputError: the file cannot be made, is damaged, or is a database of something else.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:

@@ -37,9 +37,6 @@ class Client:
 
     Attributes:
         config: the settings, as given.
-
-    Raises:
-        InputError: the API key is not set, or the cache's file cannot be used.
     """
 
     def __init__(

@@ -31,9 +31,6 @@ class ClientConfig:
             share it if it is on a local disk.
         api_key_env: name of the environment variable with the API key; "": no key is needed.
         prefix: put before the fields' names in messages, such as "config.llm." or "--llm.".
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     url: str
@@ -71,11 +68,7 @@ class ClientConfig:
         return is_local(self.url)
 
     def api_key(self) -> str:
-        """The key from the environment; "" if none is needed.
-
-        Raises:
-            InputError: the variable is not set, or holds characters that no key has.
-        """
+        """The key from the environment; "" if none is needed."""
         return read_key(self.api_key_env, f"{self.prefix}api_key_env")
 
 

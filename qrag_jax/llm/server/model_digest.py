@@ -46,9 +46,6 @@ def model_digest(
 
     Returns:
         16 hexadecimal digits; "" if there is no such folder.
-
-    Raises:
-        InputError: a file cannot be read; the message names it.
     """
     if not folder.is_dir():
         return ""
@@ -89,9 +86,6 @@ def served_version(
         The folder's digest, followed by a digest of dtype and arguments if they are not the
         defaults. For a model on the hub, only the second part, because its present weights are not
         known here.
-
-    Raises:
-        InputError: a file cannot be read; the message names it.
     """
     weights = model_digest(Path(server["model"]).expanduser(), cache, log)
     dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))

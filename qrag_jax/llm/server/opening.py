@@ -103,9 +103,6 @@ def open_model(config: LlmConfig, place: Place, seed: int, log: Log) -> Iterator
     Args:
         seed: of sampling if the temperature is not 0 and `config.seed` is None.
         log: receives lines for people.
-
-    Raises:
-        InputError: a field cannot be used, or a server that is to run already does not.
     """
     llm = dataclasses.asdict(config)
     client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # checks fields
@@ -138,9 +135,6 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
     Yields:
         A function that waits until it answers; it raises `Stopped` if the run is to stop first.
-
-    Raises:
-        InputError: a server that is to run already does not.
     """
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
@@ -159,11 +153,7 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
 
 def client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
-    """The client's settings.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
+    """The client's settings."""
     names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
     fields = {name: llm[name] for name in names}
     return ClientConfig(llm["url"], model, cache=str(cache or ""), prefix=PREFIX, **fields)

@@ -113,9 +113,6 @@ class Publisher:
                 of K steps before, K + 2: one may still be asked for when the next one comes.
             settings: what the server was started with; None: unknown, so its limits are not checked
                 before something is sent.
-
-        Raises:
-            InputError: the server cannot hold so many adapters.
         """
         if keep < 1:
             raise InputError(f"the publisher is to keep {keep} adapters; it must keep 1 at least.")
@@ -156,7 +153,6 @@ class Publisher:
             version: letters, digits, ".", "-" and "_"; never one that was published before.
 
         Raises:
-            InputError: the source or the version cannot be used; nothing was changed.
             PublishError: the server refused, or does not answer.
         """
         if not VERSION.fullmatch(version):
@@ -252,11 +248,7 @@ class Publisher:
             )
 
     def _write(self, source: Path | Mapping[str, np.ndarray], adapter: bool) -> Path:
-        """Writes the weights to a new folder of ours, with a name that was not used before.
-
-        Raises:
-            InputError: the files cannot be read or written; nothing is left of them.
-        """
+        """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
         building = target.with_suffix(".part")
@@ -335,11 +327,7 @@ class Publisher:
 
 
 def _rank(path: Path) -> int:
-    """The highest rank of an adapter, as PEFT's adapter_config.json gives it.
-
-    Raises:
-        InputError: the file cannot be read, or gives none.
-    """
+    """The highest rank of an adapter, as PEFT's adapter_config.json gives it."""
     try:
         fields = bounded_json.load(path)
         ranks = (fields["r"], *(fields.get("rank_pattern") or {}).values())
@@ -370,11 +358,7 @@ def _add_tied_head(folder: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors files, by name, read from the headers.
-
-    Raises:
-        InputError: there are no such files, or one is broken.
-    """
+    """The shapes of all tensors in a folder's safetensors files, by name, read from the headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob(WEIGHTS)):
         try:

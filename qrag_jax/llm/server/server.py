@@ -127,13 +127,7 @@ class Server:
         return inodes
 
     def start(self) -> Server:
-        """Starts the server and waits until it answers.
-
-        Raises:
-            InputError: its environment, port or log cannot be used; it died at start, was stopped,
-                or did not answer within `start_timeout`; or there is an API key and this system
-                does not show which process would get it. Nothing is left running.
-        """
+        """Starts the server and waits until it answers."""
         interpreter(self.config.python)
         self._told = listener.can_be_told()
         if not self._told and self.config.api_key_env:
@@ -344,11 +338,7 @@ class Server:
         return ""
 
     def _take_port(self) -> None:
-        """Keeps the port; if another process has it and the server may move, takes a free one.
-
-        Raises:
-            InputError: another process has the port, and the server may not move.
-        """
+        """Keeps the port; if another process has it and the server may move, takes a free one."""
         try:
             _free_port(self._port)
         except InputError as error:
@@ -367,11 +357,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free_port(port: int) -> int:
-    """Returns the port if it is free; for 0, returns any free port.
-
-    Raises:
-        InputError: another process has it, or it may not be taken.
-    """
+    """Returns the port if it is free; for 0, returns any free port."""
     with socket.socket() as probe:
         # As servers do: a port counts as free if its old connections are only closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

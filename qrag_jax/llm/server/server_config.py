@@ -47,9 +47,6 @@ class ServerConfig:
     `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
     the port can use them to stop the server or to make it read files. So do not use `publish` on a
     machine shared with users who are not trusted.
-
-    Raises:
-        InputError: a field cannot be used.
     """
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
@@ -107,11 +104,7 @@ class ServerConfig:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], **changes: Any) -> ServerConfig:
-        """Makes the settings from the fields of `config.llm.server`, with `changes`.
-
-        Raises:
-            InputError: a field is unknown or cannot be used.
-        """
+        """Makes the settings from the fields of `config.llm.server`, with `changes`."""
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := sorted(set(fields) - set(known)):
             raise InputError(f"{_field(unknown[0])} is unknown; there are {', '.join(known)}.")
@@ -128,11 +121,7 @@ class ServerConfig:
         return Path(self.model).expanduser().is_dir()
 
     def api_key(self) -> str:
-        """The key from the environment; "" if the server requires none.
-
-        Raises:
-            InputError: the variable is not set, or holds characters that no key has.
-        """
+        """The key from the environment; "" if the server requires none."""
         return read_key(self.api_key_env, _field("api_key_env"))
 
     def command(self, port: int) -> list[str]:
@@ -195,9 +184,6 @@ def interpreter(python: str) -> Path:
     """The absolute path of an environment's Python.
 
     It does not follow symbolic links, because Python finds its environment by the link's path.
-
-    Raises:
-        InputError: there is no such executable file.
     """
     path = Path(os.path.abspath(Path(python).expanduser()))
     if not (path.is_file() and os.access(path, os.X_OK)):

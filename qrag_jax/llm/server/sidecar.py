@@ -28,11 +28,7 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
-        """Checks that the server answers and serves the model.
-
-        Raises:
-            InputError: it does not answer, or serves other models.
-        """
+        """Checks that the server answers and serves the model."""
         reply = self._endpoint.get("/v1/models")
         if reply.status != 200:
             raise InputError(
@@ -78,9 +74,6 @@ def sidecar(
         api_key: key of a server that is already running.
         may_move: see `Server`.
         hooks: `log`, `on_down` and `on_up` of `Server`.
-
-    Raises:
-        InputError: a field cannot be used.
     """
     if llm.get("url"):
         return Existing(llm["url"], llm.get("model", ""), api_key)

@@ -54,9 +54,6 @@ class ChatRenderer:
         tokenizer: of Hugging Face.
         form: how calls are written, one of `FORMS`.
         thinking: see `scaffold_of`.
-
-    Raises:
-        InputError: the form is unknown.
     """
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:

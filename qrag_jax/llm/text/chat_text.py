@@ -20,11 +20,7 @@ HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
 
 
 def chat_tokenizer(tokenizer: str) -> Any:
-    """The tokenizer of the model that is served.
-
-    Raises:
-        InputError: it cannot be loaded, or has no chat template.
-    """
+    """The tokenizer of the model that is served."""
     try:
         loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -62,9 +58,6 @@ def in_template(template: str) -> Callable[[Messages], str]:
     Args:
         template: such as "<|im_start|>user\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n"; for a
             base model, "{prompt}".
-
-    Raises:
-        InputError: the template has not exactly one {prompt}.
     """
     if template.count(SLOT) != 1:
         raise InputError(

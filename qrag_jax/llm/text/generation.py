@@ -44,9 +44,6 @@ class Generation:
         Args:
             llm: the fields.
             prefix: put before the fields' names in error messages, such as "--llm.".
-
-        Raises:
-            InputError: a field cannot be used.
         """
         if llm["max_prompt_tokens"] and not llm["tokenizer"]:
             raise InputError(
@@ -125,9 +122,6 @@ def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callab
     Args:
         tokenizer: folder (or hub name) of the model that is served.
         enable_thinking: passed to the chat template; None leaves it to the template.
-
-    Raises:
-        InputError: the tokenizer cannot be loaded, or has no chat template.
     """
     loaded = chat_tokenizer(tokenizer)
     text = templated(loaded, enable_thinking)

@@ -73,11 +73,7 @@ class Prompt:
 
     @property
     def chunk_slot(self) -> str:
-        """The slot that takes the chunks.
-
-        Raises:
-            InputError: the prompt has none, or both.
-        """
+        """The slot that takes the chunks."""
         found = sorted(self.slots & set(CHUNK_SLOTS))
         if len(found) != 1:
             wanted = " or ".join(f"{{{slot}}}" for slot in CHUNK_SLOTS)
@@ -87,11 +83,7 @@ class Prompt:
         return found[0]
 
     def fill(self, texts: Mapping[str, str]) -> Messages:
-        """The messages with each slot replaced by its text.
-
-        Raises:
-            InputError: a slot has no text, or a text has no slot; the message names file and slot.
-        """
+        """The messages with each slot replaced by its text."""
         for slot in sorted(self.slots - set(texts)):
             raise InputError(
                 f"{self.path} has the slot {{{slot}}}, for which there is no text; remove it"
@@ -110,22 +102,13 @@ class Prompt:
         )
 
     def with_chunks(self, question: str, chunks: Sequence[str]) -> Messages:
-        """The messages with the question and the chunks, in the order given.
-
-        Raises:
-            InputError: the prompt has other slots than these two.
-        """
+        """The messages with the question and the chunks, in the order given."""
         joined = CHUNK_SLOTS[self.chunk_slot](chunks)
         return self.fill({"question": question, self.chunk_slot: joined})
 
 
 def load(name: str) -> Prompt:
-    """Loads the package's prompt `name`, or the file `name` if `name` ends in `.txt`.
-
-    Raises:
-        InputError: there is no such prompt or file, it is not UTF-8, it does not begin with a
-            message, or its last message is not the user's.
-    """
+    """Loads the package's prompt `name`, or the file `name` if `name` ends in `.txt`."""
     path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
     try:
         with path.open("rb") as file:
@@ -220,9 +203,6 @@ def fit(
     Returns:
         The fitted prompt, or `Failure` with cause "too_long" if the question does not fit even
         without any chunk.
-
-    Raises:
-        InputError: the prompt has other slots than `question` and one for chunks.
     """
 
     def shown(left_out: int, words: int = 0) -> Messages:

@@ -45,11 +45,7 @@ class Scaffold:
     _template: _Template
 
     def opening(self, messages: Messages) -> np.ndarray:
-        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak.
-
-        Raises:
-            InputError: the template refuses the messages.
-        """
+        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
         return self._template.ids(self._template.opened(messages))
 
     def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
@@ -64,7 +60,6 @@ class Scaffold:
             `[token]`, int32.
 
         Raises:
-            InputError: the template refuses the messages.
             ValueError: a user's message follows, and the template is not append-only.
         """
         if not self.append_only and any(role == "user" for role, _ in messages):
@@ -94,11 +89,6 @@ def scaffold_of(
         thinking: the template's option `enable_thinking`; None leaves it to the template. With
             False, what the template does to a turn that has thoughts is not looked at.
         options: further options of the template, such as `tools`, a list of JSON schemas.
-
-    Raises:
-        InputError: there is no chat template, or it refuses or drops messages of tools, does not
-            end a turn with a special token, or rewrites earlier turns even before messages of
-            tools. The message names the tokenizer and the fix.
     """
     name = getattr(tokenizer, "name_or_path", "") or "in use"
     if not tokenizer.chat_template:
@@ -135,11 +125,7 @@ class _Template:
     options: Mapping[str, Any]
 
     def opened(self, messages: Messages, fix: str = "give them in an order that it takes") -> str:
-        """The text of the messages and the opening of the model's turn.
-
-        Raises:
-            InputError: the template refuses the messages; the message ends with the fix.
-        """
+        """The text of the messages and the opening of the model's turn."""
         from jinja2 import TemplateError  # transformers needs it for templates alone
 
         turns = [
