@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from qrag_jax import train
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from tests.entry_points import Commands, losses, metric_lines, saved_state
-from tests.llm.model_server import Call, ModelServer, Reply
+from tests.llm.model_server import Call, ModelServer, Reply, supported_answers
 from tests.systems.parts import samples_of
 
 pytestmark = pytest.mark.long
@@ -44,25 +44,9 @@ def samples() -> dict[str, Sample]:
     return {sample.question: sample for split in splits for sample in split}
 
 
-def reads(samples: dict[str, Sample]) -> Callable[[Call], Reply]:
-    """A model that knows the answer if all supporting facts stand in the prompt."""
-
-    def script(call: Call) -> Reply:
-        prompt = call.prompt
-        question = prompt.rpartition("Question: ")[2]
-        if "Given answer:" in prompt:
-            judged = question.splitlines()
-            return Reply(f"Final answer: {'no' if 'unknown' in judged[-1] else 'yes'}")
-        sample = samples[question]
-        found = all(sample.chunks[index].strip() in prompt for index in sample.support)
-        return Reply(f"Let me see.\n**Final answer:** {sample.answers[0] if found else 'unknown'}")
-
-    return script
-
-
 @pytest.fixture
 def server(samples: dict[str, Sample]) -> Iterator[ModelServer]:
-    with ModelServer(reads(samples)) as running:
+    with ModelServer(supported_answers(samples)) as running:
         yield running
 
 
@@ -82,7 +66,7 @@ def undisturbed(
 ) -> Path:
     """A finished run, two batches stale."""
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    with ModelServer(reads(samples)) as server:
+    with ModelServer(supported_answers(samples)) as server:
         commands.succeed("train", *fields(server), f"--workdir={workdir}")
     return workdir
 
@@ -162,7 +146,7 @@ def test_faults_leave_no_trace(
     undisturbed: Path,
     tmp_path: Path,
 ) -> None:
-    good, faults, killed = reads(samples), [0], threading.Event()
+    good, faults, killed = supported_answers(samples), [0], threading.Event()
 
     def misbehaves(call: Call) -> Reply:
         if call.nth == 0 and faults[0] < 12 and call.number % 3 == 0:
@@ -213,7 +197,7 @@ def test_a_stopped_run_goes_on_with_what_was_in_flight(
     undisturbed: Path,
     tmp_path: Path,
 ) -> None:
-    good, workdir = reads(samples), tmp_path / "run"
+    good, workdir = supported_answers(samples), tmp_path / "run"
     given = [*fields(server), f"--workdir={workdir}", "--config.train.checkpoint_every=2"]
 
     def stops_answering(call: Call) -> Reply:
@@ -243,7 +227,7 @@ def test_a_stopped_run_goes_on_with_what_was_in_flight(
 def test_failed_episodes_are_masked_and_too_many_pause_the_run(
     server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
 ) -> None:
-    good, refused = reads(samples), sorted(samples)[::9]
+    good, refused = supported_answers(samples), sorted(samples)[::9]
     healthy = threading.Event()
 
     def script(call: Call) -> Reply:
@@ -328,7 +312,7 @@ def test_answers_that_cannot_be_read_end_the_run(
 def test_a_stop_during_the_last_evaluation(
     server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
 ) -> None:
-    good, workdir = reads(samples), tmp_path / "run"
+    good, workdir = supported_answers(samples), tmp_path / "run"
     given = [*fields(server), f"--workdir={workdir}", "--config.llm.cache=''"]
     seen: list[str] = []
 

@@ -53,9 +53,13 @@ class Inputs:
     def line(self, config: QRagConfig, mesh: Mesh) -> str:
         """One line for the screen: numbers of questions, steps and devices."""
         questions, train = sum(map(len, self.stores.values())), config.train
+        stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
+        if config.imitate:
+            imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
+            stages = [imitation, *stages] if train.steps > config.imitated else [imitation]
         return (
             f"{questions} training questions, {len(self.dev_indices)} scored every "
-            f"{train.eval_every} steps; {train.steps} steps of {train.batch_size} questions on "
+            f"{train.eval_every} steps; {', then '.join(stages)} on "
             f"{mesh.size} {Platform.of(mesh).kind} device(s)"
         )
 

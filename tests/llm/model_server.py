@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from qrag_jax.data.sample import Sample
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -187,6 +189,22 @@ class ModelServer:
         call = dataclasses.replace(call, nth=nth)
         self.calls.append(call)
         return call
+
+
+def supported_answers(samples: Mapping[str, Sample]) -> Callable[[Call], Reply]:
+    """Replies with the answer if all supporting facts of a question are in the prompt."""
+
+    def script(call: Call) -> Reply:
+        prompt = call.prompt
+        question = prompt.rpartition("Question: ")[2]
+        if "Given answer:" in prompt:
+            judged = question.splitlines()
+            return Reply(f"Final answer: {'no' if 'unknown' in judged[-1] else 'yes'}")
+        sample = samples[question]
+        found = all(sample.chunks[index].strip() in prompt for index in sample.support)
+        return Reply(f"Let me see.\n**Final answer:** {sample.answers[0] if found else 'unknown'}")
+
+    return script
 
 
 def _send(writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]) -> None:

@@ -1,0 +1,123 @@
+"""The tiny trainings whose numbers are pinned, and how they are run: `make pin` writes them again.
+
+A training is a config of `configs/` with a few steps, run by `qrag_jax.train` in this process. What
+is kept of it are its logged metrics at every step (loss, gradient norm, reward, return) and its
+scores after the last one; times, memory and counts of compiles are not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs import hotpotqa
+from qrag_jax import train
+from qrag_jax.data.sample import Sample
+from qrag_jax.systems.q_rag_config import complete
+from tests.entry_points import metric_lines
+from tests.llm.model_server import ModelServer, supported_answers
+from tests.systems.parts import samples_of
+
+VALUES = Path(__file__).parent / "trainings.json"
+MEASURED = ("train/", "eval/")  # keys that are kept
+Numbers = dict[str, list[float]]  # metric → values, oldest first
+
+
+class Pinned(NamedTuple):
+    """A training: its config file and variant, the fields that make it short, its stages."""
+
+    config: str
+    fields: Mapping[str, Any]
+    server: Callable[[], AbstractContextManager[Any]] | None = None
+
+
+_EVERY_STEP = {"train.log_every": 1, "train.checkpoint_every": 1000}
+_Q_RAG = _EVERY_STEP | {"train.steps": 12, "train.eval_every": 12}
+_HARR = _EVERY_STEP | {"train.steps": 10, "train.eval_every": 10}
+
+
+def _llm() -> AbstractContextManager[Any]:
+    """A server that answers if all supporting facts are in its prompt."""
+    config = hotpotqa.get_config("tiny")
+    samples = [*samples_of(config, "train").all, *samples_of(config, "dev").all]
+    answers: dict[str, Sample] = {sample.question: sample for sample in samples}
+    return ModelServer(supported_answers(answers))
+
+
+TRAININGS: Mapping[str, Pinned] = {
+    "q_rag": Pinned("hotpotqa:tiny", _Q_RAG),
+    "q_rag_imitate_pqn": Pinned(
+        "two_wiki:tiny", _Q_RAG | {"stages": ("imitate", "pqn"), "imitate.steps": 6}
+    ),
+    "q_rag_stop_answers": Pinned(
+        "own:tiny", _Q_RAG | {"reward.name": "answer_in_chunk", "env.stop_action": True}
+    ),
+    "q_rag_llm": Pinned(
+        "hotpotqa:tiny",
+        _Q_RAG | {"reward.name": "answer_em", "reward.penalize_extra_steps": False},
+        _llm,
+    ),
+    "harr_grpo": Pinned("harr_grpo:tiny", _HARR),
+    "harr_ppo": Pinned("harr_ppo:tiny", _HARR),
+    "rlvr": Pinned("rlvr:tiny", _EVERY_STEP | {"sft.steps": 8, "train.steps": 6}),
+    "leret": Pinned("leret:tiny", _EVERY_STEP | {"script.steps": 12}),
+    "deepretrieval": Pinned("deepretrieval:tiny", _EVERY_STEP | {"script.steps": 12}),
+}
+
+
+def run(name: str, workdir: Path) -> Numbers:
+    """Trains, and returns the numbers of all logged steps."""
+    pinned = TRAININGS[name]
+    file, _, variant = pinned.config.partition(":")
+    config = importlib.import_module(f"configs.{file}").get_config(variant).unlock()
+    if "stages" in pinned.fields:
+        config.stages = pinned.fields["stages"]
+        complete(config)
+    with pinned.server() if pinned.server else nullcontext() as server:
+        config.update_from_flattened_dict(dict(pinned.fields))
+        if server is not None:
+            complete(config)
+            config.llm.update(url=server.url, model="tiny")
+        assert train.train(config, workdir) == 0
+    numbers: Numbers = {}
+    for line in metric_lines(workdir):
+        for key, value in line.items():
+            if key.startswith(MEASURED):
+                numbers.setdefault(key, []).append(value)
+    return numbers
+
+
+def differences(numbers: Numbers, pinned: Numbers, tolerance: float) -> Iterator[str]:
+    """Where two runs differ by more than the tolerance times the largest value of a metric."""
+    for key in sorted(numbers.keys() | pinned.keys()):
+        one, other = numbers.get(key, []), pinned.get(key, [])
+        if len(one) != len(other):
+            yield f"{key}: {len(one)} values, pinned are {len(other)}"
+            continue
+        size = max((abs(value) for value in other), default=0.0)
+        for step, (value, expected) in enumerate(zip(one, other, strict=True)):
+            if not abs(value - expected) <= tolerance * max(size, 1e-3):
+                yield f"{key}, value {step}: {value!r}, pinned is {expected!r}"
+                break
+
+
+def pin() -> None:
+    """Writes the numbers of all trainings, or those named, and prints what changed."""
+    pinned = json.loads(VALUES.read_text()) if VALUES.exists() else {}
+    for name in sys.argv[1:] or TRAININGS:
+        with tempfile.TemporaryDirectory() as folder:
+            numbers = run(name, Path(folder) / "run")
+        for line in differences(numbers, pinned.get(name, {}), 1e-6):
+            print(f"{name}: {line}")
+        pinned[name] = numbers
+        VALUES.write_text(json.dumps({name: pinned[name] for name in sorted(pinned)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    pin()
