@@ -72,7 +72,7 @@ def analysed(place: Path, out: Path) -> None:
     [
         ("none", None, "none does not exist; give a folder"),
         ("other.jsonl", "{}\n", "holds no predictions"),
-        ("mine.jsonl", "{}\n", "'answers'"),
+        ("mine.jsonl", "{}\n", r"mine\.jsonl"),
         ("mine.jsonl", "no\n", r"mine\.jsonl"),
         ("mine.json", "no", r"mine\.json"),
         ("summary.json", "no", r"summary\.json"),

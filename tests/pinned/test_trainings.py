@@ -9,8 +9,8 @@ import pytest
 
 from tests.pinned.trainings import TRAININGS, VALUES, differences, run
 
-# Of the largest value of a metric. Processors and compiler flags differ by rounding; what it does to
-# a metric grows from step to step. An action that flips changes a mean reward by at least 0.03.
+# Of the largest value of a metric. Processors and compilers differ by rounding, whose effect grows
+# from step to step. An action that flips changes a mean reward by at least 0.03.
 TOLERANCE = 2e-3
 
 

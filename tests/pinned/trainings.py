@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.data.sample import Sample
-from qrag_jax.systems.q_rag_config import complete
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers
 from tests.systems.parts import samples_of
@@ -39,7 +38,7 @@ class Pinned(NamedTuple):
 
 _EVERY_STEP = {"train.log_every": 1, "train.checkpoint_every": 1000}
 _Q_RAG = _EVERY_STEP | {"train.steps": 12, "train.eval_every": 12}
-_HARR = _EVERY_STEP | {"train.steps": 10, "train.eval_every": 10}
+_HARR = _EVERY_STEP | {"train.steps": 10, "train.eval_every": 10, "policy.passages": 5}
 
 
 def _llm() -> AbstractContextManager[Any]:
@@ -65,7 +64,11 @@ TRAININGS: Mapping[str, Pinned] = {
     ),
     "harr_grpo": Pinned("harr_grpo:tiny", _HARR),
     "harr_ppo": Pinned("harr_ppo:tiny", _HARR),
-    "rlvr": Pinned("rlvr:tiny", _EVERY_STEP | {"sft.steps": 8, "train.steps": 6}),
+    "rlvr": Pinned(
+        "rlvr:tiny",
+        # So long that some answers have the form that is rewarded.
+        _EVERY_STEP | {"sft.steps": 60, "sft.batch_size": 8, "train.steps": 6},
+    ),
     "leret": Pinned("leret:tiny", _EVERY_STEP | {"script.steps": 12}),
     "deepretrieval": Pinned("deepretrieval:tiny", _EVERY_STEP | {"script.steps": 12}),
 }
@@ -76,15 +79,11 @@ def run(name: str, workdir: Path) -> Numbers:
     pinned = TRAININGS[name]
     file, _, variant = pinned.config.partition(":")
     config = importlib.import_module(f"configs.{file}").get_config(variant).unlock()
-    if "stages" in pinned.fields:
-        config.stages = pinned.fields["stages"]
-        complete(config)
     with pinned.server() if pinned.server else nullcontext() as server:
         config.update_from_flattened_dict(dict(pinned.fields))
         if server is not None:
-            complete(config)
             config.llm.update(url=server.url, model="tiny")
-        assert train.train(config, workdir) == 0
+        assert train.train(config.lock(), workdir) == 0
     numbers: Numbers = {}
     for line in metric_lines(workdir):
         for key, value in line.items():
@@ -116,7 +115,8 @@ def pin() -> None:
         for line in differences(numbers, pinned.get(name, {}), 1e-6):
             print(f"{name}: {line}")
         pinned[name] = numbers
-        VALUES.write_text(json.dumps({name: pinned[name] for name in sorted(pinned)}, indent=1) + "\n")
+        lines = (f"{json.dumps(each)}: {json.dumps(pinned[each])}" for each in sorted(pinned))
+        VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
