@@ -21,7 +21,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm docs test test-long test-slow nightly results test-sidecar test-trackers test-gpu gpu tpu sidecar \
+.PHONY: install train llm docs test test-long test-slow nightly pin results test-sidecar test-trackers test-gpu gpu tpu sidecar \
 	sidecar-cpu verifiers lint constraints audit release clean
 
 install: $(VENV)/.installed
@@ -69,6 +69,10 @@ test test-long: $(VENV)/.installed-test
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
 	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 -m '$(WHICH)'
+
+# Writes the numbers of tiny trainings again that tests compare with, and prints what changed.
+pin: $(VENV)/.installed-test
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)' $(PY) -m tests.pinned.trainings $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

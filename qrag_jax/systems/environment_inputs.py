@@ -187,7 +187,7 @@ def _loaded(
 
 
 def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
-    """Tasks to train and to score; where there are none to score, some of the others are held out."""
+    """Tasks to train and to score; without any to score, some of the others are held out."""
     trains, scored = about.sizes["train"], about.sizes["eval"]
     if env.tasks:
         trains = min(trains, env.tasks)
