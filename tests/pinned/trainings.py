@@ -67,7 +67,7 @@ TRAININGS: Mapping[str, Pinned] = {
     "harr_ppo": Pinned("harr_ppo:tiny", _HARR),
     # No answer is right yet, so that GRPO's groups are flat: it pins imitation and the sampler.
     "rlvr": Pinned("rlvr:tiny", _EVERY_STEP | {"sft.steps": 8, "train.steps": 3}),
-    # LeReT is missing: its tries flip with the number of devices, so little does the model know yet.
+    # LeReT is missing: its model knows so little yet that tries flip with the number of devices.
     "deepretrieval": Pinned("deepretrieval:tiny", _EVERY_STEP | {"script.steps": 12}),
 }
 
