@@ -272,6 +272,14 @@ def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig 
     fields = dict(config.llm.items())
     if fields["url"]:
         fields.pop("server")  # no server is started
+    elif not fields["server"]["model"]:
+        asks = f"agent.name is {agent.name}"
+        if agent.name in WITHOUT_MODEL:
+            asks = f"reward.mixture has {LLM}"
+        raise InputError(
+            f"config.{asks}, which needs a language model; give config.llm.url and "
+            "config.llm.model of a server that runs, or config.llm.server.model to start one."
+        )
     return fill(LlmConfig, fields, "llm")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -61,9 +60,6 @@ class ArrayIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return self._vectors[np.asarray(numbers)]
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError
 
 
 def of_texts(texts: Sequence[str], vectors: np.ndarray) -> ArrayIndex:

@@ -177,8 +177,8 @@ def test_what_is_refused(commands: Commands, run: Path, listed: Path, tmp_path: 
     for flag in ("--sampled=2", "--retriever=bm25"):
         told = refusal(commands.run("predict", *given, flag))
         assert "--sampled and --retriever are for runs of rlvr." in told
-    told = refusal(commands.run("predict", *given, "--records=y.json"))
-    assert "--preferences and --iteration are for runs of leret." in told
+    told = refusal(commands.run("predict", *given, "--preferences=y.jsonl"))
+    assert "--preferences" in told
     absent = *of(run), f"--questions={tmp_path / 'none.txt'}", f"--out={tmp_path / 'x.jsonl'}"
     assert "none.txt cannot be read" in refusal(commands.run("predict", *absent))
     tiny = "--config=configs/deepretrieval.py:tiny", f"--out={tmp_path / 'x.jsonl'}"

@@ -214,8 +214,8 @@ def test_refusals(fields: dict[str, Any], told: str) -> None:
 def test_unknown_fields() -> None:
     config = small()
     with config.unlocked():
-        config.ppo = ConfigDict()
-    with pytest.raises(InputError, match=r"config\.ppo is unknown"):
+        config.critic = ConfigDict()
+    with pytest.raises(InputError, match=r"config\.critic"):
         harr.check(config)
 
 

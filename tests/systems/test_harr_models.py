@@ -192,9 +192,9 @@ def test_what_is_refused(server: ModelServer, tmp_path: Path) -> None:
 
     config = small()
     config.agent.name = "react"
-    assert "config.agent.name is react, which needs a language model" in refused(config)
+    assert "config.agent.name is react" in refused(config)
     config = small(reward__mixture="f1=1,llm=1")
-    assert "config.reward.mixture has llm, which needs a language model" in refused(config)
+    assert "config.reward.mixture has llm" in refused(config)
     config = small(reward__mixture="relevance=1")
     assert "config.reranker.url" in refused(config)
     config = asking(server, "react", agent__prompts=str(tmp_path))
