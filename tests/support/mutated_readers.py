@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from qrag_jax.retrieval.boolean_tokens import BooleanError
 
 from qrag_jax.data.files import babi, beir, corpora, query_lists, records
 from qrag_jax.data.query_questions import read_query_questions
@@ -38,7 +37,7 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.boolean_query import parse_boolean
+from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.protocol import Passage
