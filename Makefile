@@ -70,9 +70,9 @@ test test-long: $(VENV)/.installed-test
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
 	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 -m '$(WHICH)'
 
-# Writes the numbers of tiny trainings again that tests compare with, and prints what changed.
+# Writes the numbers again that tests compare with, or ARGS of them, and prints what changed.
 pin: $(VENV)/.installed-test
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)' $(PY) -m tests.pinned.trainings $(ARGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)' $(PY) -m tests.pinned.pins $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

@@ -1,4 +1,4 @@
-"""The tiny trainings whose numbers are pinned, and how they are run: `make pin` writes them again.
+"""The tiny trainings whose numbers are pinned, and how they are run.
 
 A training is a config of `configs/` with a few steps, run by `qrag_jax.train` in this process. What
 is kept of it are its logged metrics at every step (loss, gradient norm, reward, return) and its
@@ -8,10 +8,7 @@ scores after the last one; times, memory and counts of compiles are not.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +18,11 @@ from qrag_jax import train
 from qrag_jax.data.sample import Sample
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers
+from tests.pinned.pieces import Numbers
 from tests.systems.parts import samples_of
 
-VALUES = Path(__file__).parent / "trainings.json"
 MEASURED = ("train/", "eval/")  # keys that are kept
 LEFT_OUT = "train/padding_share"  # differs by the number of devices; nothing else does
-Numbers = dict[str, list[float | None]]  # metric → values, oldest first
 
 
 class Pinned(NamedTuple):
@@ -73,7 +69,7 @@ TRAININGS: Mapping[str, Pinned] = {
 
 
 def run(name: str, workdir: Path) -> Numbers:
-    """Trains, and returns the numbers of all logged steps."""
+    """Trains, and returns the numbers of all logged steps, oldest first."""
     pinned = TRAININGS[name]
     file, _, variant = pinned.config.partition(":")
     config = importlib.import_module(f"configs.{file}").get_config(variant).unlock()
@@ -88,53 +84,3 @@ def run(name: str, workdir: Path) -> Numbers:
             if key.startswith(MEASURED) and key != LEFT_OUT:
                 numbers.setdefault(key, []).append(value)
     return numbers
-
-
-def processor() -> str:
-    """What rounds: the processor's model."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith("model name")), "").partition(":")[2]
-
-
-def differences(
-    numbers: Numbers, pinned: Numbers, tolerance: float, values: int | None = None
-) -> Iterator[str]:
-    """Where two runs differ by more than the tolerance times the largest value of a metric.
-
-    Args:
-        values: how many of each metric's values are compared, from the first; None: all.
-    """
-    for key in sorted(numbers.keys() | pinned.keys()):
-        one, other = numbers.get(key, []), pinned.get(key, [])
-        if len(one) != len(other):
-            yield f"{key}: {len(one)} values, pinned are {len(other)}"
-            continue
-        size = max((abs(value) for value in other if value is not None), default=0.0)
-        for step, (value, expected) in enumerate(list(zip(one, other, strict=True))[:values]):
-            if value is expected is None:  # a metric that nothing was measured of
-                continue
-            if (
-                value is None
-                or expected is None
-                or not abs(value - expected) <= tolerance * max(size, 1e-3)
-            ):
-                yield f"{key}, value {step}: {value!r}, pinned is {expected!r}"
-                break
-
-
-def pin() -> None:
-    """Writes the numbers of all trainings, or those named, and prints what changed."""
-    pinned = json.loads(VALUES.read_text())["trainings"] if VALUES.exists() else {}
-    for name in sys.argv[1:] or TRAININGS:
-        with tempfile.TemporaryDirectory() as folder:
-            numbers = run(name, Path(folder) / "run")
-        for line in differences(numbers, pinned.get(name, {}), 1e-6):
-            print(f"{name}: {line}")
-        pinned[name] = numbers
-        lines = (f"{json.dumps(each)}: {json.dumps(pinned[each])}" for each in sorted(pinned))
-        head = f'{{"processor": {json.dumps(processor())}, "trainings": {{\n'
-        VALUES.write_text(head + ",\n".join(lines) + "\n}}\n")
-
-
-if __name__ == "__main__":
-    pin()

@@ -120,24 +120,29 @@ def _agent() -> ToolAgent:
     )
 
 
+def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
+    """How the stories end, played by our own loop."""
+    speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
+    sampler, library = StorySampler(tokenizer, told), OwnLibrary(own_retriever("bm25"))
+    rollout = TokenRollout(_agent(), sampler, library, speech, stop=_NoStop())
+    starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
+    closed = []
+    for first in range(0, len(starts), SIDE_BY_SIDE):
+        for episode in rollout.play(starts[first : first + SIDE_BY_SIDE]):
+            assert isinstance(episode.ended, Closed)
+            closed.append(episode.ended)
+    return closed
+
+
 def _in_process(
     way: str, folder: Path, tokenizer: Any, told: Sequence[Story]
 ) -> tuple[list[float], float]:
-    speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
-    sampler = StorySampler(tokenizer, told)
-    library, rubric = OwnLibrary(own_retriever("bm25")), preset(RUBRIC)
-    rollout = TokenRollout(_agent(), sampler, library, speech, stop=_NoStop())
-    starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
-    rollout.play(starts[:SIDE_BY_SIDE])  # the first ones import and warm up
-    began = time.monotonic()
-    found = []
-    for first in range(0, len(starts), SIDE_BY_SIDE):
-        for start, episode in zip(
-            starts[first:], rollout.play(starts[first : first + SIDE_BY_SIDE])
-        ):
-            assert isinstance(episode.ended, Closed)
-            parts = score(episode.ended, start.task)
-            found.append(rubric.reward(parts, start.task.hops))
+    closed_in_process(tokenizer, told[:SIDE_BY_SIDE])  # the first ones import and warm up
+    began, rubric = time.monotonic(), preset(RUBRIC)
+    found = [
+        rubric.reward(score(ended, story.task), story.task.hops)
+        for ended, story in zip(closed_in_process(tokenizer, told), told, strict=True)
+    ]
     return found, time.monotonic() - began
 
 

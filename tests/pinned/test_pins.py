@@ -1,4 +1,4 @@
-"""Tiny trainings of every system have the numbers that they had when these were pinned."""
+"""Vectors, rankings, rewards and tiny trainings have the numbers that were pinned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pinned.trainings import TRAININGS, VALUES, differences, processor, run
+from tests.pinned.pins import PIECES, TRAININGS, VALUES, Numbers, differences, processor
 
 # Of the largest value of a metric. On one kind of processor all numbers have been equal to the last
 # bit so far. Others round otherwise, and what rounding does grows until an action flips: there the
@@ -15,13 +15,22 @@ from tests.pinned.trainings import TRAININGS, VALUES, differences, processor, ru
 TOLERANCE, ELSEWHERE = (2e-3, None), (2e-2, 2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TRAININGS)
-def test_numbers_of_training(name: str, tmp_path: Path) -> None:
+def check(name: str, numbers: Numbers) -> None:
     stored = json.loads(VALUES.read_text())
     tolerance = TOLERANCE if stored["processor"] == processor() else ELSEWHERE
-    found = list(differences(run(name, tmp_path / "run"), stored["trainings"][name], *tolerance))
-    assert not found, "\n".join([*found, "if this is meant: make pin"])
+    changed = list(differences(numbers, stored["numbers"][name], *tolerance))
+    assert not changed, "\n".join([*changed, f"if this is meant: make pin ARGS={name}"])
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_numbers_of_pieces(name: str, tmp_path: Path) -> None:
+    check(name, PIECES[name](tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRAININGS)
+def test_numbers_of_trainings(name: str, tmp_path: Path) -> None:
+    check(name, TRAININGS[name](tmp_path / "run"))
 
 
 def test_differences_are_seen() -> None:
