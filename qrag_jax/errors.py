@@ -44,6 +44,14 @@ def check_least(section: str, settings: object, **least: float) -> None:
             raise InputError(f"config.{section}.{name} is {value}; it must be at least {low}.")
 
 
+def check_above(section: str, settings: object, *names: str, low: float = 0) -> None:
+    """Refuses fields of `settings` that are not above `low`."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value > low:
+            raise InputError(f"config.{section}.{name} is {value}; it must be above {low}.")
+
+
 def check_share(section: str, settings: object, *names: str) -> None:
     """Refuses fields of `settings` that are no share, a number from 0 to 1."""
     for name in names:

@@ -18,7 +18,7 @@ from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.tokens import TextTokenizer, Tokens
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.runtime.config_fields import described, fill, internal, section
+from qrag_jax.runtime.config_fields import check_type, described, fill, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
 
@@ -173,7 +173,10 @@ def fill_data(given: Mapping[str, Any]) -> DataConfig:
         if not isinstance(source, Mapping | ConfigDict):
             raise InputError(f"config.{place} is {source!r}; give config.{place}.weight.")
         fields = dict(source.items())
-        weights[name] = fields.pop("weight", 1.0)
+        weight = weights[name] = fields.pop("weight", 1.0)
+        check_type(float, weight, f"{place}.weight")
+        if not 0 <= weight < float("inf"):
+            raise InputError(f"config.{place}.weight is {weight}; give a number of 0 or more.")
         if name in SETTINGS:
             settings[name] = fill(SETTINGS[name], fields, place)
         elif fields:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from qrag_jax.algorithms import imitation, pqn
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import check_above, check_least
 from qrag_jax.learners.pqn import Feedback, PQNConfig, Towers, over_towers, tower_rows, with_dropout
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import (
@@ -52,9 +52,7 @@ class ImitateConfig:
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch_size": 1, "temperature": 0, "returns": 0, "shared_by": 1}
         check_least("imitate", self, **least)
-        if not self.learning_rate > 0:
-            rate = self.learning_rate
-            raise InputError(f"config.imitate.learning_rate is {rate}; it must be above 0.")
+        check_above("imitate", self, "learning_rate")
 
 
 class Sums(NamedTuple):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import check_above, check_known, check_least, check_share
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.runtime.config_fields import internal
 
@@ -142,14 +142,11 @@ class OptimizerConfig:
     total_steps: int = internal(10_000)
 
     def __post_init__(self) -> None:
-        check_least("optimizer", self, warmup_steps=0)
+        check_least("optimizer", self, warmup_steps=0, weight_decay=0)
+        check_share("optimizer", self, "beta1", "beta2", "final_ratio")
+        check_above("optimizer", self, "learning_rate", "muon_rate", "eps", "clip_norm")
         check_known("optimizer", self, "schedule", SCHEDULES)
         check_known("optimizer", self, "matrices", METHODS)
-        if not self.learning_rate > 0:
-            rate = self.learning_rate
-            raise InputError(f"config.optimizer.learning_rate is {rate}; it must be above 0.")
-        if not self.muon_rate > 0:
-            raise InputError(f"config.optimizer.muon_rate is {self.muon_rate}; set it above 0.")
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS, GRPO, Clip
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_above, check_known, check_least, check_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +53,8 @@ class PPOConfig:
     def __post_init__(self) -> None:
         check_least("ppo", self, members=1, epochs=1, minibatches=1)
         _check_at_least_0("ppo", self, "clip_low", "clip_high", "value_clip", "kl", "entropy")
-        for name in ("gamma", "lambda_"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise InputError(f"config.ppo.{name} is {value}; it must be 0 to 1.")
-        if not self.critic_learning_rate > 0:
-            rate = self.critic_learning_rate
-            raise InputError(f"config.ppo.critic_learning_rate is {rate}; it must be above 0.")
+        check_share("ppo", self, "gamma", "lambda_")
+        check_above("ppo", self, "critic_learning_rate")
 
     @property
     def clip(self) -> Clip:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from qrag_jax.algorithms.policy_gradient import Clip
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_above, check_known, check_least, check_share
 
 OWN, NONE = CRITICS = ("own", "none")
 REWARD, LOSS = KL_PLACES = ("reward", "loss")
@@ -45,10 +45,7 @@ class TokenPPOConfig:
         check_least(_SECTION, self, **least)
         check_known(_SECTION, self, "kl_in", KL_PLACES)
         check_known(_SECTION, self, "critic", CRITICS)
-        for name in ("gamma", "lambda_"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise InputError(f"config.{_SECTION}.{name} is {value}; it must be 0 to 1.")
+        check_share(_SECTION, self, "gamma", "lambda_")
         numbers = ("clip_low", "clip_high", "value_clip", "entropy", "kl")
         for name in numbers:
             value = getattr(self, name)
@@ -56,9 +53,7 @@ class TokenPPOConfig:
                 raise InputError(
                     f"config.{_SECTION}.{name} is {value}; it must be a finite number, 0 at least."
                 )
-        if not self.critic_learning_rate > 0:
-            rate = self.critic_learning_rate
-            raise InputError(f"config.{_SECTION}.critic_learning_rate is {rate}; set it above 0.")
+        check_above(_SECTION, self, "critic_learning_rate")
         if not self.sampler_cap >= 1:
             raise InputError(
                 f"config.{_SECTION}.sampler_cap is {self.sampler_cap}; it must be at least 1, the "

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from qrag_jax.algorithms.pqn import loss, targets
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.errors import check_least
+from qrag_jax.errors import check_least, check_share
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import TokenCount, TokenRows, pull_back
@@ -48,6 +48,7 @@ class PQNConfig:
 
     def __post_init__(self) -> None:
         check_least("pqn", self, learning_start=0)
+        check_share("pqn", self, "gamma", "lambda_", "tau")
 
     def targets(self, trajectory: Trajectory, rewards: jax.Array) -> jax.Array:
         """`algorithms.pqn.targets` of a trajectory; only its `done` and `values` are read."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_above, check_least
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.config_fields import internal
@@ -124,7 +124,7 @@ def _rank(given: int, needed: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class LlmConfig:
-    """Section `llm`; `ClientConfig` and `Generation` check the fields that they use."""
+    """Section `llm`; `ClientConfig` and `Generation` check the other fields that they use."""
 
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
@@ -146,3 +146,8 @@ class LlmConfig:
     attempts: int = 5  # per request, at most
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
     server: ServerConfig | None = None  # vLLM server, started if url is ""
+
+    def __post_init__(self) -> None:
+        least = {"max_tokens": 1, "max_prompt_tokens": 0, "concurrency": 1, "attempts": 1}
+        check_least("llm", self, **least)
+        check_above("llm", self, "deadline", "attempt_timeout")

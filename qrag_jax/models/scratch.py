@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_least
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.bert_weights import save_folder
@@ -32,6 +32,9 @@ class ScratchConfig:
     heads: int = 4  # attention heads
     vocab: int = 8000  # most word pieces in the vocabulary
     positions: int = 512  # longest row, in tokens
+
+    def __post_init__(self) -> None:
+        check_least("encoder.scratch", self, layers=1, hidden=2, heads=1, vocab=1, positions=3)
 
 
 def make_scratch_folder(

@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import InputError, check_above, check_least
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.policies.soft_q import MASKED
 
@@ -30,8 +30,7 @@ class PlackettLuceConfig:
 
     def __post_init__(self) -> None:
         check_least("policy", self, pool=1, passages=1)
-        if not self.tau > 0:
-            raise InputError(f"config.policy.tau is {self.tau}; it must be above 0.")
+        check_above("policy", self, "tau")
         if self.passages > self.pool:
             raise InputError(
                 f"config.policy.passages is {self.passages}, but they are drawn from "

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import check_above, check_least
 from qrag_jax.models.compute.precision import EXACT
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
@@ -27,8 +27,7 @@ class SoftQConfig:
 
     def __post_init__(self) -> None:
         check_least("policy", self, top_k_actions=1)
-        if not self.alpha > 0:
-            raise InputError(f"config.policy.alpha is {self.alpha}; it must be above 0.")
+        check_above("policy", self, "alpha")
 
 
 def twin_q(state: jax.Array, chunks: jax.Array) -> jax.Array:

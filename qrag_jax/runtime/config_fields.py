@@ -31,6 +31,7 @@ _NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
+    tuple: "a list",
     type(None): "None",
 }
 
@@ -115,21 +116,28 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
         if nested is not None and value is not None:
             assert isinstance(nested, type)
             value = fill(nested, value, f"{place}.{name}")
-        elif not _is_one_of(_kinds(types_of[name]), value):
-            wanted = " or ".join(_NAMES[kind] for kind in _kinds(types_of[name]))
-            raise InputError(f"config.{place}.{name} is {_told(value)}; give {wanted}.")
+        else:
+            check_type(types_of[name], value, f"{place}.{name}")
         values[name] = _tuples(value)
     return settings(**values)
 
 
-def _is_one_of(kinds: tuple[Any, ...], value: Any) -> bool:
-    """Whether a value is of one of these types; of others than the simple ones that is not asked.
+def check_type(hint: Any, value: Any, place: str) -> None:
+    """Refuses a value that is not of a field's type, or is no number (NaN).
 
-    Whole numbers are numbers, and True and False are whole numbers, as for Python.
+    Whole numbers are numbers, and True and False are whole numbers, as for Python. Of types other
+    than the simple ones and sequences nothing is asked.
+
+    Args:
+        place: the field's name, for messages: "train.steps".
     """
+    kinds = tuple(typing.get_origin(kind) or kind for kind in _kinds(hint))
     if not {*kinds} <= _NAMES.keys():
-        return True
-    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        return
+    taken = (*kinds, *((int,) if float in kinds else ()), *((list,) if tuple in kinds else ()))
+    if not isinstance(value, taken) or value != value:
+        wanted = " or ".join(_NAMES[kind] for kind in kinds)
+        raise InputError(f"config.{place} is {_told(value)}; give {wanted}.")
 
 
 def _told(value: Any) -> str:

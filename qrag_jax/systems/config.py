@@ -12,7 +12,13 @@ from ml_collections import ConfigDict
 from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.config_fields import (
+    check_type,
+    described,
+    fill,
+    refusing_types,
+    section,
+)
 from qrag_jax.runtime.saved_config import read_fields
 
 SEED = (42, "of the shuffle, the policy's draws and random weights")
@@ -69,6 +75,10 @@ class ConfigLayout:
         known |= {"data"} if self.has_data else set()
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
+        for name, (default, _) in self.fields.items():
+            check_type(type(default), config[name], name)
+        if config.profile < 0:
+            raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
         found: dict[str, Any] = {
             name: fill(kind, config[name], name)
             for name, kind in self.sections.items()

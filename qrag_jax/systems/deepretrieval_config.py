@@ -139,7 +139,10 @@ class EvalConfig:
         if not self.measures:
             raise InputError("config.eval.measures is empty; name one, such as ndcg@10.")
         for name in self.measures:
-            cut_of(name)
+            try:
+                cut_of(name)
+            except InputError as error:
+                raise InputError(f"config.eval.measures: {error}") from None
         check_known("eval", self, "best_by", self.measures)
 
     @property

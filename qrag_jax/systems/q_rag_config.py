@@ -149,8 +149,6 @@ class QRagConfig:
         llm = dict(config.llm.items()) if by_model and not scoring else {}
         if llm.get("url"):
             llm.pop("server", None)  # no server is started
-        if config.profile < 0:
-            raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
         if scoring and not parts["env"].max_steps:
             raise InputError(
                 "config.env.max_steps is 0, which only training settles by its questions; give the "

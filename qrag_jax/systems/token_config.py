@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import InputError, check_above, check_least
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.llm.served_config import Needs, ServedConfig
@@ -88,10 +88,7 @@ def check_named(questions: Any) -> None:
 def check_stage(name: str, stage: Any) -> None:
     """Refuses a stage without steps, rows or learning."""
     check_least(name, stage, steps=1, batch_size=1)
-    if not stage.learning_rate > 0:
-        raise InputError(
-            f"config.{name}.learning_rate is {stage.learning_rate}; it must be above 0."
-        )
+    check_above(name, stage, "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)

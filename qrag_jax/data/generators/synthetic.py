@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.invented_puzzle import RIVALS, Puzzle, bridge, comparison
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_least
 
 Split = Literal["train", "dev"]
 SPLITS: tuple[Split, ...] = ("train", "dev")
@@ -62,6 +62,7 @@ class SyntheticConfig:
                 f"synthetic data: chunks is {self.chunks}, give at least {least} "
                 f"for questions of {max(self.hops)} hops."
             )
+        check_least("data.synthetic", self, train=0, dev=0)
         if not 0 <= self.seed < 1 << 63:
             raise InputError(
                 f"synthetic data: seed is {self.seed}, give an integer from 0 to 2^63 - 1."
