@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import NO_FACT
+from qrag_jax.evaluators import episodes as evaluation
 from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.mesh import shard_batch
 from tests.episodes_maker import tower
 from tests.learners import updates
 from tests.learners.updates import (
@@ -42,7 +44,7 @@ from tests.learners.updates import (
 )
 from tests.learners.whole_loss import ADAPTED, LORA
 from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT
-from tests.rollouts.play_setup import CONFIG, ENCODER
+from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, feedback
 from tests.rollouts.token_rows import VOCAB, made_batch
 
 # Smaller blocks, or larger ones: never those of the whole batch on one device.
@@ -399,3 +401,22 @@ def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
     other.state = restored
     check_metrics(other.step(*given), one.step(*given))
     assert_close(other.learned, one.learned)
+
+
+def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> None:
+    split = updates.towers(FUSED, SPLIT, adapted=True, encoder=ADAPTED["bert"])
+    start = merged(tower(ENCODER, 0), split.learned["params"], LORA.scale, stacked=True)
+    played = []
+    for learning, encoder in (
+        (split, ADAPTED["bert"]),
+        (updates.towers(FUSED, ALONE, start), ENCODER),
+    ):
+        towers = learning.program.towers
+        how = towers.params_shardings, encoder, CONFIG, feedback, 0.9
+        play = evaluation.make_play(evaluation.Player(towers.mesh, *how), ONE_BUCKET)
+        params = towers.with_base(learning.state.params)
+        played.append(jax.device_get(play(params, shard_batch(towers.mesh, questions()))))
+    found, expected = (each.multi_step for each in played)
+    np.testing.assert_array_equal(found.taken, expected.taken)
+    np.testing.assert_allclose(found.q, expected.q, atol=1e-4)
+    assert expected.valid.sum() > 16

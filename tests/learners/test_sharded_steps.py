@@ -238,14 +238,25 @@ def test_a_tensor_axis_that_does_not_fit_is_refused(family: str, tensor: int) ->
     assert "\n" not in str(caught.value)
 
 
+def check_equal(found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_qwen3_in_parts_learns_as_on_one_device() -> None:
+    """Three steps with AdamW; the moments are among what is compared."""
+    whole = training(Case("qwen3", 1, 1, 1, 1)).steps()
+    assert len({float(whole[f"loss {number}"]) for number in range(3)}) == 3
+    check_equal(training(TENSOR).steps(), whole)
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     run_two_processes("tests.learners.test_sharded_steps", str(tmp_path))
     whole = training(WHOLE).steps()
     with np.load(tmp_path / "arrays.npz") as arrays:
-        assert arrays.keys() == whole.keys()
-        for name, value in whole.items():
-            np.testing.assert_allclose(arrays[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+        check_equal(dict(arrays), whole)
     # Between CPU hosts a reduce-scatter is wrong now and then.
     kinds = {kind for kind, _ in hlo.collectives((tmp_path / "program.hlo").read_text())}
     assert kinds == {"all-gather", "all-reduce", "all-to-all"}
