@@ -94,7 +94,7 @@ def test_grpo_on_the_weights_that_acted() -> None:
     rewards = 0.8 * given.episode_rewards[given.scored, 0].sum()
     rewards += 0.5 * given.hop_rewards[valid].sum()
     expected = {
-        "env_steps": valid.sum(),
+        "env_steps": computed.sum(),
         "return": rewards / given.scored.sum(),
         "hops": valid.sum() / given.scored.sum(),
         "flat_groups": 1 / 4,

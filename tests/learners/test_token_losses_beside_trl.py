@@ -390,7 +390,7 @@ def tensors_of(state: Any) -> dict[str, np.ndarray]:
     ids=["one step", "minibatches and epochs"],
 )
 def test_ppo_is_that_of_torch(ours: Ours, config: TokenPPOConfig, atol: float) -> None:
-    """Twice, so that values, ratios to the reference and returns are not zero."""
+    """One step twice, so that values, ratios to the reference and returns are not zero."""
     import torch
 
     plain = optax.sgd(RATE)
@@ -402,8 +402,8 @@ def test_ppo_is_that_of_torch(ours: Ours, config: TokenPPOConfig, atol: float) -
         torch.optim.SGD(each.param_groups[0]["params"], RATE)
         for each in (theirs.optimizer, theirs.critic_optimizer)
     ]
-    half, number = len(ours.batch.scored) // config.minibatches, 0
-    for round_ in range(2):
+    half = len(ours.batch.scored) // config.minibatches
+    for round_ in range(2 if config.updates_per_batch == 1 else 1):
         before, given = tensors_of(state), theirs.given(ours.batch)
         start = {n: p.detach().clone() for n, p in theirs.named_parameters()}
         losses = []
