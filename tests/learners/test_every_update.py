@@ -352,7 +352,7 @@ def test_adapters_move_by_the_gradient_of_merged_weights_and_nothing_else_moves(
         base, scale = tower(ENCODER, 0), LORA.scale
         stacked = isinstance(kind.start().program, updates.TowersProgram)
         if stacked:
-            more["encoder"] = ADAPTED["bert"]
+            more["encoder"] = ADAPTED
     learning = kind.start(SPLIT, adapted=True, **more)
     before = learning.learned
     start = merged(base, before["params"], scale, stacked)
@@ -404,11 +404,11 @@ def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> None:
-    split = updates.towers(FUSED, SPLIT, adapted=True, encoder=ADAPTED["bert"])
+    split = updates.towers(FUSED, SPLIT, adapted=True, encoder=ADAPTED)
     start = merged(tower(ENCODER, 0), split.learned["params"], LORA.scale, stacked=True)
     played = []
     for learning, encoder in (
-        (split, ADAPTED["bert"]),
+        (split, ADAPTED),
         (updates.towers(FUSED, ALONE, start), ENCODER),
     ):
         towers = learning.program.towers

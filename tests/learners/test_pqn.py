@@ -103,9 +103,9 @@ def whole_towers(encoder: TextEncoder, shapes: BlockShapes, **more: Any) -> Case
 def adapters_drop() -> Case:
     """Inputs of the online adapters; those of the target ones do not."""
     rate = 0.4
-    encoder = TextEncoder(**(vars(ADAPTED["bert"]) | {"lora_dropout": rate}))
+    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": rate}))
     base = jax.tree.map(jnp.asarray, tower(encoder, 0))
-    online, target = (Adapted(base, adapters("bert", seed)) for seed in (0, 1))
+    online, target = (Adapted(base, adapters(seed)) for seed in (0, 1))
     keyed = online._replace(dropout_key=jax.random.split(DROPOUT, 2))
 
     def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
@@ -230,7 +230,7 @@ def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
 
 
 def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
-    encoder, base = ADAPTED["bert"], tower(ENCODER, 0)
+    encoder, base = ADAPTED, tower(ENCODER, 0)
 
     def products(params: Any) -> set[str]:
         """Shapes of all matrix products in the compiled pull-back of one block."""
@@ -272,7 +272,7 @@ def at_the_end(batch: Any, trajectory: Any) -> jax.Array:
 def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     """With all that a play draws: positions, STOP, dropout, random acting at first; in parts."""
     config = dataclasses.replace(CONFIG, positions="random", stop_action=True)
-    encoder = TextEncoder(**(vars(ADAPTED["bert"]) | {"lora_dropout": 0.4}))
+    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": 0.4}))
     actor, one = Actor(encoder, ONE_BUCKET, config), tower_adapters(0)
     base = tower(ENCODER, 0)
     fused = two_towers(ALONE, one, actor, base=base)

@@ -378,7 +378,7 @@ _hops = cache(HopsProgram)
 
 def tower_adapters(seed: int) -> Params:
     """Adapters of one tower."""
-    return jax.tree.map(lambda leaf: leaf[0], stacked_adapters("bert", seed))
+    return jax.tree.map(lambda leaf: leaf[0], stacked_adapters(seed))
 
 
 def searches(
@@ -487,7 +487,7 @@ def towers(
     how = {"encoder": encoder, "adapted": adapted, "accumulation": accumulation}
     program = _towers(kind, where, **how)
     if params is None:
-        params = stacked_adapters("bert", 0) if adapted else both_towers(encoder, 0)
+        params = stacked_adapters(0) if adapted else both_towers(encoder, 0)
     return Learning(program, params)
 
 
