@@ -6,13 +6,10 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from tests import devices, disks
@@ -53,40 +50,6 @@ def dtypes_are_not_mixed(request: pytest.FixtureRequest) -> Iterator[None]:
     strict = request.path.parent.name in ONE_DTYPE
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
-
-
-@pytest.fixture(params=["jitted", "plain", "batched"])
-def variant(request: pytest.FixtureRequest) -> Callable[..., Callable[..., Any]]:
-    """A formula as programs use it: under `jax.jit`, step by step, or mapped over a batch.
-
-    Called with a function and the numbers of its static arguments. The variants are those of chex,
-    which has them for unittest's classes alone.
-    """
-
-    def made(function: Callable[..., Any], static: Sequence[int] = ()) -> Callable[..., Any]:
-        if request.param == "jitted":
-            return jax.jit(function, static_argnums=tuple(static))
-
-        def plain(*arguments: Any) -> Any:
-            with jax.disable_jit():
-                return function(*arguments)
-
-        def batched(*arguments: Any) -> Any:
-            axes = [None if i in static or np.ndim(a) == 0 else 0 for i, a in enumerate(arguments)]
-            if all(axis is None for axis in axes):
-                return function(*arguments)
-            twice = [
-                a if axis is None else jnp.stack([a, a])
-                for a, axis in zip(arguments, axes, strict=True)
-            ]
-            both = jax.vmap(function, axes)(*twice)
-            for first, second in map(list, jax.tree.leaves(both)):
-                np.testing.assert_array_equal(first, second)
-            return jax.tree.map(lambda leaf: leaf[0], both)
-
-        return plain if request.param == "plain" else batched
-
-    return made
 
 
 @pytest.fixture(scope="module", autouse=True)

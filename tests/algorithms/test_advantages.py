@@ -1,4 +1,4 @@
-"""Advantages against values worked out by hand and against slow NumPy versions."""
+"""Advantages and λ-returns against values worked out by hand and slow NumPy versions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from qrag_jax.algorithms.advantages import (
     varies,
     whitened,
 )
-from qrag_jax.algorithms.returns import lambda_returns
+from qrag_jax.algorithms.returns import discounted_return, lambda_returns
+from tests import reference
 
 ALL = np.array([[True, True]])
+STEPS = 6
 
 
 def slow_group(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -38,6 +40,11 @@ def test_two_members_by_hand() -> None:
     rewards = jnp.array([[0.0, 1.0]])
     np.testing.assert_allclose(group_advantages(rewards, ALL), [[-0.70701, 0.70701]], atol=1e-5)
     np.testing.assert_allclose(group_advantages(rewards, ALL, scaled=False), [[-0.5, 0.5]])
+    # A single reward keeps the sign and, where nothing is scaled, the size of its weight.
+    avoided = mixed_advantages([rewards], (-1.0,), ALL)
+    np.testing.assert_array_equal(avoided, -group_advantages(rewards, ALL))
+    wanted = mixed_advantages([rewards], (3.0,), ALL, scaled=False)
+    np.testing.assert_allclose(wanted, [[-1.5, 1.5]])
 
 
 def test_groups_are_those_of_numpy() -> None:
@@ -67,8 +74,7 @@ def test_equal_rewards_give_0_though_their_mean_is_rounded() -> None:
 
 
 def test_several_rewards_count_by_their_weights_whatever_their_units() -> None:
-    rng = np.random.default_rng(2)
-    one, other = rng.random((2, 3, 6)).astype(np.float32)
+    one, other = np.random.default_rng(2).random((2, 3, 6)).astype(np.float32)
     valid = np.ones((3, 6), bool)
     found = mixed_advantages([one, other], (1.0, 0.5), valid)
     again = mixed_advantages([one, 100 * other + 7], (1.0, 0.5), valid)
@@ -76,77 +82,49 @@ def test_several_rewards_count_by_their_weights_whatever_their_units() -> None:
     for group in range(3):
         total = slow_group(one[group], valid[0]) + 0.5 * slow_group(other[group], valid[0])
         np.testing.assert_allclose(found[group], slow_group(total, valid[0]), atol=1e-4)
-    single = mixed_advantages([one], (3.0,), valid)
-    np.testing.assert_allclose(single, group_advantages(one, valid), atol=1e-3)
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
+    with pytest.raises(ValueError, match="shorter"):
         mixed_advantages([one], (1.0, 0.5), valid)
 
 
-def test_a_single_reward_keeps_the_sign_and_size_of_its_weight() -> None:
-    rewards = jnp.array([[0.0, 1.0]])
-    avoided = mixed_advantages([rewards], (-1.0,), ALL)
-    np.testing.assert_array_equal(avoided, -group_advantages(rewards, ALL))
-    wanted = mixed_advantages([rewards], (3.0,), ALL, scaled=False)
-    np.testing.assert_allclose(wanted, [[-1.5, 1.5]])
-
-
 def test_rewards_per_step_are_normalised_and_then_summed() -> None:
-    rng = np.random.default_rng(3)
-    rewards = rng.random((2, 3, 4)).astype(np.float32)
+    rewards = np.random.default_rng(3).random((2, 3, 4)).astype(np.float32)
     valid = np.ones((2, 3, 4), bool)
     valid[0, 1, 2:] = valid[1, 0] = False
     found = np.asarray(step_advantages(np.where(valid, rewards, np.nan), valid))
     for group in range(2):
         normal = slow_group(rewards[group].ravel(), valid[group].ravel()).reshape(3, 4)
-        for member in range(3):
-            for step in range(4):
-                expected = normal[member, step:].sum() if valid[group, member, step] else 0.0
-                assert found[group, member, step] == pytest.approx(expected, abs=1e-4)
+        for member, step in np.ndindex(3, 4):
+            expected = normal[member, step:].sum() if valid[group, member, step] else 0.0
+            assert found[group, member, step] == pytest.approx(expected, abs=1e-4)
 
 
-def test_returns_to_go_by_hand() -> None:
+def test_returns_to_go_and_gae_by_hand() -> None:
+    """γ = λ = 0.5: δ_1 = 1 - 0.6 = 0.4, δ_0 = 0 + 0.5·0.6 - 0.2 = 0.1, A_0 = 0.1 + 0.25·0.4."""
     valid = np.array([[True, True, False, True]])
     found = returns_to_go(jnp.array([[1.0, 2.0, jnp.nan, 4.0]]), valid)
     np.testing.assert_allclose(found, [[7.0, 6.0, 0.0, 4.0]])
-
-
-def test_gae_by_hand() -> None:
-    """γ = λ = 0.5: δ_1 = 1 - 0.6 = 0.4, δ_0 = 0 + 0.5·0.6 - 0.2 = 0.1, A_0 = 0.1 + 0.25·0.4."""
     rewards, values = jnp.array([[0.0, 1.0, 9.0]]), jnp.array([[0.2, 0.6, jnp.nan]])
-    valid = np.array([[True, True, False]])
-    advantages, returns = gae(rewards, values, valid, 0.5, 0.5)
+    advantages, returns = gae(rewards, values, np.array([[True, True, False]]), 0.5, 0.5)
     np.testing.assert_allclose(advantages, [[0.2, 0.4, 0.0]], atol=1e-6)
     np.testing.assert_allclose(returns, [[0.4, 1.0, 0.0]], atol=1e-6)
 
 
 @pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 0.95), (0.97, 0.0), (0.9, 1.0)])
 def test_gae_is_the_lambda_return_less_the_value(gamma: float, lambda_: float) -> None:
-    rng = np.random.default_rng(4)
-    rewards, values = rng.normal(size=(2, 5, 7)).astype(np.float32)
-    valid = np.ones((5, 7), bool)
-    advantages, returns = jax.jit(gae, static_argnums=(3, 4))(
-        rewards, values, valid, gamma, lambda_
-    )
-    discount = np.full(7, gamma, np.float32)
+    """Over whatever lies between the actions: tokens that the environment wrote."""
+    rewards, values = np.random.default_rng(4).normal(size=(2, 5, 7)).astype(np.float32)
+    places, valid = [1, 2, 5, 7, 8, 9, 11], np.zeros((5, 13), bool)
+    spread = np.full((2, 5, 13), np.nan, np.float32)
+    valid[:, places], spread[:, :, places] = True, np.stack([rewards, values])
+    advantages, returns = jax.jit(gae, static_argnums=(3, 4))(*spread, valid, gamma, lambda_)
+    discount = np.full(7, gamma)
     discount[-1] = 0.0
     for row in range(5):
-        after = np.append(values[row, 1:], 0.0).astype(np.float32)
-        expected = lambda_returns(rewards[row], discount, after, lambda_)
-        np.testing.assert_allclose(returns[row], expected, atol=1e-5)
-        np.testing.assert_allclose(advantages[row], expected - values[row], atol=1e-5)
-
-
-def test_gae_passes_over_what_is_not_an_action() -> None:
-    """Tokens that the environment wrote lie between those that were sampled."""
-    rng = np.random.default_rng(5)
-    rewards, values = rng.normal(size=(2, 1, 4)).astype(np.float32)
-    alone = gae(rewards, values, np.ones((1, 4), bool), 0.9, 0.8)
-    places, valid = [1, 2, 5, 7], np.zeros((1, 9), bool)
-    spread = np.full((2, 1, 9), np.nan, np.float32)
-    valid[:, places], spread[:, :, places] = True, np.stack([rewards, values])
-    found = gae(*spread, valid, 0.9, 0.8)
-    for wide, narrow in zip(found, alone, strict=True):
-        np.testing.assert_allclose(np.asarray(wide)[:, places], narrow, atol=1e-6)
+        after = np.append(values[row, 1:], 0.0)
+        expected = reference.lambda_returns(rewards[row], discount, after, lambda_)
+        np.testing.assert_allclose(returns[row][np.array(places)], expected, atol=1e-5)
+        found = advantages[row][np.array(places)]
+        np.testing.assert_allclose(found, expected - values[row], atol=1e-5)
 
 
 def test_whitened() -> None:
@@ -158,12 +136,11 @@ def test_whitened() -> None:
     assert (found[~valid] == 0).all()
 
 
-def test_packed_gae_is_that_of_each_episode_alone() -> None:
+@pytest.mark.parametrize("discounts", [(0.97, 0.8), (1.0, 1.0)])
+def test_packed_gae_is_that_of_each_episode_alone(discounts: tuple[float, float]) -> None:
     """Episodes one after the other in a row, with masked stretches in and between them."""
-    draw = np.random.default_rng(5)
-    width, discounts = 64, (0.97, 0.8)
-    valid, ends = np.zeros((3, width), bool), np.zeros((3, width), bool)
-    episodes = []
+    draw, width = np.random.default_rng(5), 64
+    valid, ends, episodes = np.zeros((3, width), bool), np.zeros((3, width), bool), []
     for row in range(3):
         start = 0
         while start < width - 6:
@@ -171,29 +148,89 @@ def test_packed_gae_is_that_of_each_episode_alone() -> None:
             places = np.arange(start, min(start + length, width))
             chosen = places[draw.random(len(places)) < 0.7]
             if len(chosen):
-                valid[row, chosen] = True
-                ends[row, chosen[-1]] = True
+                valid[row, chosen] = ends[row, chosen[-1]] = True
                 episodes.append((row, chosen))
             start += length
-    rewards = draw.normal(size=valid.shape).astype(np.float32)
-    values = draw.normal(size=valid.shape).astype(np.float32)
+    rewards, values = draw.normal(size=(2, *valid.shape)).astype(np.float32)
     rewards[~valid] = values[~valid] = np.nan  # nothing of these is read
     advantages, returns = map(np.asarray, packed_gae(rewards, values, valid, ends, discounts))
     assert len(episodes) > 10
     for row, chosen in episodes:
-        own = rewards[row, chosen][None], values[row, chosen][None]
-        alone = gae(*map(jnp.asarray, own), jnp.ones((1, len(chosen)), bool), *discounts)
-        np.testing.assert_allclose(advantages[row, chosen], alone[0][0], atol=1e-5)
-        np.testing.assert_allclose(returns[row, chosen], alone[1][0], atol=1e-5)
+        discount = np.full(len(chosen), discounts[0])
+        discount[-1] = 0.0
+        after = np.append(values[row, chosen[1:]], 0.0)
+        expected = reference.lambda_returns(rewards[row, chosen], discount, after, discounts[1])
+        np.testing.assert_allclose(returns[row, chosen], expected, atol=1e-5)
+        gains = expected - values[row, chosen]
+        np.testing.assert_allclose(advantages[row, chosen], gains, atol=1e-5)
     assert not advantages[~valid].any()
     assert not returns[~valid].any()
 
 
-def test_packed_gae_of_1_and_1_is_the_reward_to_go() -> None:
-    rewards = np.array([[1.0, 2.0, 4.0, 8.0, 16.0]], np.float32)
-    values = np.array([[0.5, 0.0, 0.0, 3.0, 0.0]], np.float32)
-    valid = np.array([[True, True, False, True, True]])
-    ends = np.array([[False, True, False, False, True]])
-    advantages, returns = packed_gae(rewards, values, valid, ends, (1.0, 1.0))
-    np.testing.assert_allclose(returns, [[3.0, 2.0, 0.0, 24.0, 16.0]])
-    np.testing.assert_allclose(advantages, [[2.5, 2.0, 0.0, 21.0, 16.0]])
+# ------------------------------------------------------------------------ λ-returns
+
+ours = jax.jit(lambda_returns, static_argnums=3)
+
+
+def random_rollout(rng: np.random.Generator, ends: bool = True) -> tuple[np.ndarray, ...]:
+    rewards, next_values = rng.standard_normal((2, STEPS))
+    discounts = np.full(STEPS, 0.97)
+    if ends:
+        discounts[rng.random(STEPS) < 0.3] = 0.0
+    return tuple(each.astype(np.float32) for each in (rewards, discounts, next_values))
+
+
+def n_step_return(rewards, discounts, next_values, t: int, n: int) -> float:
+    """n rewards from step t on, then the value of the state they lead to."""
+    total, weight = 0.0, 1.0
+    for k in range(t, t + n):
+        total += weight * rewards[k]
+        weight *= discounts[k]
+    return total + weight * next_values[t + n - 1]
+
+
+def by_definition(rewards, discounts, next_values, lambda_: float, t: int) -> float:
+    """`(1-λ)·Σ_{n<N} λ^{n-1}·G^{(n)} + λ^{N-1}·G^{(N)}`, N being the steps left in the rollout."""
+    left = len(rewards) - t
+    n_steps = [n_step_return(rewards, discounts, next_values, t, n) for n in range(1, left + 1)]
+    weights = [(1 - lambda_) * lambda_ ** (n - 1) for n in range(1, left)]
+    return float(np.dot([*weights, lambda_ ** (left - 1)], n_steps))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
+def test_returns_are_their_recursion_and_their_definition(lambda_: float) -> None:
+    rng = np.random.default_rng(0)
+    for trial in range(25):
+        rollout = random_rollout(rng, ends=trial % 2 == 0)
+        found = np.asarray(ours(*rollout, lambda_))
+        np.testing.assert_allclose(found, reference.lambda_returns(*rollout, lambda_), atol=1e-5)
+        mixture = [by_definition(*rollout, lambda_, t) for t in range(STEPS)]
+        np.testing.assert_allclose(found, mixture, atol=1e-5)
+
+
+def test_the_last_two_targets_of_a_rollout_cut_short() -> None:
+    # G_{T-1} = r + γ·v_T, and G_{T-2} mixes v_{T-1} with THAT return: an implementation whose
+    # backward scan starts one value too late puts v_T in the place of v_{T-1}.
+    rewards, values = np.float32([0.5, 0.25]), np.float32([2.0, 10.0])
+    last = 0.25 + 0.9 * 10.0
+    second_to_last = 0.5 + 0.9 * (0.4 * 2.0 + 0.6 * last)
+    found = ours(rewards, np.full(2, 0.9, np.float32), values, 0.6)
+    np.testing.assert_allclose(found, [second_to_last, last], rtol=1e-6)
+
+
+def test_nothing_leaks_over_an_episodes_end() -> None:
+    rewards, discounts, next_values = random_rollout(np.random.default_rng(3), ends=False)
+    discounts[2] = 0.0
+    values, later = next_values.copy(), rewards.copy()
+    values[2:] += 100.0
+    later[3:] += 100.0
+    found = ours(rewards, discounts, next_values, 0.65)
+    other = ours(later, discounts, values, 0.65)
+    np.testing.assert_allclose(found[:3], other[:3], atol=1e-6)
+    assert float(found[2]) == pytest.approx(rewards[2], abs=1e-6)
+
+
+def test_discounted_return() -> None:
+    rewards = jnp.array([1.0, 0.0, 2.0, -1.0])
+    expected = 1.0 + 0.5**2 * 2.0 - 0.5**3
+    assert float(discounted_return(rewards, 0.5)) == pytest.approx(expected)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +13,14 @@ import optax
 import pytest
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
-from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.pqn import Towers
-from qrag_jax.learners.step import make_step
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
-from qrag_jax.runtime.mesh import shard_batch
 from tests import reference
-from tests.devices import mesh_of
-from tests.episodes_maker import CLS, SEP, random_episodes, tower
-from tests.learners.three_steps import OPTIMIZER_CONFIG, flat, two_towers
-from tests.learners.whole_loss import ADAPTED, adapters, by_hand, embed, turned
+from tests.episodes_maker import CLS, SEP, random_episodes, towers
+from tests.learners import updates
+from tests.learners.whole_loss import embed, turned
 from tests.rollouts.play_setup import (
     ALPHA,
     CHUNK_COUNTS,
@@ -39,11 +33,12 @@ from tests.rollouts.play_setup import (
     feedback,
     jitted_gradient,
     jitted_rollout,
-    online,
 )
 
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 IMITATE = ImitateConfig(temperature=0.3)
+BATCH = random_episodes(3, CHUNK_COUNTS, SHAPE)
+ONLINE = towers(ENCODER, 0)
 
 
 class Slow(NamedTuple):
@@ -85,19 +80,9 @@ def listed(batch: EpisodeBatch, *, stop: bool = False, own: Any = None) -> list[
 
 
 def slow_loss(
-    batch: EpisodeBatch,
-    states: list[Slow],
-    config: ImitateConfig,
-    tower_of: Callable[[Any, int], Any],
-    *,
-    stop: bool,
-    relative: bool,
+    batch: EpisodeBatch, states: list[Slow], config: ImitateConfig, *, stop: bool, relative: bool
 ):
-    """From parameters to the summed loss; one softmax after the other.
-
-    Args:
-        tower_of: the weights of one tower of the parameters, STATE or CHUNK.
-    """
+    """From parameters to the summed loss, and how often the best is needed; state by state."""
     rules = CONFIG
     texts = {
         (b, c): [CLS, *reference.chunk(batch, b, c, rules.max_chunk_tokens - 2), SEP]
@@ -122,9 +107,11 @@ def slow_loss(
                     where[n, m] = positions[chunk]
 
     def loss(params: Any) -> jax.Array:
-        of_states = embed(ENCODER, tower_of(params, STATE), state_rows)
-        of_chunks = embed(ENCODER, tower_of(params, CHUNK), chunk_rows)
-        total = jnp.float32(0)
+        of_states, of_chunks = (
+            embed(ENCODER, jax.tree.map(lambda leaf, n=number: leaf[n], params), rows)
+            for number, rows in ((STATE, state_rows), (CHUNK, chunk_rows))
+        )
+        total, hits = jnp.float32(0), jnp.float32(0)
         for n, state in enumerate(states):
             b, group = state.question, state.question // config.shared_by
             own = [texts[b, c] for q, c in names if q == b]
@@ -140,21 +127,18 @@ def slow_loss(
             rotated = turned(of_chunks, where[n])
             scores = (of_states[n][None] * rotated).sum(-1) / (config.temperature or PQN.alpha)
             right = [m for m in seen if names[m][0] == b and names[m][1] in state.needed]
+            mine = np.array([m for m in seen if names[m][0] == b])
+            hits += jnp.isin(jnp.asarray(mine)[scores[mine].argmax()], np.array(right))
             every = jax.nn.logsumexp(scores[np.array(seen)])
             total += every - jax.nn.logsumexp(scores[np.array(right)])
             if config.returns:  # of questions whose facts have an order
-                facts = int(batch.support[b].sum())
-                goal = returns(facts, stop=stop)[len(state.taken)]
+                goal = returns(int(batch.support[b].sum()), stop=stop)[len(state.taken)]
                 (chunk,) = right
                 halves = (of_states[n] * rotated[chunk]).reshape(2, -1).sum(-1)
                 total += config.returns * 0.5 * jnp.square(2 * halves - goal).sum()
-        return total
+        return total, hits
 
     return loss
-
-
-def one_of(params: Any, number: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[number], params)
 
 
 def returns(facts: int, *, stop: bool) -> list[float]:
@@ -170,94 +154,61 @@ def returns(facts: int, *, stop: bool) -> list[float]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "facts in any order": {},
-    "facts in their order": {"ordered": True},
-    "STOP": {"stop": True},
-    "positions and STOP, in order": {"stop": True, "relative": True, "ordered": True},
-    "returns": {"ordered": True, "stop": True, "config": {"returns": 0.7}},
+    "any order, states of the own search": {"config": {"own_states": True, "temperature": 0.0}},
+    "positions, STOP and returns, in order": {
+        "stop": True,
+        "relative": True,
+        "ordered": True,
+        "config": {"returns": 0.7},
+    },
     "passages of another question": {"stop": True, "config": {"shared_by": 2}},
-    "the policy's temperature": {"config": {"temperature": 0.0}},
-    "states of the own search": {"config": {"own_states": True}},
-    "adapters": {"adapted": True},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
-    case = {"stop": False, "relative": False, "ordered": False, "config": {}, "adapted": False}
-    case |= CASES[name]
+    case = {"stop": False, "relative": False, "ordered": False} | CASES[name]
     config = dataclasses.replace(IMITATE, **case["config"])
-    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
-    if case["ordered"]:
-        batch = in_order(batch)
+    batch = in_order(BATCH) if case["ordered"] else BATCH
     rules = {"stop_action": case["stop"], "positions": "relative" if case["relative"] else "none"}
     actor = dataclasses.replace(
         ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, never_terminate=False, **rules)
     )
     own = None
     if config.own_states:
-        own = jitted_rollout(actor, (online(),), batch, Draws.greedy())
+        own = jitted_rollout(actor, (ONLINE,), batch, Draws.greedy())
     states = listed(batch, stop=case["stop"], own=own)
     assert len(states) > EPISODES
-    params, learned = online(), online()
-    tower_of: Callable[[Any, int], Any] = one_of
-    if case["adapted"]:
-        actor = dataclasses.replace(actor, encoder=ADAPTED["bert"])
-        base, learned = jax.tree.map(jnp.asarray, tower(ENCODER, 0)), adapters("bert", 0)
-        params, tower_of = Adapted(base, learned), partial(by_hand, base)
-    how = {"stop": case["stop"], "relative": case["relative"]}
-    slow = slow_loss(batch, states, config, tower_of, **how)
-    expected_loss, expected = jax.jit(jax.value_and_grad(slow))(learned)
+    slow = slow_loss(batch, states, config, stop=case["stop"], relative=case["relative"])
+    (expected_loss, hits), expected = jax.jit(jax.value_and_grad(slow, has_aux=True))(ONLINE)
     learns = ImitationGradient(actor, config, PQN, feedback)
-    gradient, sums = jitted_gradient(learns, Towers(params, params), batch, DRAWS)
+    gradient, sums = jitted_gradient(learns, Towers(ONLINE, ONLINE), batch, DRAWS)
     assert float(sums.transitions) == len(states)
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    assert float(sums.right) == hits
+    assert 0 < float(sums.means()["accuracy"]) < 1
     largest = max(float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected))
     assert largest > 1e-2
     for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
 
 
-@pytest.mark.parametrize(
-    ("data", "fsdp", "accumulation", "config"),
-    [(1, 1, 2, {"shared_by": 2}), pytest.param(2, 4, 1, {}, marks=pytest.mark.long)],
-)
-def test_a_step_in_parts_is_that_of_the_whole_batch(
-    data: int, fsdp: int, accumulation: int, config: dict[str, Any]
-) -> None:
-    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
-    one = one_of(online(), 0)
-    learns = ImitationGradient(
-        ONE_BUCKET_ACTOR, dataclasses.replace(IMITATE, **config), PQN, feedback
-    )
-    found = []
-    for mesh, parts in ((mesh_of(), 1), (mesh_of(data, fsdp), accumulation)):
-        towers = two_towers(mesh, one, accumulation=parts).imitating(OPTIMIZER_CONFIG)
-        step = make_step(towers, dataclasses.replace(learns, actor=towers.actor))
-        state, metrics = step(towers.first_state(one, 42), shard_batch(mesh, batch))
-        found.append((flat(state.params), flat(metrics)))
-        # The target towers are the online ones, with which a later stage begins.
-        for name, leaf in flat(state.target_params).items():
-            np.testing.assert_array_equal(leaf, found[-1][0][name])
-    for one, other in zip(*found, strict=True):
-        for name, value in one.items():
-            if "padding_share" not in name:
-                np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+def test_the_target_towers_are_the_online_ones_with_which_a_later_stage_begins() -> None:
+    learning = updates.towers(updates.IMITATED)
+    learning.step(updates.questions())
+    state = learning.program.towers.next_stage(learning.state)
+    for name in ("params", "target_params"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), learning.state.params)
+    assert int(state.step) == 1
 
 
 def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
     batch = random_episodes(5, (6, 5, 6, 4), SHAPE, facts=3)
     learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
-    seen = set()
+    states, seen = jax.jit(learns.states), set()
     for seed in range(20):
         draws = Draws(jax.random.split(jax.random.key(seed), 4), ALPHA)
-        found = jax.tree.map(np.asarray, learns.states(online(), batch, draws))
-        again = learns.states(
-            online(),
-            jax.tree.map(lambda leaf: leaf[:2], batch),
-            draws._replace(keys=draws.keys[:2]),
-        )
-        np.testing.assert_array_equal(found.taken[:2], again.taken)
+        found = jax.tree.map(np.asarray, states(ONLINE, batch, draws))
         for b in range(4):
             for taken in found.taken[b][found.valid[b]]:
                 chunks = taken[taken != NOT_TAKEN]
@@ -266,24 +217,6 @@ def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
                     seen.add(tuple(chunks.tolist()))
         assert found.valid.sum() == 4 * 5  # two orders and the start
     assert len(seen) == 6
-
-
-def test_the_best_passage_is_counted_right_where_it_is_needed() -> None:
-    batch = random_episodes(3, CHUNK_COUNTS, SHAPE)
-    learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
-    _, sums = jitted_gradient(learns, Towers(online(), online()), batch, DRAWS)
-    played = jitted_rollout(
-        dataclasses.replace(ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, max_steps=1)),
-        (online(),),
-        batch,
-        Draws.greedy(),
-    )
-    means = sums.means()
-    assert 0 < float(means["accuracy"]) < 1
-    facts = batch.support.any(1)
-    first = batch.support[np.arange(EPISODES), np.asarray(played.actions)[:, 0]] & facts
-    assert float(sums.right) >= first.sum()
-    with_none = batch._replace(rank=np.full_like(batch.rank, NO_FACT))
-    _, nothing = jitted_gradient(learns, Towers(online(), online()), with_none, DRAWS)
-    assert float(nothing.transitions) == float(nothing.loss) == 0
-    assert with_stop(with_none).support.sum() == 0
+    half = jax.tree.map(lambda leaf: leaf[:2], batch)
+    again = learns.states(ONLINE, half, draws._replace(keys=draws.keys[:2]))
+    np.testing.assert_array_equal(found.taken[:2], again.taken)

@@ -1,4 +1,4 @@
-"""Learning rates by hand, and AdamW with its clip against torch."""
+"""Learning rates by hand, AdamW with its clip against torch, Muon against a slow version."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import torch
 
-from configs import common
 from qrag_jax.errors import InputError
 from qrag_jax.learners.optimizers import (
+    MATRICES,
+    OTHERS,
     SCHEDULES,
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
+    matrices_and_others,
 )
 
 CONFIG = OptimizerConfig(
@@ -32,91 +35,42 @@ CONFIG = OptimizerConfig(
     warmup_steps=4,
     total_steps=20,
 )
+# The share of the way from the peak to its end, over the share of the time.
+LEFT = {
+    "constant": lambda over: 1.0,
+    "linear": lambda over: 1.0 - over,
+    "cosine": lambda over: 0.5 * (1 + math.cos(math.pi * over)),
+    "quarter_cosine": lambda over: math.cos(0.5 * math.pi * over),
+}
 
 
-def rates(**changes) -> list[float]:
-    """The rate of each optimizer step, and of three steps after the last."""
-    config = dataclasses.replace(CONFIG, **changes)
-    schedule = learning_rate_schedule(config)
-    return [float(schedule(step)) for step in range(config.total_steps + 3)]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_by_hand(name: str) -> None:
+    """A warm-up that rises by equal steps from the first one on, then a decay to the end's rate."""
+    for warmup in (0, 1, 4, 19):
+        for final in (0.1, 0.0):
+            how = {"schedule": name, "warmup_steps": warmup, "final_ratio": final}
+            schedule = learning_rate_schedule(dataclasses.replace(CONFIG, **how))
+            for step in range(23):
+                over = min(max(step - warmup, 0) / (20 - warmup), 1.0)
+                end = 1.0 if name == "constant" else final
+                expected = 2e-3 * (end + (1 - end) * LEFT[name](over))
+                if step < warmup:
+                    expected = 2e-3 * (step + 1) / warmup
+                assert float(schedule(step)) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+                assert schedule(step) > 0 or step >= 20  # no step is lost to a rate of zero
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_warm_up_rises_by_equal_steps_from_the_first_on(schedule) -> None:
-    first = rates(schedule=schedule)[:5]
-    np.testing.assert_allclose(first, [5e-4, 1e-3, 1.5e-3, 2e-3, 2e-3], rtol=1e-5)
-
-
-def test_constant() -> None:
-    np.testing.assert_allclose(rates(schedule="constant")[4:], 2e-3, rtol=1e-6)
-
-
-def test_linear_decay() -> None:
-    found = rates(schedule="linear")
-    # 16 steps from 2e-3 down to 2e-4.
-    assert found[8] == pytest.approx(2e-3 - 1.8e-3 * 4 / 16, rel=1e-5)
-    assert found[12] == pytest.approx(1.1e-3, rel=1e-5)
-    np.testing.assert_allclose(found[20:], 2e-4, rtol=1e-5)
-    to_zero = rates(schedule="linear", final_ratio=0.0)
-    assert min(to_zero[:20]) == pytest.approx(2e-3 / 16, rel=1e-4)
-    np.testing.assert_allclose(to_zero[20:], 0.0, atol=1e-9)
-
-
-def test_cosine_decay() -> None:
-    found = rates(schedule="cosine")
-    half = 0.5 * (1 + math.cos(math.pi * 4 / 16))
-    assert found[8] == pytest.approx(2e-3 * (0.9 * half + 0.1), rel=1e-5)
-    assert found[12] == pytest.approx(1.1e-3, rel=1e-5)
-    np.testing.assert_allclose(found[20:], 2e-4, rtol=1e-5)
-
-
-def test_quarter_cosine_decay() -> None:
-    found = rates(schedule="quarter_cosine")
-    for step in range(4, 20):
-        over = (step - 4) / 16
-        expected = 2e-3 * (0.1 + 0.9 * math.cos(0.5 * math.pi * over))
-        assert found[step] == pytest.approx(expected, rel=1e-5)
-    # At half time, where the usual cosine has 0.55 of the peak.
-    assert found[12] / 2e-3 == pytest.approx(0.736, abs=1e-3)
-    np.testing.assert_allclose(found[20:], 2e-4, rtol=1e-5)
-    to_zero = rates(schedule="quarter_cosine", final_ratio=0.0)
-    assert min(to_zero) >= 0.0
-    np.testing.assert_allclose(to_zero[20:], 0.0, atol=1e-9)
-
-
-def test_new_experiments_decay_as_q_rag_does() -> None:
-    assert common.get_config().optimizer.schedule == "quarter_cosine"
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("warmup_steps", [0, 1])
-def test_hardly_any_warm_up(schedule, warmup_steps) -> None:
-    found = rates(schedule=schedule, warmup_steps=warmup_steps)
-    assert found[0] == pytest.approx(2e-3, rel=1e-6)
-    assert found[1] == pytest.approx(2e-3, rel=0.06)
-    assert max(found) <= 2e-3 * (1 + 1e-6)
-    if schedule == "linear":
-        steps = 20 - warmup_steps
-        expected = 2e-3 - 1.8e-3 * (10 - warmup_steps) / steps
-        assert found[10] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_step_is_lost_to_a_rate_of_zero(schedule) -> None:
-    for warmup_steps in (0, 1, 2, 19, 20, 30):
-        found = rates(schedule=schedule, warmup_steps=warmup_steps, final_ratio=0.0)
-        assert min(found[:20]) > 0
-
-
-def test_an_unknown_schedule_is_named() -> None:
-    with pytest.raises(InputError, match=r"config\.optimizer\.schedule is 'step'.*cosine"):
-        dataclasses.replace(CONFIG, schedule="step")
+@pytest.mark.parametrize("warmup", [20, 30])
+def test_a_warm_up_as_long_as_the_run_has_no_rate_of_zero(warmup: int) -> None:
+    config = dataclasses.replace(CONFIG, warmup_steps=warmup, final_ratio=0.0)
+    assert min(float(learning_rate_schedule(config)(step)) for step in range(20)) > 0
 
 
 def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:
     rng = np.random.default_rng(1)
     params = {"w": rng.standard_normal((5, 3)).astype(np.float32)}
-    settings = dict(b1=CONFIG.beta1, b2=CONFIG.beta2, eps=CONFIG.eps)
+    settings = {"b1": CONFIG.beta1, "b2": CONFIG.beta2, "eps": CONFIG.eps}
     plain = optax.chain(
         optax.clip_by_global_norm(CONFIG.clip_norm),
         optax.adamw(learning_rate_schedule(CONFIG), weight_decay=CONFIG.weight_decay, **settings),
@@ -130,8 +84,7 @@ def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:
         wanted, expected = plain_update(gradient, expected, params)
         # Checkpoints name every part of it.
         assert jax.tree.structure(state) == jax.tree.structure(expected)
-        for one, two in zip(jax.tree.leaves((found, state)), jax.tree.leaves((wanted, expected))):
-            assert np.array_equal(one, two)
+        jax.tree.map(np.testing.assert_array_equal, (found, state), (wanted, expected))
 
 
 def test_equals_torch_adamw_after_its_clip() -> None:
@@ -160,3 +113,127 @@ def test_equals_torch_adamw_after_its_clip() -> None:
     for name, twin in twins.items():
         np.testing.assert_allclose(params[name], twin.detach().numpy(), atol=1e-6)
         assert np.abs(params[name] - start[name]).max() > 1e-3
+
+
+# ------------------------------------------------------------------------ Muon
+
+MUON = dataclasses.replace(
+    CONFIG, clip_norm=1e9, total_steps=10, warmup_steps=2, matrices="muon", muon_rate=4.0
+)
+ADAM = dataclasses.replace(MUON, matrices="adam")
+# Two towers of three layers; one map widens, the other narrows.
+SHAPES = {
+    "words": (2, 7, 4),
+    "layers": {
+        "up": {"kernel": (2, 3, 4, 9), "bias": (2, 3, 9)},
+        "down": {"kernel": (2, 3, 9, 4)},
+        "norm": {"scale": (2, 3, 4)},
+    },
+}
+
+
+def drawn(seed: int):
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+def orthogonalised(matrix: np.ndarray) -> np.ndarray:
+    """Five steps of Newton and Schulz by Jordan's numbers, on the flat side."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (np.linalg.norm(x) + 1e-8)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def muon_by_hand(gradients: list[np.ndarray]) -> list[np.ndarray]:
+    """Updates `[in, out]` of one matrix before rates: Nesterov momentum 0.95, orthogonalised."""
+    momentum, found = np.zeros(gradients[0].shape, np.float64), []
+    for count, gradient in enumerate(gradients, 1):
+        momentum = 0.95 * momentum + 0.05 * gradient
+        ahead = 0.95 * momentum / (1 - 0.95 ** (count + 1)) + 0.05 * gradient / (1 - 0.95**count)
+        wide = max(1.0, gradient.shape[1] / gradient.shape[0]) ** 0.5
+        found.append(wide * orthogonalised(ahead))
+    return found
+
+
+def test_each_matrix_moves_as_by_hand_and_all_else_as_by_adamw() -> None:
+    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2, 3, 4)]
+    optimizer, adam = make_optimizer(MUON), make_optimizer(ADAM)
+    state, adam_state = optimizer.init(params), adam.init(params)
+    update, adam_update = jax.jit(optimizer.update), jax.jit(adam.update)
+    for step, gradient in enumerate(gradients):
+        updates, state = update(gradient, state, params, finite=True)
+        others, adam_state = adam_update(gradient, adam_state, params, finite=True)
+        rate = 4.0 * float(learning_rate_schedule(MUON)(step))
+        for name, (tower, layer) in ((n, at) for n in ("up", "down") for at in np.ndindex(2, 3)):
+            kernel = params["layers"][name]["kernel"][tower, layer]
+            own = [each["layers"][name]["kernel"][tower, layer] for each in gradients]
+            expected = -rate * (muon_by_hand(own)[step] + 0.1 * kernel)
+            found = np.asarray(updates["layers"][name]["kernel"][tower, layer])
+            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+        np.testing.assert_array_equal(updates["words"], others["words"])
+        of_bias = (each["layers"]["up"]["bias"] for each in (updates, others))
+        np.testing.assert_array_equal(*of_bias)
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), params)
+    _, after = update(broken, state, params, finite=False)
+    changed = [
+        (int(one), int(two))
+        for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        if not np.array_equal(one, two)
+    ]
+    # The schedules of both advance, so that the next batch has the rate of its number.
+    assert changed == [(4, 5), (4, 5)]
+
+
+def test_labels_only_linear_maps_of_layers() -> None:
+    labels = matrices_and_others({"critic": drawn(0), "kernel": jnp.zeros((3, 3))})
+    inside = labels["critic"]["layers"]
+    assert inside["up"] == {"kernel": MATRICES, "bias": OTHERS}
+    assert inside["down"]["kernel"] == MATRICES
+    assert inside["norm"]["scale"] == labels["critic"]["words"] == labels["kernel"] == OTHERS
+
+
+def test_adapters_alone_learn_as_by_adamw() -> None:
+    rng = np.random.default_rng(0)
+    params = {"layers": {"up": {"lora_a": rng.standard_normal((3, 4, 2)).astype(np.float32)}}}
+    gradient = jax.tree.map(lambda leaf: leaf[::-1].copy(), params)
+    optimizers = [make_optimizer(config) for config in (MUON, ADAM)]
+    moves = [o.update(gradient, o.init(params), params, finite=True)[0] for o in optimizers]
+    jax.tree.map(np.testing.assert_array_equal, *moves)
+
+
+def test_matrices_learn_where_gradients_are_lopsided() -> None:
+    """A map whose inputs have very different sizes: Muon's step does not depend on them."""
+    rng = np.random.default_rng(0)
+    sizes = np.logspace(0, -2, 8)
+    inputs = (rng.standard_normal((64, 8)) * sizes).astype(np.float32)
+    goal = rng.standard_normal((8, 8)).astype(np.float32)
+
+    def error(params, given=inputs / sizes) -> jax.Array:
+        return jnp.square(given @ (params["layers"]["map"]["kernel"][0] - goal)).mean()
+
+    how = {"learning_rate": 0.02, "weight_decay": 0.0, "total_steps": 200}
+    optimizer = make_optimizer(dataclasses.replace(MUON, **how))
+    params = {"layers": {"map": {"kernel": jnp.zeros((1, 8, 8))}}}
+    first = float(error(params))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update(jax.grad(error)(params, inputs), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(200):
+        params, state = step(params, state)
+    assert float(error(params)) < 0.1 * first
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("matrices", "sgd"), ("muon_rate", 0.0), ("schedule", "step")]
+)
+def test_bad_fields_are_named(field: str, value) -> None:
+    with pytest.raises(InputError, match=rf"config\.optimizer\.{field}"):
+        dataclasses.replace(MUON, **{field: value})

@@ -1,29 +1,123 @@
-"""Weights on the mesh: as they were read, where they belong, and how much memory that took."""
+"""Weights on the mesh: as they were read, where they belong, and how much memory that took.
+
+`test_placement FOLDER`, as a program over eight devices, prints the memory that it took, as JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.devices import environment_of
-from tests.learners import placed_weights
+from qrag_jax.learners import placement
+from qrag_jax.models.files.model_folder import open_tensors, read_tensors
+from qrag_jax.models.files.shards import Size, write_shards
+from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
+from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.runtime.sharding import ALL_SPLIT, shardings_of
+from tests.devices import environment_of, mesh_of
+
+SMALL = Bert(BertConfig(64, 64, 4, 2, 1024, 32))
+LARGE = Bert(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32
 
 
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `placed_weights` measures: memory is counted by process."""
+def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
+    """Random weights, the same for one module whatever the dtype; as they are read."""
+    folder.mkdir()
+    sizes = {n: Size(s, np.dtype(dtype)) for n, s in expected_shapes(TABLE, module).items()}
+    rng = np.random.default_rng(0)
+    arrays = ((n, rng.random(s.shape, np.float32).astype(dtype)) for n, s in sizes.items())
+    write_shards(folder, sizes, arrays, shard)
+    return stored_params(TABLE, module, open_tensors(folder), str(folder))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_what_is_placed_is_what_was_read(tmp_path: Path, dtype: Any) -> None:
+    tree = write(tmp_path / "small", SMALL, dtype, 10**5 if dtype == np.float32 else 10**9)
+    host = jax.tree.map(np.asarray, tree)
+    for sizes in ((1, 1), (8, 1), (2, 4), (1, 8)):
+        mesh = mesh_of(*sizes)
+        shardings = shardings_of(mesh, ALL_SPLIT, tree, tree)
+        if sizes == (2, 4):  # the axis of layers is split where no other fits, or it is asked for
+            shardings["layers"]["query"]["kernel"] = NamedSharding(mesh, PartitionSpec("fsdp"))
+        placed = placement.place(tree, shardings)
+        for leaf, array, where in zip(*map(jax.tree.leaves, (placed, host, shardings))):
+            assert leaf.sharding == where
+            assert leaf.dtype == np.float32
+            np.testing.assert_array_equal(leaf, array)
+    optimizer = optax.adam(1.0)
+    shardings = placement.state_shardings(mesh, ALL_SPLIT, tree, optimizer)
+    both = [placement.first_state(shardings, each, optimizer, 1) for each in (tree, host)]
+    for one, other in zip(*(jax.tree.leaves(each._replace(key=())) for each in both), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.sharding == other.sharding
+    online, targets = both[0][:2]
+    jax.tree.map(np.testing.assert_array_equal, online, targets)
+
+
+def status(field: str) -> int:
+    """Bytes of this process's memory: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def rise(action: Callable[[], Any]) -> tuple[Any, int]:
+    """What the action gives, and by how many bytes the process grew at most."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the maximum so far
+    before = status("VmRSS")
+    result = jax.block_until_ready(action())
+    return result, status("VmHWM") - before
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Memory beyond that of the arrays themselves: by `place`, and by reading all and placing."""
+    small = write(folder / "small", SMALL, np.float32, 10**5)
+    tree = write(folder / "large", LARGE, np.float32, 40_000_000)
+    mesh = mesh_of(1, 8)
+    shardings = shardings_of(mesh, ALL_SPLIT, tree, tree)
+    of_small = shardings_of(mesh, ALL_SPLIT, small, small)
+    placement.place(small, of_small)  # all that loading takes but weights
+
+    placed, ours = rise(lambda: placement.place(tree, shardings))
+    parts = [part for leaf in jax.tree.leaves(placed) for part in leaf.addressable_shards]
+    held = sum(part.data.nbytes for part in parts)
+    most = max(
+        sum(part.data.nbytes for part in parts if part.device == device) for device in jax.devices()
+    )
+    del placed, parts
+
+    def read_all() -> Any:
+        tensors = read_tensors(folder / "large")
+        return jax.device_put(params_from_tensors(TABLE, LARGE, tensors, "all"), shardings)
+
+    return {
+        "held": held,
+        "most_on_a_device": most,
+        "whole": sum(4 * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree)),
+        "ours": ours - held,
+        "reading_all": rise(read_all)[1] - held,
+        "tensor": max(leaf.tensor_bytes for leaf in jax.tree.leaves(tree)),
+        "shard": max(path.stat().st_size for path in (folder / "large").glob("*.safetensors")),
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the memory")
+def test_memory_on_the_way_is_that_of_a_tensor(tmp_path: Path) -> None:
+    """Virtual devices keep their arrays in the process: what it grew by at most, less the arrays
+    that are there in the end, is what the host held on the way, mapped pages of files included."""
     result = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.learners.placed_weights"),
-            str(tmp_path_factory.mktemp("placed")),
-        ],
+        [sys.executable, "-m", "tests.learners.test_placement", str(tmp_path)],
         cwd=Path(__file__).parents[2],
         env=environment_of(8),
         capture_output=True,
@@ -31,19 +125,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=600,
     )
     assert result.returncode == 0, result.stderr[-5000:]
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-def test_what_is_placed_is_what_was_read(tmp_path: Path) -> None:
-    placed_weights.write(tmp_path / "small", placed_weights.SMALL, np.float32, 10**5)
-    placed_weights.write(tmp_path / "half", placed_weights.SMALL, ml_dtypes.bfloat16, 10**9)
-    assert placed_weights.values(tmp_path) == []
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the memory")
-def test_memory_on_the_way_is_that_of_a_tensor(memory: dict[str, Any]) -> None:
-    """Virtual devices keep their arrays in this process: what it grew by at most, less the arrays
-    that are there in the end, is what the host held on the way, mapped pages of files included."""
+    memory = json.loads(result.stdout.splitlines()[-1])
     assert memory["whole"] > 4 * memory["shard"]
     allowed = 1.3 * memory["shard"] + memory["tensor"]
     # Reading all tensors and stacking them does not pass, so this measures what it says.
@@ -53,3 +135,7 @@ def test_memory_on_the_way_is_that_of_a_tensor(memory: dict[str, Any]) -> None:
     # All of the model is there once, but for small leaves.
     assert memory["held"] < 1.02 * memory["whole"]
     assert memory["most_on_a_device"] < 1.02 * memory["whole"] / 8
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]))))

@@ -1,8 +1,9 @@
-"""Targets, gradients and sums of every way to learn, against plain formulas and a whole loss."""
+"""Targets, gradients and sums of PQN, against plain formulas and a whole loss."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,43 +15,42 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.deferred import ScoredGradient
+from qrag_jax.learners.deferred import ScoredGradient, make_learn_step, make_play_step
 from qrag_jax.learners.pqn import FusedGradient, Towers
+from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
+from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests import reference
+from tests.devices import mesh_of
 from tests.episodes_maker import tower, towers
+from tests.learners.updates import ALONE, assert_close, tower_adapters, two_towers
 from tests.learners.whole_loss import (
     ADAPTED,
     QWEN3,
     adapters,
-    by_hand,
     embed,
     rows_of,
     trunk_dropout,
     whole_loss,
 )
 from tests.rollouts.play_setup import (
-    ACTOR,
     ALPHA,
     CONFIG,
     ENCODER,
     EPISODES,
     ONE_BUCKET,
-    ONE_BUCKET_ACTOR,
     PLAN,
     PQN,
     episodes,
     feedback,
     jitted_gradient,
     jitted_rollout,
-    online,
-    target,
     unique_tokens,
 )
 
@@ -58,25 +58,9 @@ BATCH = episodes()
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 DROPOUT = jax.random.key(3)
 # Longer rows than the other encoder's: those of a prefix of two tokens.
-ONE_WIDE_BUCKET = BlockShapes(
+WIDE = BlockShapes(
     Blocks((144,), (9,), (8.0,)), Blocks((80,), (24,), (12.0,)), Blocks((80,), (24,), (12.0,))
 )
-WIDE = PLAN._replace(
-    states=PLAN.states._replace(tokens=(48,), lengths=(10, 24)),
-    gradients=PLAN.gradients._replace(tokens=(30, 50), lengths=(9, 24)),
-)
-
-
-@pytest.fixture(scope="module")
-def trajectory() -> Trajectory:
-    played = jitted_rollout(ACTOR, (online(), target()), BATCH, DRAWS)
-    return jax.tree.map(np.asarray, played)
-
-
-@pytest.fixture(scope="module")
-def found() -> tuple:
-    gradient = FusedGradient(ONE_BUCKET_ACTOR, PQN, feedback)
-    return jitted_gradient(gradient, Towers(online(), target()), BATCH, DRAWS)
 
 
 def targets_by_loop(trajectory: Trajectory, rewards: np.ndarray) -> np.ndarray:
@@ -92,18 +76,6 @@ def targets_by_loop(trajectory: Trajectory, rewards: np.ndarray) -> np.ndarray:
                 rewards[b, :steps], discounts, next_values, PQN.lambda_
             )
     return result
-
-
-@pytest.fixture(scope="module")
-def rewards(trajectory) -> np.ndarray:
-    return np.asarray(feedback(BATCH, trajectory))
-
-
-def test_targets(trajectory, rewards) -> None:
-    result = np.asarray(PQN.targets(trajectory, rewards))
-    assert rewards[trajectory.valid].any()
-    expected = targets_by_loop(trajectory, rewards)
-    np.testing.assert_allclose(result[trajectory.valid], expected[trajectory.valid], atol=1e-5)
 
 
 class Case(NamedTuple):
@@ -128,24 +100,19 @@ def whole_towers(encoder: TextEncoder, shapes: BlockShapes, **more: Any) -> Case
     return Case(Actor(encoder, shapes, config), *params, embed_tower, **more)
 
 
-def on_a_base(name: str, rate: float = 0.0) -> Case:
-    """Adapters; with a rate their inputs are dropped."""
-    encoder = TextEncoder(**(vars(ADAPTED[name]) | {"lora_dropout": rate}))
+def adapters_drop() -> Case:
+    """Inputs of the online adapters; those of the target ones do not."""
+    rate = 0.4
+    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": rate}))
     base = jax.tree.map(jnp.asarray, tower(encoder, 0))
-    online, target = (Adapted(base, adapters(name, seed)) for seed in (0, 1))
-    actor = Actor(encoder, ONE_WIDE_BUCKET, CONFIG)
-    if not rate:
-
-        def merged(params: Any, number: int, rows: tuple) -> jax.Array:
-            return embed(encoder, by_hand(base, params, number), rows)
-
-        return Case(actor, online, target, merged)
+    online, target = (Adapted(base, adapters(seed)) for seed in (0, 1))
     keyed = online._replace(dropout_key=jax.random.split(DROPOUT, 2))
 
     def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
         one = encoder.tower(keyed._replace(adapters=params), number)
         return embed(encoder, one, rows, partial(TokenDropout, rate=rate))
 
+    actor = Actor(encoder, ONE_BUCKET, CONFIG)
     return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
 
 
@@ -164,33 +131,21 @@ def trunk_drops() -> Case:
     return Case(actor, online, target, embed_tower, DROPOUT, sides)
 
 
+STOPPING = {"positions": "relative", "stop_action": True}
 CASES: dict[str, Callable[[], Case]] = {
-    "bert": lambda: whole_towers(ENCODER, ONE_BUCKET),
-    "positions and STOP": lambda: whole_towers(
-        ENCODER, PLAN, config={"positions": "relative", "stop_action": True}
-    ),
+    "positions and STOP": lambda: whole_towers(ENCODER, PLAN, config=STOPPING),
     "qwen3": lambda: whole_towers(QWEN3, WIDE),
-    "adapters of bert": lambda: on_a_base("bert"),
-    "adapters of qwen3": lambda: on_a_base("qwen3"),
-    "adapters that drop": lambda: on_a_base("bert", 0.4),
+    "adapters that drop": adapters_drop,
     "a trunk that drops": trunk_drops,
     "other weights than those that played": lambda: whole_towers(
         ENCODER, ONE_BUCKET, later=towers(ENCODER, 2)
     ),
 }
-SLOW = ("qwen3", "adapters of qwen3", "adapters that drop", "a trunk that drops")
 
 
-def learned(value: Any) -> Any:
-    """What is learned: whole towers, or adapters alone."""
-    return value.adapters if isinstance(value, Adapted) else value
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
+    """Every row is written out one token at a time and nothing is packed: see `whole_loss`."""
     case = CASES[name]()
     stop = case.actor.config.stop_action
     batch = jax.tree.map(np.asarray, with_stop(BATCH)) if stop else BATCH
@@ -202,10 +157,10 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     if stop:
         assert (played.actions[played.valid] == BATCH.chunk_mask.shape[1]).any()
         assert rows.positions.any()
-
     later = case.online if case.later is None else case.later
+    learned = later.adapters if isinstance(later, Adapted) else later
     loss = jax.jit(jax.value_and_grad(whole_loss(rows, goals, case.embed_tower), has_aux=True))
-    (expected_loss, embedded), expected = loss(learned(later))
+    (expected_loss, embedded), expected = loss(learned)
     if case.later is None:  # what was acted on are these very embeddings
         for name, own in zip(("state", "chunk"), embedded, strict=True):
             acted_on = getattr(played, f"{name}_embeddings")[played.valid]
@@ -231,50 +186,128 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     assert min(reached) > 1e-4 * largest
     for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
+    if case.later is None:
+        check_sums(sums, batch, played, rewards)
 
 
-def test_sums(trajectory, rewards, found) -> None:
-    sums = found[1]
-    valid = trajectory.valid
-    goals = targets_by_loop(trajectory, rewards)[valid]
-    taken = [set(trajectory.actions[b][valid[b]].tolist()) for b in range(EPISODES)]
-    facts = [set(np.flatnonzero(BATCH.support[b])) for b in range(EPISODES)]
+def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
+    valid = played.valid
+    goals = targets_by_loop(played, rewards)[valid]
+    taken = [set(played.actions[b][valid[b]].tolist()) for b in range(EPISODES)]
+    facts = [set(np.flatnonzero(batch.support[b])) for b in range(EPISODES)]
     solved = sum(bool(f) and f <= t for f, t in zip(facts, taken))
-    assert 0 < solved < BATCH.chunk_mask.any(1).sum()
+    assert 0 < solved < batch.chunk_mask.any(1).sum()
     expected = {
         "transitions": valid.sum(),
-        "episodes": BATCH.chunk_mask.any(1).sum(),
-        "q": trajectory.q[valid].sum(),
+        "episodes": batch.chunk_mask.any(1).sum(),
+        "q": played.q[valid].sum(),
         "target": goals.sum(),
-        "td_error": np.abs(trajectory.q[valid] - goals).sum(),
-        "entropy": trajectory.entropy[valid].sum(),
+        "td_error": np.abs(played.q[valid] - goals).sum(),
+        "entropy": played.entropy[valid].sum(),
         "reward": rewards.sum(),
         "solved": solved,
     }
     for name, value in expected.items():
         assert float(getattr(sums, name)) == pytest.approx(float(value), rel=1e-4), name
-    rows = unique_tokens(trajectory.state_tokens, trajectory.state_lengths)
-    rows += unique_tokens(trajectory.chunk_tokens, trajectory.chunk_lengths)
-    assert float(sums.real_tokens) == float(trajectory.tokens.real) + rows
+    rows = unique_tokens(played.state_tokens, played.state_lengths)
+    rows += unique_tokens(played.chunk_tokens, played.chunk_lengths)
+    assert float(sums.real_tokens) == float(played.tokens.real) + rows
     assert float(sums.computed_tokens) > float(sums.real_tokens)
 
 
 def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
-    """With τ = 1 they are the same weights; dropout gives them masks of their own."""
-    params = towers(ENCODER, 0)
-    both = Towers(params, params)
-
-    def learned_with(tau: float, dropout_key: jax.Array | None = None) -> tuple[Any, Any]:
-        config = dataclasses.replace(PQN, tau=tau)
-        learns = FusedGradient(ONE_BUCKET_ACTOR, config, feedback)
-        return jitted_gradient(learns, both, BATCH, DRAWS, dropout_key)
-
-    (once, sums), (twice, sums_of_two) = learned_with(1.0), learned_with(0.5)
-    for leaf, other in zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True):
-        np.testing.assert_allclose(leaf, other, atol=1e-6)
+    """With τ = 1 they are the same weights."""
+    actor = Actor(ENCODER, PLAN, dataclasses.replace(CONFIG, **STOPPING))
+    both, found = Towers(*[towers(ENCODER, 0)] * 2), []
+    for tau in (1.0, PQN.tau):
+        learns = FusedGradient(actor, dataclasses.replace(PQN, tau=tau), feedback)
+        found.append(jitted_gradient(learns, both, BATCH, DRAWS, None))
+    (once, sums), (twice, sums_of_two) = found
+    assert_close(once, twice, 1e-6)
     for name in ("loss", "q", "target", "transitions"):
         assert getattr(sums, name) == pytest.approx(float(getattr(sums_of_two, name)), rel=1e-6)
-    alone = jitted_rollout(ONE_BUCKET_ACTOR, (params,), BATCH, DRAWS).tokens.real
-    assert float(sums_of_two.real_tokens - sums.real_tokens) == float(alone) > 0
-    keyed, keyed_twice = (learned_with(tau, DROPOUT)[1] for tau in (1.0, 0.5))
-    assert float(keyed.real_tokens) == float(keyed_twice.real_tokens)
+    assert sums_of_two.real_tokens > sums.real_tokens
+
+
+def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
+    encoder, base = ADAPTED, tower(ENCODER, 0)
+
+    def products(params: Any) -> set[str]:
+        """Shapes of all matrix products in the compiled pull-back of one block."""
+        tokens = np.full((4, 20), 7, np.int32) + np.arange(4, dtype=np.int32)[:, None]
+        rows = TokenRows(tokens, np.full(4, 20, np.int32))
+        program, blocks = jax.jit(pull_back, static_argnums=(0, 1)), Blocks((80,), (24,), (12.0,))
+        lowered = program.lower(encoder, blocks, params, rows, np.ones((4, 16), np.float32))
+        return set(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", lowered.compile().as_text()))
+
+    # (in, out) of the feed-forward maps, the attention's output, and the three maps fused.
+    of_kernels = {"16,32", "32,16", "16,16", "16,48"}
+    assert of_kernels <= products(base)
+    of_adapters = products(Adapted(base, tower_adapters(0)))
+    assert not of_kernels & of_adapters
+    assert {"16,3", "3,32"} <= of_adapters  # d_A and d_B of the feed-forward map
+
+
+def test_a_training_step_drops_where_the_encoder_does() -> None:
+    one, batch, programs = tower(ENCODER, 0), shard_batch(mesh_of(), BATCH), []
+    for encoder in (ENCODER, dataclasses.replace(ENCODER, dropout=0.2)):
+        towers = two_towers(ALONE, one, Actor(encoder, ONE_BUCKET, CONFIG))
+        step: Any = make_train_step(towers, feedback)
+        programs.append(step.lower(towers.first_state(one, 42), batch).as_text())
+    assert programs[0] != programs[1]
+
+
+# ------------------------------------------------------------------------ rewards from outside
+
+
+def at_the_end(batch: Any, trajectory: Any) -> jax.Array:
+    """A reward that depends on all that was taken and in which order, at the last step."""
+    number = 1.0 + jnp.arange(trajectory.actions.shape[1])[None]
+    worth = 0.1 + (trajectory.actions % 7) * number / 20
+    valid = jnp.asarray(trajectory.valid)
+    last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    return jnp.where(last, (worth * valid).sum(axis=1, keepdims=True), 0.0)
+
+
+def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
+    """With all that a play draws: positions, STOP, dropout, random acting at first; in parts."""
+    config = dataclasses.replace(CONFIG, positions="random", stop_action=True)
+    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": 0.4}))
+    actor, one = Actor(encoder, ONE_BUCKET, config), tower_adapters(0)
+    base = tower(ENCODER, 0)
+    fused = two_towers(ALONE, one, actor, base=base)
+    split = two_towers((1, 2, 1), one, actor, base=base, accumulation=2)
+    step = fused.bound(make_train_step(fused, at_the_end))
+    play, learn = (split.bound(make(split)) for make in (make_play_step, make_learn_step))
+    state, other = fused.first_state(one, 42), split.first_state(one, 42)
+    for number in range(3):
+        state, expected = step(state, shard_batch(fused.mesh, episodes(number)))
+        batch = shard_batch(split.mesh, episodes(number))
+        played = play(other, batch, replicate(split.mesh, np.int32(number)))
+        reward = np.asarray(at_the_end(None, jax.device_get(played)))
+        given = shard_batch(split.mesh, (reward, np.asarray(played.valid)))
+        other, metrics = learn(other, ScoredEpisodes(batch, played, *given))
+        assert float(metrics.pop("unscored_share")) == 0.0
+        assert metrics.keys() == expected.keys()
+        for name in metrics.keys() - {"padding_share"}:
+            assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=2e-4, abs=1e-6)
+    for name in ("params", "target_params"):
+        assert_close(*(jax.device_get(getattr(each, name)) for each in (other, state)))
+
+
+def test_an_episode_cut_at_its_first_step_ends_there() -> None:
+    """Nothing is learned from what came after, and nothing is bootstrapped."""
+    actor = Actor(ENCODER, ONE_BUCKET, CONFIG)
+    count = np.minimum(BATCH.chunk_mask.sum(axis=1), CONFIG.max_steps)
+    actions = np.tile(np.arange(CONFIG.max_steps, dtype=np.int32), (EPISODES, 1))
+    valid = actions < count[:, None]
+    first = valid & (actions == 0)
+    score = np.where(first, np.float32(0.7), np.float32(0.0))
+    experience = ScoredEpisodes(BATCH, Played(actions, valid, 0 * score), score, first)
+    both = Towers(towers(ENCODER, 0), towers(ENCODER, 1))
+    _, sums = jitted_gradient(ScoredGradient(actor, PQN), both, experience, DRAWS, None)
+    began = first.sum()
+    assert 0 < began < valid.sum()
+    assert float(sums.transitions) == float(sums.episodes) == began
+    assert float(sums.reward) == pytest.approx(0.7 * began, rel=1e-5)
+    assert float(sums.target) == pytest.approx(0.7 * began, rel=1e-5)

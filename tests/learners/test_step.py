@@ -1,29 +1,28 @@
-"""The compiled step: its parts put together by hand, any split alike, and what it leaves alone."""
+"""A training step of two towers put together by hand, and what its state must keep."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from qrag_jax.learners.optimizers import OptimizerConfig, make_optimizer
 from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.learners.state import init_state
+from qrag_jax.learners.state import Total, apply_update, dropout_key, init_state
+from qrag_jax.learners.step import make_train_step
 from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.mesh import shard_batch
-from tests.devices import mesh_of
-from tests.learners.three_steps import (
-    OPTIMIZER,
-    PEAK,
-    SCHEDULE,
-    STEPS,
-    build,
-    first_state,
-    flat,
-    three_steps,
-)
+from tests.episodes_maker import tower
+from tests.learners.updates import ALONE, PEAK, SCHEDULE, assert_close, two_towers
 from tests.rollouts.play_setup import (
     CONFIG,
+    ENCODER,
     EPISODES,
     ONE_BUCKET_ACTOR,
     PQN,
@@ -31,170 +30,171 @@ from tests.rollouts.play_setup import (
     feedback,
     jitted_gradient,
     online,
+    target,
 )
 
-CHUNKS = episodes(0).chunk_mask.sum(1)
-NAMES = {
-    "loss",
-    "mean_q",
-    "mean_target",
-    "td_error",
-    "entropy",
-    "return",
-    "fact_em",
-    "grad_norm",
-    "learning_rate",
-    "alpha",
-    "padding_share",
-    "env_steps",
-    "skipped",
-}
+CONSTANT = OptimizerConfig(
+    learning_rate=1e-2,
+    weight_decay=1e-4,
+    beta1=0.9,
+    beta2=0.999,
+    eps=1e-6,
+    clip_norm=0.1,
+    schedule="constant",
+    final_ratio=1.0,
+    warmup_steps=0,
+    total_steps=10,
+)
+TOWER = tower(ENCODER, 0)
 
 
-@pytest.fixture(scope="module")
-def mesh() -> jax.sharding.Mesh:
-    return mesh_of()
-
-
-@pytest.fixture(scope="module")
-def step(mesh):
-    return build(mesh)
-
-
-@pytest.fixture(scope="module")
-def whole(mesh, step) -> dict[str, np.ndarray]:
-    return three_steps(mesh, step)
-
-
-def check_equal(found, expected, params_atol: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if "params" in name:
-            np.testing.assert_allclose(found[name], value, atol=params_atol, err_msg=name)
-        elif "padding_share" not in name:  # blocks are filled differently
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_training_moves_the_parameters(whole) -> None:
-    start = flat({"params": online()})
-    for name, value in start.items():
-        moved = np.abs(whole[name] - value).max()
-        # Keys' biases shift all scores of a query alike: softmax, hence the loss, ignores them.
-        assert moved > 1e-3 or "'key']['bias'" in name, name
-        target = np.abs(whole[name.replace("['params']", "['target_params']")] - value).max()
-        assert 0 < target <= 0.3 * moved + 1e-7, name
-
-
-def test_metrics(whole) -> None:
-    taken = 0.0
-    for number in range(STEPS):
-        metrics = {name: whole[f"['metrics {number}']['{name}']"] for name in NAMES}
-        assert sum(f"metrics {number}" in name for name in whole) == len(NAMES)
-        for name, value in metrics.items():
-            assert value.shape == (), name
-            assert value.dtype == np.float32, name
-            assert np.isfinite(value), name
-        taken += sum(min(CONFIG.max_steps, n) for n in episodes(number).chunk_mask.sum(1))
-        assert metrics["env_steps"] == taken
-        rate = float(SCHEDULE(number))
-        assert metrics["learning_rate"] == pytest.approx(rate)
-        assert metrics["alpha"] == pytest.approx(PQN.alpha * rate / PEAK, rel=1e-5)
-        assert 0 < metrics["padding_share"] < 1
-        assert 0 <= metrics["fact_em"] <= 1
-        assert metrics["grad_norm"] > 0
-
-
-def test_one_step_is_the_update_put_together_by_hand(whole) -> None:
-    batch, state = episodes(0), init_state(online(), OPTIMIZER, jax.random.key(42))
-    keys = jax.random.split(jax.random.fold_in(state.key, 0), EPISODES)
+def test_three_steps_by_hand() -> None:
+    """And the same numbers again, with nothing compiled or transferred and buffers reused."""
+    towers = two_towers(ALONE, TOWER)
+    step = make_train_step(towers, feedback)
     gradient_of = FusedGradient(ONE_BUCKET_ACTOR, PQN, feedback)
-    draws = Draws(keys, np.float32(PQN.alpha * float(SCHEDULE(0)) / PEAK), True)
-    gradient, sums = jitted_gradient(gradient_of, Towers(online(), online()), batch, draws)
-    norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradient)))
-    transitions, present = float(sums.transitions), float(sums.episodes)
-    expected = {
-        "loss": sums.loss / transitions,
-        "mean_q": sums.q / transitions,
-        "mean_target": sums.target / transitions,
-        "td_error": sums.td_error / transitions,
-        "entropy": sums.entropy / transitions,
-        "return": sums.reward / present,
-        "fact_em": sums.solved / present,
-        "grad_norm": norm / transitions,
-        "padding_share": 1 - sums.real_tokens / sums.computed_tokens,
-    }
-    assert present == 6
-    for name, value in expected.items():
-        found = float(whole[f"['metrics 0']['{name}']"])
-        assert found == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
-    # 2·learning_start environment steps act at random: the first two batches, not the third.
-    counts = np.minimum(CONFIG.max_steps, episodes(0).chunk_mask.sum(1))
-    expected_entropy = sum(np.log(n - t) for n, c in zip(CHUNKS, counts) for t in range(c))
-    for number in (0, 1, 2):
-        uniform = expected_entropy / counts.sum()
-        entropy = float(whole[f"['metrics {number}']['entropy']"])
-        assert (entropy == pytest.approx(uniform, rel=1e-5)) == (number < 2)
-
-
-def test_micro_batches_give_the_whole_batchs_step(mesh, whole) -> None:
-    check_equal(three_steps(mesh, build(mesh, accumulation=4)), whole, params_atol=1e-6)
-
-
-def test_eight_devices_give_the_same_step(whole) -> None:
-    mesh = mesh_of(4, 2)
-    check_equal(three_steps(mesh, build(mesh)), whole, params_atol=1e-5)
-
-
-def test_a_step_without_finite_numbers_learns_nothing_and_the_next_one_goes_on(mesh, step) -> None:
-    state, _ = step(first_state(mesh), shard_batch(mesh, episodes(0)))
-    env_steps, good = int(state.env_steps), state.params["word_embeddings"]
-    # A weight that is infinite for the length of one step.
-    poisoned = {**state.params, "word_embeddings": good.at[0, 5, 3].set(np.inf)}
-    state = state._replace(params=poisoned)
-    before = flat({name: getattr(state, name) for name in ("params", "target_params", "opt_state")})
-    state, metrics = step(state, shard_batch(mesh, episodes(1)))
-    assert float(metrics["skipped"]) == 1
-    after = flat({name: getattr(state, name) for name in ("params", "target_params", "opt_state")})
-    changed = [name for name in after if after[name].tobytes() != before[name].tobytes()]
-    assert len(changed) == 1  # the schedule's count
-    assert (int(before[changed[0]]), int(after[changed[0]])) == (1, 2)
-    assert (int(state.step), float(metrics["learning_rate"])) == (2, float(SCHEDULE(1)))
-    assert int(state.env_steps) > env_steps
-    healed = state.params["word_embeddings"].at[0, 5, 3].set(0.0)
-    state = state._replace(params={**state.params, "word_embeddings": healed})
-    state, metrics = step(state, shard_batch(mesh, episodes(2)))
-    assert float(metrics["skipped"]) == 0
-    assert all(np.isfinite(float(value)) for value in metrics.values())
-    assert float(metrics["learning_rate"]) == float(SCHEDULE(2))
-    assert not np.array_equal(flat(state.params)["['word_embeddings']"], healed)
-
-
-def test_later_steps_compile_nothing_and_transfer_nothing(mesh, step, whole) -> None:
-    assert step._cache_size() == 1  # the steps of `whole`, the first included
-    state, _ = step(first_state(mesh), shard_batch(mesh, episodes(0)))
-    batches = [shard_batch(mesh, episodes(seed)) for seed in (1, 2)]
+    state, taken, found = towers.first_state(TOWER, 42), 0, []
+    for number in range(3):
+        batch, rate = episodes(number), float(SCHEDULE(number))
+        keys = jax.random.split(jax.random.fold_in(state.key, number), EPISODES)
+        # 2·learning_start environment steps act at random: the first two batches, not the third.
+        alpha, uniform = np.float32(PQN.alpha * rate / PEAK), number < 2
+        both = Towers(*jax.device_get((state.params, state.target_params)))
+        gradient, sums = jitted_gradient(gradient_of, both, batch, Draws(keys, alpha, uniform))
+        norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradient)))
+        transitions, present = float(sums.transitions), float(sums.episodes)
+        counts = np.minimum(CONFIG.max_steps, batch.chunk_mask.sum(1))
+        chunks, taken = batch.chunk_mask.sum(1), taken + counts.sum()
+        state, metrics = step(state, shard_batch(towers.mesh, batch))
+        expected = {
+            "loss": sums.loss / transitions,
+            "mean_q": sums.q / transitions,
+            "mean_target": sums.target / transitions,
+            "td_error": sums.td_error / transitions,
+            "entropy": sums.entropy / transitions,
+            "return": sums.reward / present,
+            "fact_em": sums.solved / present,
+            "grad_norm": norm / transitions,
+            "padding_share": 1 - sums.real_tokens / sums.computed_tokens,
+            "env_steps": taken,
+            "learning_rate": rate,
+            "alpha": alpha,
+            "skipped": 0.0,
+        }
+        assert metrics.keys() == expected.keys()
+        for name, value in expected.items():
+            assert metrics[name].dtype == np.float32, name
+            assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        evenly = sum(np.log(n - t) for n, c in zip(chunks, counts) for t in range(c)) / counts.sum()
+        assert (float(metrics["entropy"]) == pytest.approx(evenly, rel=1e-5)) == uniform
+        found.append(jax.device_get(metrics))
+    state = towers.first_state(TOWER, 42)
+    batches = [shard_batch(towers.mesh, episodes(seed)) for seed in range(3)]
     jax.block_until_ready((state, batches))
     counter = CompilationCounter()
     with jax.transfer_guard("disallow"):
+        again = []
         for batch in batches:
+            old = state.params, state.target_params, state.opt_state
             state, metrics = step(state, batch)
-        jax.block_until_ready((state, metrics))
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+            assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state, batch)))
+            again.append(metrics)
+        jax.block_until_ready(again)
     assert counter.count == 0
-    assert int(state.step) == 3
-    # The guard does guard: a batch that is still on the host is not let through.
-    with jax.transfer_guard("disallow"), pytest.raises(Exception, match=r"[Dd]isallowed"):
-        jax.jit(lambda batch: batch.sample + 1)(episodes(0))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), found)
 
 
-def test_the_states_buffers_are_donated(mesh, step) -> None:
-    state, batch = first_state(mesh), shard_batch(mesh, episodes(0))
-    new, _ = step(state, batch)
-    trees = state.params, state.target_params, state.opt_state
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trees))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((new, batch)))
+# ------------------------------------------------------------------------ the state
 
 
-def test_the_same_state_and_batch_give_the_same_numbers(mesh, step, whole) -> None:
-    again = three_steps(mesh, step)
-    for name, value in whole.items():
-        np.testing.assert_array_equal(again[name], value, err_msg=name)
+@pytest.fixture(scope="module")
+def found() -> tuple[Any, Total]:
+    """The gradient of a summed loss, large in some parameters and small in others."""
+    rng = np.random.default_rng(0)
+
+    def leaf(like: np.ndarray) -> jax.Array:
+        noise = 10.0 ** rng.uniform(-3, 1) * rng.standard_normal(like.shape)
+        return jnp.asarray(noise, jnp.float32)
+
+    return jax.tree.map(leaf, online()), Total(jnp.float32(21.5), jnp.float32(14))
+
+
+UPDATE = jax.jit(apply_update, static_argnums=(3, 4))
+ADAM = make_optimizer(CONSTANT)
+
+
+def beginning() -> Any:
+    state = init_state(jax.tree.map(jnp.asarray, online()), ADAM, jax.random.key(0))
+    return state._replace(target_params=target(), env_steps=jnp.int32(5))
+
+
+def test_an_update_is_one_step_on_the_mean_and_moves_the_targets(found) -> None:
+    (gradient, total), state = found, beginning()
+    new, norm, finite = UPDATE(state, gradient, total, ADAM, 0.1)
+    assert bool(finite)
+    mean = jax.tree.map(lambda g: np.asarray(g) / float(total.transitions), gradient)
+    length = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(mean)))
+    assert float(norm) == pytest.approx(length, rel=1e-5)
+    assert length > 0.1  # the norm is that before clipping
+    by_hand = jax.jit(ADAM.update)(mean, ADAM.init(online()), online())
+    expected = optax.apply_updates(online(), by_hand[0])
+    slow = jax.tree.map(lambda t, p: 0.9 * t + 0.1 * np.asarray(p), target(), expected)
+    assert_close((new.params, new.target_params), (expected, slow), 2e-6)
+    assert (int(new.step), int(new.env_steps)) == (1, 5 + 14)
+    assert new.key == state.key
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient", "norm"])
+def test_an_update_without_finite_numbers_changes_nothing_but_the_time(found, where: str) -> None:
+    gradient, total = found
+    state, _, _ = UPDATE(beginning(), gradient, total, ADAM, 0.1)
+    leaves, tree = jax.tree.flatten(gradient)
+    if where == "loss":
+        total = total._replace(loss=jnp.float32(np.inf))
+    elif where == "gradient":
+        leaves[3] = leaves[3].at[(0,) * leaves[3].ndim].set(np.nan)
+    else:  # every number is finite, the sum of their squares is not
+        leaves[3] = jnp.full_like(leaves[3], 1e30)
+    new, _, finite = UPDATE(state, jax.tree.unflatten(tree, leaves), total, ADAM, 0.1)
+    assert not bool(finite)
+
+    def kept(state: Any) -> Any:
+        moments = (optax.tree.get(state.opt_state, name) for name in ("mu", "nu"))
+        return state.params, state.target_params, *moments
+
+    jax.tree.map(np.testing.assert_array_equal, kept(new), kept(state))
+    counts = [int(count) for _, count in optax.tree.get_all_with_path(new.opt_state, "count")]
+    assert counts == [1, 2]  # of the moments, which stay, and of the schedule, which goes on
+    assert (int(new.step), int(new.env_steps)) == (2, 5 + 2 * 14)
+
+
+def test_an_element_whose_update_overflows_keeps_its_value() -> None:
+    optimizer = make_optimizer(dataclasses.replace(CONSTANT, learning_rate=1e38, eps=1e-12))
+    state = init_state({"w": jnp.array([-3e38, 1.0])}, optimizer, jax.random.key(0))
+    one = Total(jnp.float32(1), jnp.float32(1))
+    for _ in range(9):
+        state, _, finite = UPDATE(state, {"w": jnp.ones(2)}, one, optimizer, 0.25)
+        assert bool(finite)
+    for leaf in jax.tree.leaves((state.params, state.target_params, state.opt_state)):
+        assert np.isfinite(leaf).all()
+    assert float(state.params["w"][0]) == np.float32(-3e38)
+
+
+def test_a_batch_without_a_transition_is_no_division_by_zero() -> None:
+    state = init_state({"w": jnp.arange(3.0)}, optax.sgd(1.0), jax.random.key(0))
+    nothing = Total(jnp.float32(0), jnp.float32(0))
+    new, norm, _ = apply_update(state, {"w": jnp.zeros(3)}, nothing, optax.sgd(1.0), 0.5)
+    assert float(norm) == int(new.env_steps) == 0
+    for params in (new.params, new.target_params):
+        np.testing.assert_array_equal(params["w"], [0, 1, 2])
+
+
+def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
+    state = init_state({}, optax.sgd(1.0), jax.random.key(42))
+    keys = set()
+    for step in range(5):
+        key = dropout_key(state._replace(step=jnp.int32(step)))
+        step_key = jax.random.fold_in(state.key, step)
+        keys |= {tuple(jax.random.key_data(k).tolist()) for k in (key, step_key)}
+    assert len(keys) == 10

@@ -1,8 +1,8 @@
-"""Losses and gradients of a token policy beside TRL's `GRPOTrainer`, on stored rollouts.
+"""Token updates beside TRL's `GRPOTrainer`, `DPOTrainer` and `SFTTrainer`, and PPO beside torch.
 
-TRL's trainer is given the stored ids and log-probabilities by its `rollout_func`, and makes
-padding, masks, advantages, sampler weights and losses of them by its own code. Both sides then have
-the policy that sampled, a policy that has moved on, and a reference.
+TRL's GRPO is given stored ids and log-probabilities by its `rollout_func`, and makes padding,
+masks, advantages, sampler weights and losses of them by its own code. Both sides have the policy
+that sampled, one that has moved on, and a reference.
 
 Where TRL's definition is another one, the test makes both alike, on TRL's side:
 
@@ -20,35 +20,57 @@ Where TRL's definition is another one, the test makes both alike, on TRL's side:
   gradient of its OWN log-probability; TRL's is GSPO, where it has the mean of all. Losses are equal
   always; gradients where the tokens of a row weigh alike, so without sampler weights. With these,
   TRL's loss of tokens is given the old log-probabilities that make its ratios those of eq. 14.
+- Pairs: TRL has IPO of averaged log-probabilities alone, and no temperature. One of weight 0 and
+  one with a masked row are not there for TRL.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
-from qrag_jax.learners.token_config import RATIOS, SEQUENCE, TokenGRPOConfig
+from qrag_jax.learners.policy_state import Critic, first_state
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
+from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
+from qrag_jax.learners.token_config import RATIOS, SEQUENCE, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_losses import PerToken, Sums
-from qrag_jax.learners.token_policy import TokenPasses
+from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
 from qrag_jax.learners.token_update import given_tokens, token_episodes
-from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
-from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
-from tests.learners import stored_rollouts
-from tests.learners.stored_rollouts import LONGEST, MEMBERS, PART, PROMPTS, SIZE
-from tests.support.decoders import EQUAL_GRADIENT, EQUAL_LOSS, TEMPERATURE, decoder, policy_of
+from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
+from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
+from tests.support.decoders import (
+    EQUAL_GRADIENT,
+    EQUAL_LOSS,
+    TEMPERATURE,
+    Size,
+    by_name,
+    decoder,
+    policy_of,
+)
+from tests.support.torch_ppo import Rates, TorchPpo
 
+STORED = Path(__file__).parent / "golden" / "token_rollouts.json"
+GROUPS, MEMBERS, LONGEST, PART = 3, 4, 40, "answer"
+CUT, FAILED = 2, 7  # episodes
+FLAT = 2  # a group of equal rewards
 MOVED, BLOCK, BETA = 0.003, 88, 0.2
 CLIPS = {"token": (0.1, 0.15), "sequence": (0.02, 0.03), "cispo": (1.0, 0.15)}
+WEIGHTS = (np.arange(PAIRS) != NO_WEIGHT).astype(np.float32)
+KEPT = np.setdiff1d(np.arange(PAIRS), [NO_WEIGHT, CUT_OFF])
 
 
 def config_of(aggregation: str, ratio: str, beta: float, *, scaled: bool = True) -> TokenGRPOConfig:
@@ -66,48 +88,35 @@ def config_of(aggregation: str, ratio: str, beta: float, *, scaled: bool = True)
     )
 
 
-def tensors(params: Any) -> dict[str, np.ndarray]:
-    """By Hugging Face's names."""
-    return tensors_from_params(table_of("qwen3"), jax.tree.map(np.asarray, params))
-
-
 class Ours:
-    """Our passes over the stored batch, by three sets of weights."""
+    """Our passes over the stored batch, by three sets of weights.
 
-    def __init__(self, loaded: LoadedLanguageModel) -> None:
-        self.loaded, self.stored = loaded, stored_rollouts.trajectories()
-        self.batch = stored_rollouts.batch_of(self.stored)
+    The episodes have one or two calls of a tool; one was cut off, one failed, a group is flat. Some
+    of the stored log-probabilities are far from the decoder's own, as those of another engine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.loaded: LoadedLanguageModel = decoder(folder, Size(vocab=260, layers=2))
+        self.stored = [TokenTrajectory.from_json(each) for each in json.loads(STORED.read_text())]
+        self.batch = token_batch(self.stored, BatchRules(MEMBERS, (PART,), MASKED, longest=128))
         draw = np.random.default_rng(0)
 
         def moved(leaf: Any) -> np.ndarray:
             noise = draw.normal(0, MOVED, leaf.shape)
             return (np.asarray(leaf) + noise).astype(np.float32)
 
-        self.old: Params = loaded.params
+        self.old = self.loaded.params
         self.new, self.reference = (jax.tree.map(moved, self.old) for _ in range(2))
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
-        policy, _ = policy_of(loaded, config_of("grpo", "token", 0.0))
+        policy, _ = policy_of(self.loaded, config_of("grpo", "token", 0.0))
         self.log_probs = jax.jit(TokenPasses(policy).log_probs)
-        self._given: dict[tuple[str, int, bool, bool], tuple[TokenBlocks, PerToken, float]] = {}
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
-    def given(
-        self, config: TokenGRPOConfig, batch: TokenBatch | None = None
-    ) -> tuple[TokenBlocks, PerToken, float]:
+    def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerToken, float]:
         """Blocks, what their tokens are learned with by the three sets of weights, the divisor."""
-        if batch is not None:
-            return self._of_batch(config, batch)
-        # All that it depends on.
-        key = config.aggregation, config.members, config.scaled, config.beta > 0
-        if key not in self._given:
-            self._given[key] = self._of_batch(config, self.batch)
-        return self._given[key]
-
-    def _of_batch(
-        self, config: TokenGRPOConfig, batch: TokenBatch
-    ) -> tuple[TokenBlocks, PerToken, float]:
         policy, _ = policy_of(self.loaded, config)
-        episodes = token_episodes(policy, batch, self.shape)
+        episodes = token_episodes(policy, self.batch, self.shape)
         given, divisor, _ = given_tokens(policy, episodes)
         old, reference = (
             np.asarray(self.log_probs(params, None, episodes.blocks))
@@ -115,9 +124,7 @@ class Ours:
         )
         return episodes.blocks, given._replace(old=old, reference=reference), float(divisor)
 
-    def sums(
-        self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerToken
-    ) -> tuple[Params, Sums]:
+    def sums(self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerToken) -> Any:
         """The gradient of the summed loss by the weights that have moved, and the sums."""
         # An aggregation is in the numbers that are given, not in the program.
         key = dataclasses.replace(config, aggregation="grpo", members=MEMBERS)
@@ -134,58 +141,24 @@ class Ours:
         if not corrected:
             blocks = blocks._replace(sampler=given.old)
         gradient, sums = self.sums(config, blocks, given)
-        named = tensors(jax.tree.map(lambda leaf: leaf / divisor, gradient))
+        named = by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient))
         return float(sums.loss) / divisor, named, sums
 
-
-class Theirs:
-    """TRL's trainer, by the same weights.
-
-    Attributes:
-        inputs: of its loss, by whether advantages are scaled.
-    """
-
-    def __init__(self, folder: Path, ours: Ours) -> None:
-        module = pytest.importorskip(
-            "tests.learners.trl_trainer", reason="the extra test installs TRL", exc_type=ImportError
-        )
-        scored = zip(ours.stored, ours.batch.scored, strict=True)
-        rollouts = module.Rollouts(
-            ours.stored,
-            np.flatnonzero(ours.batch.scored).tolist(),
-            [each.parts[PART] if is_scored else None for each, is_scored in scored],
-        )
-        config = config_of("grpo", "token", 0.0)
-        tokenizer = ours.loaded.tokenizer
-        self.trainer = module.StoredTrainer(folder, rollouts, tokenizer, config, TEMPERATURE)
-        self.trainer.load(tensors(ours.old), tensors(ours.reference))
-        self.inputs = {scaled: self.trainer.inputs(scaled=scaled) for scaled in (True, False)}
-        self.trainer.load(tensors(ours.new))
-
-    def metrics(self) -> dict[str, float]:
-        """Of its last loss."""
-        logged = self.trainer.trainer._metrics["train"]
-        return {name: values[-1] for name, values in logged.items()}
+    @cached_property
+    def learned_episodes(self) -> list[int]:
+        """By the facts that are known above."""
+        left_out = {CUT, FAILED, *range(FLAT * MEMBERS, (FLAT + 1) * MEMBERS)}
+        return [number for number in range(len(self.stored)) if number not in left_out]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("decoder")
-
-
-@pytest.fixture(scope="module")
-def ours(folder: Path) -> Ours:
-    return Ours(decoder(folder, SIZE))
-
-
-@pytest.fixture(scope="module")
-def theirs(folder: Path, ours: Ours) -> Iterator[Theirs]:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ours]:
     import torch
 
     # Threads that wait for each other on busy cores make a small model thirty times slower.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Theirs(folder, ours)
+    yield Ours(tmp_path_factory.mktemp("decoder"))
     torch.set_num_threads(threads)
 
 
@@ -197,17 +170,62 @@ def check_alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> N
         np.testing.assert_allclose(ours[name], each, atol=EQUAL_GRADIENT * largest, err_msg=name)
 
 
-@pytest.mark.parametrize("corrected", [False, True], ids=["", "corrected"])
-@pytest.mark.parametrize("beta", [0.0, BETA])
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_loss_and_gradient_are_those_of_trl(
+# ------------------------------------------------------------------------ GRPO
+
+
+class Theirs:
+    """TRL's trainer, by the same weights; its inputs by whether advantages are scaled."""
+
+    def __init__(self, ours: Ours) -> None:
+        from tests.learners import trl_trainer
+
+        scored = zip(ours.stored, ours.batch.scored, strict=True)
+        rollouts = trl_trainer.Rollouts(
+            ours.stored,
+            np.flatnonzero(ours.batch.scored).tolist(),
+            [each.parts[PART] if is_scored else None for each, is_scored in scored],
+        )
+        given = ours.loaded.tokenizer, config_of("grpo", "token", 0.0), TEMPERATURE
+        self.trainer = trl_trainer.StoredTrainer(ours.folder, rollouts, *given)
+        self.trainer.load(by_name(ours.old), by_name(ours.reference))
+        self.inputs = {scaled: self.trainer.inputs(scaled=scaled) for scaled in (True, False)}
+        self.trainer.load(by_name(ours.new))
+
+
+@pytest.fixture(scope="module")
+def theirs(ours: Ours) -> Theirs:
+    pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
+    return Theirs(ours)
+
+
+# Each aggregation with each ratio; a KL, and weights for the sampler, with some of them.
+CASES = [
+    (ratio, aggregation, BETA if ratio == SEQUENCE or (ratio == "token" and n % 2) else 0.0, c)
+    for ratio, weighed in zip(RATIOS, ((0, 3), (1, 3), (0, 2)), strict=True)
+    for n, aggregation in enumerate(AGGREGATIONS)
+    for c in [n in weighed]
+]
+
+
+@pytest.mark.parametrize(("ratio", "aggregation", "beta", "corrected"), CASES)
+def test_loss_and_gradient_of_grpo_are_those_of_trl(
     ours: Ours, theirs: Theirs, ratio: str, aggregation: str, beta: float, corrected: bool
 ) -> None:
     config, inputs = config_of(aggregation, ratio, beta), theirs.inputs[True]
-    loss, gradient, _ = ours.loss(config, corrected=corrected)
+    loss, gradient, sums = ours.loss(config, corrected=corrected)
     expected, of_theirs = theirs.trainer.gradient(inputs, config, corrected=corrected)
     assert loss == pytest.approx(expected, abs=EQUAL_LOSS)
+    assert 5 < sums.departure.clipped < sums.departure.actions / 2
+    metrics = theirs.trainer.trainer._metrics["train"]
+    if ratio == "token":
+        found = {"entropy": sums.entropy, "clip_ratio/region_mean": sums.departure.clipped}
+        found |= {"kl": sums.reference_kl} if beta else {}
+        name = "sampling/importance_sampling_ratio/mean"
+        found |= {name: sums.correction.weights} if corrected else {}
+        for name, total in found.items():
+            if beta:  # without a KL ours leaves out flat groups
+                mean = float(total / sums.departure.actions)
+                assert mean == pytest.approx(metrics[name][-1], rel=1e-4), name
     if ratio == SEQUENCE and corrected:
         of_tokens = dataclasses.replace(config, ratio="token")
         inputs = theirs.trainer.of_tokens(inputs)
@@ -219,47 +237,19 @@ def test_loss_and_gradient_are_those_of_trl(
 @pytest.mark.parametrize("scaled", [False, True])
 def test_advantages_are_those_of_trl(ours: Ours, theirs: Theirs, scaled: bool) -> None:
     blocks, given, _ = ours.given(config_of("grpo", "token", 0.0, scaled=scaled))
+    assert (blocks.lengths > 0).any(axis=1).sum() == 2
     found = np.zeros(len(ours.stored), np.float32)
     found[blocks.episode[blocks.learned]] = np.asarray(given.advantages)[blocks.learned]
     np.testing.assert_allclose(found, theirs.inputs[scaled]["advantages"].numpy(), atol=1e-5)
-    learned = stored_rollouts.learned_episodes(ours.stored)
-    assert sorted(set(blocks.episode[blocks.learned].tolist())) == learned
-
-
-def test_metrics_are_those_of_trl(ours: Ours, theirs: Theirs) -> None:
-    config = config_of("dapo", "token", BETA)
-    _, _, sums = ours.loss(config, corrected=True)
-    theirs.trainer.gradient(theirs.inputs[True], config, corrected=True)
-    expected, tokens = theirs.metrics(), sums.departure.actions
-    found = {
-        "entropy": sums.entropy,
-        "kl": sums.reference_kl,
-        "clip_ratio/region_mean": sums.departure.clipped,
-        "sampling/importance_sampling_ratio/mean": sums.correction.weights,
-    }
-    for name, total in found.items():
-        assert float(total / tokens) == pytest.approx(expected[name], rel=1e-4), name
-
-
-def test_what_is_stored(ours: Ours) -> None:
-    """The clip, the bound of the sampler's weights and several blocks are compared, too."""
-    assert len({int(np.argmax(row)) for row in ours.batch.log_prob_mask}) == len(PROMPTS)
-    assert {len(turns) for each in ours.stored for turns in each.segments} == {2, 3}
-    assert ours.batch.scored.sum() == len(ours.stored) - 2
-    blocks, given, _ = ours.given(config_of("grpo", "token", 0.0))
-    assert (blocks.lengths > 0).any(axis=1).sum() == 2
-    assert (given.old - blocks.sampler)[blocks.learned].max() > np.log(2)
-    for ratio in RATIOS:
-        _, _, sums = ours.loss(config_of("grpo", ratio, 0.0), corrected=True)
-        assert 5 < sums.departure.clipped < sums.departure.actions / 2
+    assert sorted(set(blocks.episode[blocks.learned].tolist())) == ours.learned_episodes
 
 
 def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
-    config = config_of("grpo", SEQUENCE, 0.0)
+    config = config_of("grpo", SEQUENCE, BETA)
     blocks, given, _ = ours.given(config)
     apart = np.asarray(ours.log_probs(ours.new, None, blocks)) - given.old
     clipped = 0
-    for episode in stored_rollouts.learned_episodes(ours.stored):
+    for episode in ours.learned_episodes:
         own = blocks.learned & (blocks.episode == episode)
         ratio, advantage = np.exp(apart[own].mean()), np.asarray(given.advantages)[own][0]
         is_out = ratio > 1 + config.clip_high if advantage > 0 else ratio < 1 - config.clip_low
@@ -274,7 +264,6 @@ def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
         ("grpo", 0.0, 0.01414014),
         ("bnpo", 0.0, -0.02545224),
         ("dapo", BETA, -0.02545224 + 0.06137056),
-        ("dr_grpo", 0.0, -0.00795382),
         ("dr_grpo", BETA, -0.00795382 + 0.01917830),
     ],
 )
@@ -297,33 +286,145 @@ def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected
     assert (sums.departure.actions, sums.departure.clipped) == (125 if beta else 51, 27)
 
 
-def test_a_tools_words_have_no_sampler(ours: Ours) -> None:
-    config = config_of("dapo", "token", 0.0)
-    blocks, given, _ = ours.given(config)
-    other = np.where(ours.batch.log_prob_mask, ours.batch.sampler_log_probs, np.nan)
-    batch = ours.batch._replace(sampler_log_probs=other.astype(np.float32))
-    changed, given_again, _ = ours.given(config, batch)
-    expected, found = ours.sums(config, blocks, given), ours.sums(config, changed, given_again)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+# ------------------------------------------------------------------------ pairs, imitation
 
 
-def test_a_tools_word_is_seen_by_what_is_sampled_after_it(ours: Ours) -> None:
-    config, episode = config_of("dapo", "token", 0.0), 1
-    mask = ours.batch.log_prob_mask[episode]
-    place = int(np.flatnonzero(mask[:-1] & ~mask[1:])[0]) + 1  # after the first call of a tool
-    tokens = ours.batch.tokens.copy()
-    tokens[episode, place] += 1
-    old = [
-        (blocks, given.old)
-        for blocks, given, _ in (
-            ours.given(config),
-            ours.given(config, ours.batch._replace(tokens=tokens)),
-        )
+@pytest.fixture(scope="module")
+def pairs(ours: Ours) -> Any:
+    """TRL's trainer of pairs: a policy that has moved away from the reference."""
+    pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
+    from tests.support.trl import TrlPairs
+
+    trainer = TrlPairs(ours.folder, ours.loaded.tokenizer, 0.0)
+    trainer.load(by_name(ours.new), by_name(ours.old))
+    return trainer
+
+
+PAIR_SHAPE = choose_shape(made_pairs(), 64, 2, whole=True)
+
+
+def of_pairs(ours: Ours, config: PreferenceConfig) -> tuple[float, Any, PairSums, np.ndarray]:
+    """The loss, its gradient by Hugging Face's names, the sums, and by the reference."""
+    policy, _ = policy_of(ours.loaded, config, 1.0)
+    batch = made_pairs()
+    reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
+    blocks, by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference, WEIGHTS)
+    assert (blocks.lengths > 0).any(axis=1).sum() > 1
+    gradient, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
+        ours.new, None, blocks, by_pair
+    )
+    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, gradient))
+    return float(sums.loss / sums.weight), named, sums, reference
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PreferenceConfig("dpo", beta=0.1),
+        PreferenceConfig("dpo", beta=0.4, label_smoothing=0.2),
+        PreferenceConfig("dpo", beta=0.4, averaged=True),
+        PreferenceConfig("ipo", beta=0.5, averaged=True),
+    ],
+    ids=["dpo", "dpo smoothed", "dpo averaged", "ipo averaged"],
+)
+def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig) -> None:
+    loss, gradient, sums, reference = of_pairs(ours, config)
+    inputs = pairs.inputs(made_pairs(), KEPT)
+    expected, of_theirs = pairs.gradient(inputs, config)
+    # A loss near 100 has no fifth digit behind the point in float32.
+    assert loss == pytest.approx(expected, abs=EQUAL_LOSS, rel=EQUAL_LOSS / 10)
+    check_alike(gradient, of_theirs)
+    if config.averaged or config.label_smoothing:
+        return
+    for member, name in enumerate(("ref_chosen_logps", "ref_rejected_logps")):
+        own = reference.reshape(-1, 2)[KEPT, member]
+        np.testing.assert_allclose(own, inputs[name].numpy(), atol=1e-4)
+    metrics = pairs.metrics()
+    for name, total in {
+        "rewards/accuracies": sums.right,
+        "rewards/margins": config.beta * sums.margin,
+        "logps/chosen": sums.winner,
+        "logps/rejected": sums.loser,
+    }.items():
+        assert float(total / sums.pairs) == pytest.approx(metrics[name], rel=1e-4), name
+
+
+def test_imitation_is_that_of_trl(ours: Ours) -> None:
+    """With a tool's words among those that are imitated."""
+    pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
+    from tests.learners.trl_trainer import imitated
+
+    policy, _ = policy_of(ours.loaded, SFTConfig(), 1.0)
+    episodes = token_episodes(policy, ours.batch, ours.shape)
+    given, divisor, _ = given_tokens(policy, episodes)
+    gradient, sums = jax.jit(TokenPasses(policy).gradient)(ours.old, None, episodes.blocks, given)
+    expected, of_theirs = imitated(ours.folder, ours.loaded.tokenizer, ours.batch)
+    assert divisor == ours.batch.loss_mask.sum()
+    assert float(sums.loss / divisor) == pytest.approx(expected, abs=EQUAL_LOSS)
+    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient)), of_theirs)
+
+
+# ------------------------------------------------------------------------ PPO
+
+RATE = 0.25
+
+
+def tensors_of(state: Any) -> dict[str, np.ndarray]:
+    """Of policy and critic, by the names of `TorchPpo`."""
+    critic = state.critic
+    assert isinstance(critic, Critic)
+    tower = {f"critic.{n.removeprefix('model.')}": a for n, a in by_name(critic.tower).items()}
+    head = {"head.weight": np.array(critic.weights)[None], "head.bias": np.array(critic.bias)}
+    return {name: np.array(each) for name, each in (by_name(state.params) | tower | head).items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "of_critic", "atol"),
+    [
+        (TokenPPOConfig(kl=0.1, kl_in="loss", whiten=False, entropy=0.01, gamma=0.99), RATE, 1e-4),
+        (TokenPPOConfig(lambda_=0.9, value_clip=0.05, epochs=2, minibatches=2), 0.01, 2e-4),
+    ],
+    ids=["one step", "minibatches and epochs"],
+)
+def test_ppo_is_that_of_torch(
+    ours: Ours, config: TokenPPOConfig, of_critic: float, atol: float
+) -> None:
+    """One step twice, so that values, ratios to the reference and returns are not zero."""
+    import torch
+
+    plain = optax.sgd(RATE), optax.sgd(of_critic)
+    policy, parts = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
+    update, shape = make_ppo_update(policy), choose_shape(ours.batch, 256, 1)
+    state = first_state(policy.shardings, parts, ours.old, 0)
+    theirs = TorchPpo(ours.folder, config, TEMPERATURE, Rates(RATE, of_critic))
+    optimizers = [
+        torch.optim.SGD(each.param_groups[0]["params"], each.param_groups[0]["lr"])
+        for each in (theirs.optimizer, theirs.critic_optimizer)
     ]
-    own = [each[blocks.valid & (blocks.episode == episode)] for blocks, each in old]
-    before = mask[:place].sum()
-    assert 0 < before < len(own[0])
-    np.testing.assert_allclose(own[1][:before], own[0][:before], atol=1e-6)
-    assert (np.abs(own[1] - own[0])[before:] > 1e-4).all()
-    others = [each[blocks.valid & (blocks.episode != episode)] for blocks, each in old]
-    np.testing.assert_allclose(others[1], others[0], atol=1e-6)
+    half = len(ours.batch.scored) // config.minibatches
+    for round_ in range(2 if config.updates_per_batch == 1 else 1):
+        before, given = tensors_of(state), theirs.given(ours.batch)
+        start = {n: p.detach().clone() for n, p in theirs.named_parameters()}
+        losses = []
+        for number in range(config.updates_per_batch):
+            first = half * (number % config.minibatches)
+            part = type(given)(*(each[first : first + half] for each in given))
+            losses.append(theirs.gradients(part)[0])
+            for optimizer in optimizers:
+                optimizer.step()
+        state, metrics = update(state, ppo_episodes(policy, ours.batch, shape))
+        after = tensors_of(state)
+        expected = dict(zip(("loss", "value_loss"), np.mean(losses, axis=0), strict=True))
+        for name, value in expected.items():
+            assert float(metrics[name]) == pytest.approx(value, rel=1e-4, abs=2 * EQUAL_LOSS)
+        assert float(metrics["tokens"]) == ours.batch.loss_mask.sum()
+        assert (float(metrics["kl"]) != 0) == (round_ > 0)
+        for name, each in theirs.named_parameters():
+            if name == "lm_head.weight":  # it is the word table
+                continue
+            rate = of_critic if name.startswith(("critic.", "head.")) else RATE
+            move = ((start[name] - each) / rate).detach().numpy()
+            own = ((before[name] - after[name]) / rate).reshape(move.shape)
+            # A move is a difference of weights near 1, which have 7 digits.
+            near = atol * np.abs(move).max() + 1.25e-6 / rate
+            np.testing.assert_allclose(own, move, atol=near, err_msg=name)

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` on stored rollouts: its padding, masks, advantages, weights and losses."""
+"""TRL's own trainers on stored rollouts: its padding, masks, advantages, weights and losses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,27 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer.grpo_trainer import add_fused_lm_head
 
 from qrag_jax.learners.token_config import CISPO, SEQUENCE, TokenGRPOConfig
+from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 
 Tensors = Mapping[str, np.ndarray]  # weights by Hugging Face's names
 Inputs = dict[str, torch.Tensor]
+HERE = {"gradient_checkpointing": False, "use_cpu": True, "bf16": False, "report_to": []}
+
+
+def loaded(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def gradient_of(model: Any, loss: torch.Tensor) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss, and its gradient by Hugging Face's names."""
+    loss.backward()
+    named = model.named_parameters()
+    return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +62,9 @@ class Rollouts:
                 ids += [*observed, *turn.sampled.tolist()]
                 log_probs += [*[0.0] * len(observed), *turn.log_probs.tolist()]
                 mask += [*[0] * len(observed), *[int(number in self.scored)] * len(turn.sampled)]
-            found["prompt_ids"].append(turns[0].observed.tolist())
-            found["completion_ids"].append(ids)
-            found["logprobs"].append(log_probs)
-            found["env_mask"].append(mask)
+            given = turns[0].observed.tolist(), ids, log_probs, mask
+            for name, value in zip(found, given, strict=True):
+                found[name].append(value)
         return found
 
     def scores(self, **_: Any) -> list[float | None]:
@@ -72,10 +84,7 @@ class StoredTrainer:
         temperature: float,
     ) -> None:
         self.rollouts = rollouts
-        self.model: Any
-        self.model, self.reference = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2)
-        )
+        self.model, self.reference = loaded(folder), loaded(folder)
         count = len(rollouts.stored)
         self.trainer: Any = GRPOTrainer(
             self.model,
@@ -89,10 +98,7 @@ class StoredTrainer:
                 vllm_importance_sampling_mode="token_truncate",
                 vllm_importance_sampling_clip_max=config.sampler_cap,
                 use_bias_correction_kl=False,
-                gradient_checkpointing=False,
-                use_cpu=True,
-                bf16=False,
-                report_to=[],
+                **HERE,
             ),
             Dataset.from_dict({"prompt": ["?"] * count}),
             processing_class=tokenizer,
@@ -133,10 +139,7 @@ class StoredTrainer:
             factor * trainer._compute_loss(self.model, part)
             for part, factor in self._parts(inputs, config)
         ]
-        loss = torch.stack(parts).sum()
-        loss.backward()
-        named = self.model.named_parameters()
-        return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
+        return gradient_of(self.model, torch.stack(parts).sum())
 
     def _parts(self, inputs: Inputs, config: TokenGRPOConfig) -> Iterator[tuple[Inputs, float]]:
         """Batches and factors; the sum of factor × TRL's loss has OUR divisor."""
@@ -174,3 +177,29 @@ class StoredTrainer:
                 missing, unknown = model.load_state_dict(given, strict=False)
                 assert set(missing) <= {"lm_head.weight"}, missing  # it is the word table
                 assert not unknown, unknown
+
+
+def imitated(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, batch: TokenBatch
+) -> tuple[float, dict[str, np.ndarray]]:
+    """`SFTTrainer`'s loss of the rows that train, by its own labels and collator."""
+    model = loaded(folder)
+    rows = [row for row in range(len(batch.lengths)) if batch.loss_mask[row].any()]
+    examples = {
+        name: [array[row, : batch.lengths[row]].tolist() for row in rows]
+        for name, array in (
+            ("input_ids", batch.tokens),
+            ("completion_mask", batch.loss_mask.astype(int)),
+        )
+    }
+    trainer = SFTTrainer(
+        model,
+        SFTConfig(
+            output_dir=str(folder / "sft"), completion_only_loss=True, max_length=None, **HERE
+        ),
+        train_dataset=Dataset.from_dict(examples),
+        processing_class=tokenizer,
+    )
+    model.train()
+    labelled = [trainer.train_dataset[number] for number in range(len(rows))]
+    return gradient_of(model, trainer.compute_loss(model, trainer.data_collator(labelled)))

@@ -20,7 +20,7 @@ from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_dig
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.compute.rope import angles
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
-from qrag_jax.models.trunks import bert_weights, qwen3_weights
+from qrag_jax.models.trunks import bert_weights
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory
@@ -53,14 +53,9 @@ QWEN3 = TextEncoder(
     state_prefix=PREFIX,
 )
 LORA = LoraConfig(rank=3, alpha=6.0)
-ENCODERS = {"bert": play_setup.ENCODER, "qwen3": QWEN3}
-ADAPTED = {
-    name: TextEncoder(**(vars(encoder) | {"lora_scale": LORA.scale}))
-    for name, encoder in ENCODERS.items()
-}
-TABLES = {"bert": bert_weights.TABLE, "qwen3": qwen3_weights.TABLE}
+ADAPTED = TextEncoder(**(vars(play_setup.ENCODER) | {"lora_scale": LORA.scale}))
 # Fewer maps than all: fused maps of which some parts have an adapter and some have none.
-TARGETS = {"bert": ("query", "value", "intermediate.dense"), "qwen3": "all-linear"}
+TARGETS = ("query", "value", "intermediate.dense")
 
 
 class Rows(NamedTuple):
@@ -71,23 +66,13 @@ class Rows(NamedTuple):
     positions: np.ndarray  # [N] of the chunks
 
 
-def adapters(name: str, seed: int) -> dict[str, Any]:
+def adapters(seed: int) -> dict[str, Any]:
     """Two different towers' adapters, stacked, B too far from zero."""
-    module, rng = ADAPTED[name].module, np.random.default_rng(seed)
-    one = new_adapters(TABLES[name], module, LoraConfig(3, 6.0, TARGETS[name]), seed)
+    rng, config = np.random.default_rng(seed), LoraConfig(3, 6.0, TARGETS)
+    one = new_adapters(bert_weights.TABLE, ADAPTED.module, config, seed)
     return jax.tree.map(
         lambda leaf: 0.3 * rng.standard_normal((2, *leaf.shape)).astype(np.float32), one
     )
-
-
-def by_hand(base: dict[str, Any], stacked: dict[str, Any], number: int) -> dict[str, Any]:
-    """One tower with its low-rank products added to the kernels, map by map."""
-    layers = dict(base["layers"])
-    for name, leaves in stacked["layers"].items():
-        a, b = leaves["lora_a"][number], leaves["lora_b"][number]
-        kernel = layers[name]["kernel"] + LORA.scale * jnp.einsum("nir,nro->nio", a, b)
-        layers[name] = layers[name] | {"kernel": kernel}
-    return base | {"layers": layers}
 
 
 def rows_of(

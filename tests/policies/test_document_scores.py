@@ -3,20 +3,77 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from qrag_jax.environments.positions import KINDS, RANDOM_PUBLISHED, draw_indents
+from qrag_jax.environments.positions import RANDOM_PUBLISHED, draw_indents
 from qrag_jax.policies.document_scores import BLOCK, Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
-from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, K, case, found, searches
 
+STEPS, WIDTH, K = 4, 8, 3
+TEXTS = 700  # rows of the table, fewer than the chunks: texts occur again, and Q-values tie
+
+
+class Case(NamedTuple):
+    """B documents of unequal length, W states each."""
+
+    kind: str
+    table: np.ndarray  # [N, 2D]
+    rows: list[np.ndarray]  # of each document, [C]
+    counts: np.ndarray  # [B]
+    states: np.ndarray  # [B, W, 2D]
+    taken: np.ndarray  # [B, W, T]
+
+
+def case(kind: str, counts: tuple[int, ...], states: int, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    taken = np.full((len(counts), states, STEPS), -1, np.int32)
+    for document, count in enumerate(counts):
+        for state in range(states):
+            some = rng.choice(count, min(count, int(rng.integers(0, STEPS))), replace=False)
+            taken[document, state, : len(some)] = some
+    return Case(
+        kind=kind,
+        table=rng.standard_normal((TEXTS, WIDTH)).astype(np.float32),
+        rows=[rng.integers(0, TEXTS, count) for count in counts],
+        counts=np.array(counts, np.int32),
+        states=rng.standard_normal((len(counts), states, WIDTH)).astype(np.float32),
+        taken=taken,
+    )
+
+
+# Several blocks on several devices; documents that end inside a block and within the first one.
+COUNTS = (2500, 1024, 50, 3, 1)
+CASES = {
+    kind: case(kind, COUNTS, states=2, seed=number)
+    for number, kind in enumerate(("none", "absolute", "random", "relative"))
+}
+# Of at most 2,000 chunks.
+CASES[RANDOM_PUBLISHED] = case(RANDOM_PUBLISHED, (1500, 200, 7, 3, 1), states=2, seed=8)
 every_case = pytest.mark.parametrize("name", CASES)
+
+
+def searches(case: Case) -> Searches:
+    """Every state of the case, with the keys that its documents are placed by."""
+    keys = jax.random.split(jax.random.key(3), len(case.counts))
+    return Searches(case.counts, case.states, case.taken, keys)
+
+
+def found(case: Case, mesh: Mesh, k: int = K) -> tuple[np.ndarray, np.ndarray]:
+    """Values and indices `[B, W, k]` of a case on a mesh."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = np.zeros((len(case.counts), padded_chunks(int(max(case.counts)), devices)), np.int32)
+    for row, own in zip(rows, case.rows, strict=True):
+        row[: len(own)] = own
+    best = make_best_chunks(mesh, case.kind, STEPS, k)
+    return jax.device_get(best(case.table, rows, searches(case)))
 
 
 @cache
@@ -54,13 +111,11 @@ def check(case: Case, values: np.ndarray, index: np.ndarray) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("k", [1, 3])
-def test_best_chunks(name: str, k: int) -> None:
-    check(CASES[name], *on_one_device(name, k))
+def test_best_chunks(name: str) -> None:
+    check(CASES[name], *on_one_device(name, K))
 
 
-@every_case
-@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)], ids=["8-1", "2-4"])
+@pytest.mark.parametrize(("name", "mesh"), [("relative", (8, 1)), (RANDOM_PUBLISHED, (2, 4))])
 def test_eight_devices_find_what_one_does(name: str, mesh: tuple[int, int]) -> None:
     values, index = found(CASES[name], mesh_of(*mesh))
     check(CASES[name], values, index)
@@ -69,24 +124,22 @@ def test_eight_devices_find_what_one_does(name: str, mesh: tuple[int, int]) -> N
     np.testing.assert_array_equal(index[values > MASKED], alone[1][values > MASKED])
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_equal_values_go_to_the_lowest_index(k: int) -> None:
+def test_equal_values_go_to_the_lowest_index() -> None:
     one = case("none", (2 * BLOCK + 40,), states=1, seed=9)
     one.table[:] = one.table[0]
     one.taken[0, 0] = (0, 2, -1, -1)
-    _, index = found(one, mesh_of(), k)
-    assert index[0, 0].tolist() == [1, 3][:k]
+    _, index = found(one, mesh_of(), 2)
+    assert index[0, 0].tolist() == [1, 3]
 
 
 def test_random_is_played_as_absolute() -> None:
-    drawn = CASES["random-short"]
-    values, index = found(drawn, mesh_of())
-    other_values, other_index = found(drawn._replace(kind="absolute"), mesh_of())
+    values, index = on_one_device("random", K)
+    other_values, other_index = found(CASES["random"]._replace(kind="absolute"), mesh_of())
     np.testing.assert_array_equal(index, other_index)
     np.testing.assert_allclose(values, other_values, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["relative", RANDOM_PUBLISHED])
 def test_memory_is_that_of_one_block(kind: str) -> None:
     """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""
     best = make_best_chunks(mesh_of(), kind, STEPS, 2)
@@ -105,8 +158,8 @@ def test_memory_is_that_of_one_block(kind: str) -> None:
     assert few < 2 * 2 * BLOCK * 40 * WIDTH * 4
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize("chunks", [1, 16, 17, 50, 160, 1024, 1025, 4600, 40_000])
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("chunks", [1, 17, 50, 1024, 1025, 40_000])
 def test_padded_chunks(chunks: int, devices: int) -> None:
     columns = padded_chunks(chunks, devices)
     share = columns // devices
@@ -132,5 +185,5 @@ def test_nothing_recompiles_within_a_length_class() -> None:
 
 @pytest.mark.parametrize("k", [0, 17])
 def test_actions_wanted(k: int) -> None:
-    with pytest.raises(ValueError, match="it must be from 1 to 16"):
+    with pytest.raises(ValueError, match="16"):
         make_best_chunks(mesh_of(), "none", STEPS, k)

@@ -160,17 +160,21 @@ class TorchPpo:
         of_policy = torch.where(mask, each, zero).sum() / number
         return of_policy, 0.5 * torch.where(mask, errors, zero).sum() / number
 
-    def gradients(self, given: Given) -> tuple[tuple[float, float], dict[str, np.ndarray]]:
-        """Both losses, and gradients by Hugging Face's names, behind "critic." and "head." too."""
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad()
-        of_policy, of_critic = self.losses(given)
-        (of_policy + of_critic).backward()
-        named = [
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        """By Hugging Face's names; the critic's behind "critic." and "head."."""
+        return [
             *self.policy.named_parameters(),
             *((f"critic.{name}", each) for name, each in self.critic.named_parameters()),
             *((f"head.{name}", each) for name, each in self.head.named_parameters()),
         ]
+
+    def gradients(self, given: Given) -> tuple[tuple[float, float], dict[str, np.ndarray]]:
+        """Both losses, and gradients by the names of `named_parameters`."""
+        self.optimizer.zero_grad()
+        self.critic_optimizer.zero_grad()
+        of_policy, of_critic = self.losses(given)
+        (of_policy + of_critic).backward()
+        named = self.named_parameters()
         found = {name: each.grad.numpy().copy() for name, each in named if each.grad is not None}
         return (of_policy.item(), of_critic.item()), found
 

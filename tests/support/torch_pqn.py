@@ -151,13 +151,12 @@ class Tower(torch.nn.Module):
         self.scale = encoder.scale
         self.device = device
 
-    def forward(self, rows: Rows, *, full: bool = False) -> torch.Tensor:
-        """Rows of at least one token → float32 embeddings `[N, D]`; `full`: no row is padded."""
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """Rows of at least one token → float32 embeddings `[N, D]`."""
         inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
         # A new context per call: weights that were cast under no_grad must not be reused with grad.
         with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
-            mask = None if full else inside
-            hidden = self.model(input_ids=rows.tokens, attention_mask=mask).last_hidden_state
+            hidden = self.model(input_ids=rows.tokens, attention_mask=inside).last_hidden_state
         total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())
         return self.scale * total / rows.lengths[:, None]
 

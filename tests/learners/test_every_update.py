@@ -1,0 +1,422 @@
+"""What every update must do: any mesh alike, no trace of failures, adapters alone, only numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.data.episodes import NO_FACT
+from qrag_jax.evaluators import episodes as evaluation
+from qrag_jax.learners.token_config import SFTConfig
+from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
+from qrag_jax.runtime import sharding
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.mesh import shard_batch
+from tests.episodes_maker import tower
+from tests.learners import updates
+from tests.learners.updates import (
+    ALONE,
+    BLOCKS,
+    DPO,
+    FUSED,
+    GRPO,
+    HARR_GRPO,
+    HARR_PPO,
+    IMITATED,
+    IPO,
+    LATER,
+    PPO,
+    SPLIT,
+    Learning,
+    assert_close,
+    hops,
+    model,
+    one_row_each,
+    pairs,
+    questions,
+)
+from tests.learners.whole_loss import ADAPTED, LORA
+from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT
+from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, feedback
+from tests.rollouts.token_rows import VOCAB, made_batch
+
+# Smaller blocks, or larger ones: never those of the whole batch on one device.
+OTHER = {"shape": BLOCKS._replace(tokens=40, groups=2, sampled=30), "scanned": True}
+
+
+def scored_episodes() -> tuple[ScoredEpisodes]:
+    """Episodes of the first chunks there are, some without rewards, one cut at its first step."""
+    batch, draw = questions(), np.random.default_rng(4)
+    count = batch.chunk_mask.sum(axis=1)
+    actions = np.tile(np.arange(CONFIG.max_steps, dtype=np.int32), (len(count), 1))
+    valid = actions < np.minimum(count, CONFIG.max_steps)[:, None]
+    score = draw.random(valid.shape).astype(np.float32)
+    scored = valid & (np.arange(len(count)) % 3 != 1)[:, None]
+    scored[0, 1:] = False
+    return (ScoredEpisodes(batch, Played(actions, valid, np.ones_like(score)), score, scored),)
+
+
+# ------------------------------------------------------------------------ failures
+
+
+def failed_tokens(batch: Any, *given: Any) -> tuple[Any, ...]:
+    """Of an episode without a reward all but its prompt is another one, and not finite."""
+    row = 4
+    tokens, sampler, rewards = (
+        each.copy() for each in (batch.tokens, batch.sampler_log_probs, batch.rewards)
+    )
+    start = batch.shared[row]
+    tokens[row, start:] = tokens[row, start:] % (VOCAB - 1) + 1
+    sampler[row], rewards[row] = np.nan, np.nan
+    changed = {"tokens": tokens, "sampler_log_probs": sampler, "rewards": rewards}
+    return batch._replace(**changed), *given
+
+
+def failed_pairs(batch: Any, reference: np.ndarray, weights: np.ndarray) -> tuple[Any, ...]:
+    tokens, reference = batch.tokens.copy(), reference.copy()
+    for pair in (NO_WEIGHT, CUT_OFF):
+        both = slice(2 * pair, 2 * pair + 2)
+        tokens[both] = tokens[both] % (VOCAB - 1) + 1
+        reference[both] = np.nan
+    return batch._replace(tokens=tokens), reference, weights
+
+
+def failed_hops(given: Any) -> tuple[Any]:
+    lost = ~given.scored
+
+    def without(array: np.ndarray, value: Any) -> np.ndarray:
+        return np.where(lost.reshape(-1, *[1] * (array.ndim - 1)), value, array)
+
+    return (
+        given._replace(
+            tokens=without(given.tokens, given.tokens % 7 + 5),
+            **{
+                name: without(getattr(given, name), np.float32(np.nan))
+                for name in ("log_probs", "episode_rewards", "hop_rewards")
+            },
+        ),
+    )
+
+
+def failed_questions(batch: Any) -> tuple[Any]:
+    """Rows that fill up the batch have texts."""
+    empty = ~batch.chunk_mask.any(axis=1)
+    question, chunks = batch.question.copy(), batch.chunks.copy()
+    question[empty], chunks[empty] = 11, 12
+    return (batch._replace(question=question, chunks=chunks),)
+
+
+def failed_scores(episodes: ScoredEpisodes) -> tuple[Any]:
+    """What is not scored has no score, and where nothing is scored another one's question."""
+    lost = ~episodes.scored.any(axis=1)
+    question = np.where(lost[:, None], episodes.batch.question[::-1], episodes.batch.question)
+    score = np.where(episodes.scored, episodes.score, np.nan).astype(np.float32)
+    return (episodes._replace(score=score, batch=episodes.batch._replace(question=question)),)
+
+
+# ------------------------------------------------------------------------ all updates
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """An update.
+
+    Attributes:
+        start: `(where, params, **how)` → its learner.
+        given: what a step takes.
+        failed: the same, but for what failed.
+        nothing: what nothing can be learned from.
+        poisoned: what is not finite; None: a weight is.
+        split: how it is told to compute in parts; None: it is not asked.
+        adapted: whether it is asked to learn adapters.
+        tied: whether the decoder's head is its word table.
+    """
+
+    start: Callable[..., Learning]
+    given: Callable[[], tuple[Any, ...]]
+    failed: Callable[..., tuple[Any, ...]]
+    nothing: Callable[..., tuple[Any, ...]]
+    poisoned: Callable[..., tuple[Any, ...]] | None = None
+    split: dict[str, Any] | None = None
+    adapted: bool = False
+    tied: bool = True
+
+
+def of_tokens(config: Any, **more: Any) -> Kind:
+    rate = {"rate": more.pop("rate")} if "rate" in more else {}
+
+    def start(*where: Any, **how: Any) -> Learning:
+        tied = {"tied": more.get("tied", True)}
+        return updates.tokens(config, *where, **how, **rate, **tied)
+
+    return Kind(start=start, **({"given": lambda: (made_batch(),), "failed": failed_tokens} | more))
+
+
+def of_hops(config: Any, **more: Any) -> Kind:
+    return Kind(
+        start=lambda *where, **how: updates.searches(config, *where, **how),
+        given=lambda: (hops(),),
+        failed=failed_hops,
+        poisoned=lambda given: (with_first(given, "episode_rewards", np.inf),),
+        nothing=lambda given: (given._replace(scored=np.zeros_like(given.scored)),),
+        **more,
+    )
+
+
+def of_towers(kind: str, **more: Any) -> Kind:
+    return Kind(
+        start=lambda *where, **how: updates.towers(kind, *where, **how),
+        **({"given": lambda: (questions(),), "failed": failed_questions} | more),
+    )
+
+
+def with_first(batch: Any, name: str, value: float) -> Any:
+    array = getattr(batch, name).copy()
+    array[0] = value
+    return batch._replace(**{name: array})
+
+
+def without_mask(batch: Any, *given: Any) -> tuple[Any, ...]:
+    return batch._replace(loss_mask=np.zeros_like(batch.loss_mask)), *given
+
+
+def bad_sampler(batch: Any) -> tuple[Any]:
+    bad = np.where(batch.loss_mask, np.nan, batch.sampler_log_probs).astype(np.float32)
+    return (batch._replace(sampler_log_probs=bad),)
+
+
+PARTS = {"accumulation": 2}
+OF_PPO = {
+    "given": lambda: (one_row_each(),),
+    "poisoned": lambda batch: (with_first(batch, "rewards", np.inf),),
+    "nothing": without_mask,
+}
+OF_PAIRS = {
+    "given": pairs,
+    "failed": failed_pairs,
+    "poisoned": lambda batch, reference, weights: (batch, reference * np.nan, weights),
+    "nothing": lambda batch, reference, weights: (batch, reference, 0 * weights),
+}
+KINDS = {
+    "PQN": of_towers(
+        FUSED,
+        nothing=lambda batch: (batch._replace(chunk_mask=np.zeros_like(batch.chunk_mask)),),
+        split=PARTS,
+        adapted=True,
+    ),
+    "PQN, rewards later": of_towers(
+        LATER,
+        given=scored_episodes,
+        failed=failed_scores,
+        poisoned=lambda given: (with_first(given, "score", np.inf),),
+        nothing=lambda given: (given._replace(scored=np.zeros_like(given.scored)),),
+        adapted=True,
+    ),
+    "imitation": of_towers(
+        IMITATED,
+        nothing=lambda batch: (batch._replace(rank=np.full_like(batch.rank, NO_FACT)),),
+        adapted=True,
+    ),
+    "HARR's GRPO": of_hops(HARR_GRPO, split={"longest": 24}),
+    "HARR's PPO": of_hops(HARR_PPO, adapted=True),
+    "GRPO": of_tokens(
+        GRPO,
+        poisoned=bad_sampler,
+        nothing=lambda batch: (batch._replace(scored=np.zeros_like(batch.scored)),),
+        split=OTHER,
+        adapted=True,
+    ),
+    "SFT": of_tokens(SFTConfig(), nothing=without_mask, tied=False),
+    "PPO": of_tokens(PPO, **OF_PPO, adapted=True),
+    # Rounding grows with each step, so these are small.
+    "PPO in minibatches": of_tokens(
+        dataclasses.replace(PPO, epochs=2, minibatches=2), **OF_PPO, split=OTHER, rate=0.05
+    ),
+    "IPO": of_tokens(IPO, **OF_PAIRS, split=OTHER, tied=False, adapted=True),
+    "DPO": of_tokens(DPO, **OF_PAIRS),
+}
+
+
+def those(chosen: Callable[[Kind], Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if chosen(kind)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_arrays_are_in_parts() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "LEAST_SPLIT", 1)
+        yield
+
+
+def check_metrics(found: dict[str, float], expected: dict[str, float]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if name != "padding_share":  # blocks are filled differently
+            assert found[name] == pytest.approx(value, rel=2e-4, abs=2e-5, nan_ok=True), name
+
+
+@those(lambda kind: kind.split is not None)
+def test_devices_and_parts_change_no_number(name: str) -> None:
+    kind = KINDS[name]
+    one, other = kind.start(), kind.start(SPLIT, **kind.split)
+    given = kind.given()
+    leaves = jax.tree.leaves(other.state.params)
+    assert sum(leaf.nbytes > leaf.addressable_shards[0].data.nbytes for leaf in leaves) > 4
+    check_metrics(other.step(*given), one.step(*given))
+    assert_close(other.learned, one.learned, 3e-5)
+    if kind.poisoned:  # by what a single device has
+        before = other.learned
+        assert other.step(*kind.poisoned(*given))["skipped"] == 1.0
+        jax.tree.map(np.testing.assert_array_equal, other.learned, before)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_failed_leaves_no_trace(name: str) -> None:
+    kind, learned = KINDS[name], []
+    given = kind.given()
+    for each in (given, kind.failed(*given)):
+        learning = kind.start()
+        metrics = learning.step(*each)
+        learned.append((learning.learned, metrics))
+        assert metrics["skipped"] == 0.0
+    assert_close(learned[1][0], learned[0][0], 1e-6)
+    check_metrics(learned[1][1], learned[0][1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_not_finite_teaches_nothing_and_the_next_step_goes_on(name: str) -> None:
+    kind = KINDS[name]
+    given, learning = kind.given(), kind.start()
+    good = learning.state
+    if kind.poisoned:
+        before, bad = learning.learned, kind.poisoned(*given)
+    else:
+        params, bad = dict(good.params), given
+        words = params["word_embeddings"]
+        params["word_embeddings"] = words.at[..., 5:12, 3].set(np.inf)
+        learning.state = good._replace(params=params)
+        before = learning.learned
+    assert learning.step(*bad)["skipped"] == 1.0
+    jax.tree.map(np.testing.assert_array_equal, learning.learned, before)
+    assert int(learning.state.step) == 1
+    if not kind.poisoned:
+        healed = learning.state.params | {"word_embeddings": words}
+        learning.state = learning.state._replace(params=healed)
+    before = learning.learned
+    metrics = learning.step(*given)
+    assert metrics["skipped"] == 0.0
+    assert np.isfinite([*metrics.values()]).all()
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), learning.learned, before)
+    assert max(jax.tree.leaves(moved["params"])) > 1e-4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_is_learned_where_there_is_nothing(name: str) -> None:
+    kind = KINDS[name]
+    learning = kind.start()
+    before = learning.learned
+    metrics = learning.step(*kind.nothing(*kind.given()))
+    assert_close(learning.learned, before, 1e-7)
+    assert (metrics["skipped"], metrics["grad_norm"]) == (0.0, 0.0)
+    assert int(learning.state.step) == 1
+    assert int(learning.state.env_steps) == 0 or name.startswith("HARR")
+
+
+def merged(base: Any, adapters: Any, scale: float, stacked: bool) -> Any:
+    """Whole parameters with the products added."""
+    if not stacked:
+        return jax.tree.map(np.asarray, merge(Adapted(base, adapters), scale))
+    towers = [
+        merge(Adapted(base, jax.tree.map(lambda leaf, n=n: leaf[n], adapters)), scale)
+        for n in range(2)
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *towers)
+
+
+@those(lambda kind: kind.adapted)
+def test_adapters_move_by_the_gradient_of_merged_weights_and_nothing_else_moves(name: str) -> None:
+    """Of W + s·A·B: the gradient of A is s·G·Bᵀ, and of B s·Aᵀ·G, with G that of the whole map."""
+    kind = KINDS[name]
+    is_decoder, stacked = isinstance(kind.start().program, updates.DecoderProgram), False
+    more: dict[str, Any] = dict(kind.split or {})
+    if is_decoder:
+        base, scale = model(tied=kind.tied), 1.0
+    else:
+        base, scale = tower(ENCODER, 0), LORA.scale
+        stacked = isinstance(kind.start().program, updates.TowersProgram)
+        if stacked:
+            more["encoder"] = ADAPTED
+    learning = kind.start(SPLIT, adapted=True, **more)
+    before = learning.learned
+    start = merged(base, before["params"], scale, stacked)
+    whole = kind.start(ALONE, start)
+    given, at_first = kind.given(), whole.learned
+    check_metrics(
+        {n: v for n, v in learning.step(*given).items() if "grad_norm" not in n},
+        {n: v for n, v in whole.step(*given).items() if "grad_norm" not in n},
+    )
+    moved = jax.tree.map(np.subtract, learning.learned, before)
+    of_whole = jax.tree.map(np.subtract, whole.learned, at_first)
+    trees = [(moved["params"], of_whole["params"])]
+    if moved["critic"] is not None:
+        trees.append((moved["critic"].tower, of_whole["critic"].tower))
+        assert_close(moved["critic"][1:], of_whole["critic"][1:])
+    for own, theirs in trees:
+        of_kernels = {n: theirs["layers"][n]["kernel"] for n in own["layers"]}
+        largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(of_kernels))
+        assert largest > 1e-4
+        for layer, leaves in before["params"]["layers"].items():
+            a, b, g = leaves["lora_a"], leaves["lora_b"], of_kernels[layer]
+            expected = {"lora_a": scale * g @ b.swapaxes(-1, -2)}
+            expected["lora_b"] = scale * a.swapaxes(-1, -2) @ g
+            assert own["layers"][layer].keys() == expected.keys()
+            for leaf, value in expected.items():
+                atol = 5e-5 * max(1.0, largest)
+                np.testing.assert_allclose(own["layers"][layer][leaf], value, atol=atol)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(learning.program.base[0]), base)
+    if moved["target_params"] is not None and name != "imitation":
+        share = jax.tree.map(lambda leaf: updates.ACTS.tau * leaf, moved["params"])
+        assert_close(moved["target_params"], share, 1e-6)
+
+
+def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
+    kind = KINDS["PQN"]
+    one, other, given = kind.start(), kind.start(SPLIT, **PARTS), kind.given()
+    one.step(*given)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(1, one.state, {})
+    checkpoints.wait()
+    restored = Checkpoints(tmp_path).restore_last(other.state).state
+    for ours, where in zip(
+        jax.tree.leaves(restored), jax.tree.leaves(other.program.towers.shardings)
+    ):
+        assert ours.sharding == where
+    other.state = restored
+    check_metrics(other.step(*given), one.step(*given))
+    assert_close(other.learned, one.learned)
+
+
+def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> None:
+    split = updates.towers(FUSED, SPLIT, adapted=True, encoder=ADAPTED)
+    start = merged(tower(ENCODER, 0), split.learned["params"], LORA.scale, stacked=True)
+    played = []
+    for learning, encoder in (
+        (split, ADAPTED),
+        (updates.towers(FUSED, ALONE, start), ENCODER),
+    ):
+        towers = learning.program.towers
+        how = towers.params_shardings, encoder, CONFIG, feedback, 0.9
+        play = evaluation.make_play(evaluation.Player(towers.mesh, *how), ONE_BUCKET)
+        params = towers.with_base(learning.state.params)
+        played.append(jax.device_get(play(params, shard_batch(towers.mesh, questions()))))
+    found, expected = (each.multi_step for each in played)
+    np.testing.assert_array_equal(found.taken, expected.taken)
+    np.testing.assert_allclose(found.q, expected.q, atol=1e-4)
+    assert expected.valid.sum() > 16
