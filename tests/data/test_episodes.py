@@ -1,10 +1,11 @@
-"""Batches of episodes: padding, shuffling, sharding over hosts, resuming, mixing."""
+"""Batches of episodes: padding, mixtures, workers; documents that each epoch draws again."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 from absl import flags
 
 from qrag_jax.data.episodes import (
-    PADDING_SAMPLE,
     EpisodeBatch,
     EpisodeShape,
     EpisodeSource,
@@ -25,13 +25,28 @@ from qrag_jax.data.episodes import (
     evaluation_batches,
     training_batches,
 )
+from qrag_jax.data.generators import haystacks
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.lazy_samples import LazySamples, drawn, joined
+from qrag_jax.data.redrawn import RedrawnSamples, RedrawnStore, tokenise_redrawn
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import mix_weights
+from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store
 
 FIRST = 1000  # the first token of question 0
+
+
 STORE = random_store(0, 24, FIRST)
+
+
 OTHER = random_store(1, 10, 5000)
+
+
 SHAPE = EpisodeShape.holding([STORE, OTHER])
 
 
@@ -81,13 +96,6 @@ def test_shape_is_the_smallest_that_holds_all() -> None:
         assert size == np.concatenate(lengths).max()
 
 
-def test_episodes_hold_the_samples() -> None:
-    source = EpisodeSource(STORE, SHAPE)
-    assert len(source) == 24
-    for index in range(24):
-        check_episode(source[index], STORE, index)
-
-
 def test_a_batch_stacks_episodes() -> None:
     batch = next(batches())
     tokens, chunks = SHAPE.chunk_tokens, SHAPE.chunks
@@ -107,45 +115,12 @@ def take(iterator, count: int) -> list[int]:
     return [row for _ in range(count) for row in rows(next(iterator))]
 
 
-def test_every_epoch_holds_every_sample_once_in_an_order_of_its_own() -> None:
-    iterator = batches()
-    epochs = [take(iterator, 6) for _ in range(3)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(FIRST, FIRST + 24))
-        assert epoch != sorted(epoch)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-
-
 def test_a_mixture_by_size_holds_every_question_once_an_epoch() -> None:
     stores = {"one": STORE, "two": OTHER}
     shares = mix_weights(dict.fromkeys(stores, 1.0), {n: len(s) for n, s in stores.items()})
     epoch = take(batches(size=17, stores=stores, weights=shares), 2)
     assert sorted(epoch) == [*range(FIRST, FIRST + 24), *range(5000, 5010)]
     assert [row < 5000 for row in epoch] != sorted((row < 5000 for row in epoch), reverse=True)
-
-
-def test_batches_run_on_over_the_end_of_an_epoch() -> None:
-    seen = take(batches(size=5), 24)
-    assert np.bincount(np.array(seen) - FIRST).tolist() == [5] * 24
-
-
-def test_the_seed_decides_the_order() -> None:
-    assert take(batches(seed=3), 8) == take(batches(seed=3), 8)
-    assert take(batches(seed=3), 8) != take(batches(seed=4), 8)
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_out_the_batches_of_one(hosts) -> None:
-    one = batches(size=4)
-    shards = [batches(size=4 // hosts, shard=(host, hosts)) for host in range(hosts)]
-    for _ in range(9):
-        parts = [rows(next(shard)) for shard in shards]
-        together = [row for part in parts for row in part]
-        assert sorted(together) == sorted(rows(next(one)))
-    # Over the first epoch no sample goes to two hosts, and none to nobody.
-    shards = [batches(size=4 // hosts, shard=(host, hosts)) for host in range(hosts)]
-    shares = [take(shard, 6) for shard in shards]
-    assert sorted(row for share in shares for row in share) == list(range(FIRST, FIRST + 24))
 
 
 WITH_WORKERS = """
@@ -228,26 +203,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumes_where_it_stood(workers) -> None:
-    stores, weights = {"one": STORE, "other": OTHER}, {"one": 0.7, "other": 0.3}
-    iterator = batches(stores=stores, weights=weights, workers=workers)
-    take(iterator, 7)
-    state = json.loads(json.dumps(iterator.get_state()))
-    rest = [next(iterator) for _ in range(9)]
-
-    resumed = batches(stores=stores, weights=weights, workers=workers)
-    resumed.set_state(state)
-    for batch in rest:
-        for field, value in zip(batch, next(resumed), strict=True):
-            np.testing.assert_array_equal(field, value)
-
-    if workers:  # building ahead in processes changes no order
-        plain = batches(stores=stores, weights=weights)
-        take(plain, 7)
-        assert [rows(batch) for batch in rest] == [rows(next(plain)) for _ in range(9)]
-
-
 def test_a_mixture_keeps_its_proportions() -> None:
     stores, weights = {"one": STORE, "other": OTHER}, {"one": 0.75, "other": 0.25}
     seen = np.array(take(batches(stores=stores, weights=weights), 60))
@@ -259,31 +214,200 @@ def test_a_mixture_keeps_its_proportions() -> None:
     assert np.bincount(seen[~ours] - 5000).tolist() == [6] * 10
 
 
-def test_evaluation_goes_through_the_indices_and_fills_the_last_batch() -> None:
-    indices = [3, 0, 17, 5, 23, 1, 8]
-    found = list(evaluation_batches(STORE, SHAPE, 3, indices))
-    assert len(found) == 3
-    assert all(batch.question.shape == (3, SHAPE.question_tokens) for batch in found)
-    samples = [int(i) for batch in found for i in batch.sample]
-    assert samples == [*indices, PADDING_SAMPLE, PADDING_SAMPLE]
-    flat = [at(batch, place) for batch in found for place in range(3)]
-    for episode, index in zip(flat, indices):
-        check_episode(episode, STORE, index)
-    for episode in flat[len(indices) :]:
-        for field, empty in zip(episode, empty_episode(SHAPE), strict=True):
+def test_rows_that_fill_up_a_batch_are_empty() -> None:
+    (_, batch) = evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
+    check_episode(at(batch, 0), STORE, 5)
+    for place in (1, 2):
+        for field, empty in zip(at(batch, place), empty_episode(SHAPE), strict=True):
             np.testing.assert_array_equal(field, empty)
-            assert field.dtype == np.asarray(empty).dtype
-        assert not episode.chunk_mask.any()
-        assert not episode.support.any()
     assert list(evaluation_batches(STORE, SHAPE, 3, [])) == []
-    assert len(list(evaluation_batches(STORE, SHAPE, 3, indices[:6]))) == 2
 
 
-def test_check_steps() -> None:
-    most = {name: int(s.chunk_counts.max()) for name, s in (("one", STORE), ("other", OTHER))}
+def test_steps_that_no_document_can_fill_are_refused() -> None:
     stores = {"one": STORE, "other": OTHER}
-    check_steps(min(most.values()), stores)
-    with pytest.raises(InputError, match=re.escape(f"max_steps is {max(most.values()) + 1}")):
-        check_steps(max(most.values()) + 1, stores)
-    with pytest.raises(InputError, match=rf"no one question .* at most {most['one']}\."):
-        check_steps(100, {"one": STORE})
+    most = min(int(store.chunk_counts.max()) for store in stores.values())
+    check_steps(most, stores)
+    with pytest.raises(InputError, match=r"config\.env\.max_steps"):
+        check_steps(most + 1, stores)
+
+
+def test_the_order_of_facts_is_kept_where_it_is_known() -> None:
+    facts = STORE.support_of(2).tolist()
+    ordered = EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
+    assert [int(ordered[place]) for place in facts] == [0, 1]
+    assert [int(EpisodeSource(STORE, SHAPE)[2].rank[place]) for place in facts] == [0, 0]
+
+
+# Documents that are drawn again
+
+
+STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
+
+
+NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
+
+
+def samples(config: BabilongConfig | NiahConfig) -> RedrawnSamples:
+    made = (babilong if isinstance(config, BabilongConfig) else haystacks).documents(
+        config,  # type: ignore[arg-type]
+        "train",
+    )
+    assert isinstance(made, RedrawnSamples)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("redrawn")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> TextTokenizer:
+    texts = [text for sample in samples(STORIES) for text in sample.chunks]
+    sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
+    make_scratch_folder(folder / "model", texts, sizes, seed=0)
+    return TextTokenizer.load(folder / "model")
+
+
+def tokens(made: RedrawnSamples, tokenizer: TextTokenizer, folder: Path, most: int) -> RedrawnStore:
+    return tokenise_redrawn(
+        made, tokenizer, max_question_tokens=12, max_chunk_tokens=most, cache=folder
+    )
+
+
+@pytest.fixture(scope="module")
+def stores(tokenizer: TextTokenizer, folder: Path) -> dict[str, RedrawnStore]:
+    return {
+        "babilong": tokens(samples(STORIES), tokenizer, folder, 9),
+        "niah": tokens(samples(NEEDLES), tokenizer, folder, 40),
+    }
+
+
+@pytest.fixture(scope="module")
+def redrawn_shape(stores: dict[str, RedrawnStore]) -> EpisodeShape:
+    return EpisodeShape.holding([*stores.values()])
+
+
+def redrawn_batches(
+    stores: dict[str, RedrawnStore], redrawn_shape: EpisodeShape, size: int = 4, **settings
+):
+    weights = {"babilong": 0.75, "niah": 0.25}
+    weights = {name: weights[name] if len(stores) > 1 else 1.0 for name in stores}
+    return training_batches(stores, weights, redrawn_shape, batch_size=size, seed=3, **settings)
+
+
+def same(batch: EpisodeBatch, other: EpisodeBatch) -> None:
+    for field, value in zip(batch, other, strict=True):
+        np.testing.assert_array_equal(field, value)
+
+
+def test_tokens_are_those_of_the_texts(
+    stores: dict[str, RedrawnStore], tokenizer: TextTokenizer
+) -> None:
+    for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
+        made = samples(config)
+        assert len(store) == len(made)
+        for index in range(len(made)):
+            for epoch in (0, 1, 7):
+                sample, found = drawn(made, index, epoch), store.document(index, epoch)
+                assert found.question.tolist() == tokenizer.encode([sample.question])[0][:12]
+                texts = [ids[:most] for ids in tokenizer.encode(sample.chunks)]
+                assert [chunk.tolist() for chunk in found.chunks] == texts
+                assert tuple(found.support.tolist()) == sample.support
+
+
+def test_what_is_kept_does_not_grow_with_documents(
+    tokenizer: TextTokenizer, folder: Path, stores: dict[str, RedrawnStore]
+) -> None:
+    store = stores["babilong"]
+    facts = sum(len(sample.chunks) for sample in samples(STORIES).parts)
+    assert store.chunk_texts == facts + len(samples(STORIES).background)
+    # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
+    assert len(pickle.dumps(store)) < 10_000
+    assert pickle.loads(pickle.dumps(store)).document(3, 2).support.tolist() == (  # noqa: S301
+        store.document(3, 2).support.tolist()
+    )
+    longer = samples(dataclasses.replace(STORIES, chunks=400))
+    assert tokens(longer, tokenizer, folder, 9).chunk_texts == store.chunk_texts
+    assert store.longest_chunk >= store.chunk_lengths.max()
+    assert 0 < store.truncated_chunks <= store.chunk_texts
+
+
+def test_content_key_tells_how_documents_are_drawn(
+    tokenizer: TextTokenizer, folder: Path, stores: dict[str, RedrawnStore]
+) -> None:
+    keys = [stores["babilong"].content_key, stores["niah"].content_key]
+    assert tokens(samples(STORIES), tokenizer, folder, 9).content_key == keys[0]
+    for change in ({"seed": 1}, {"chunks": 33}, {"noise_repeats": 0}, {"train": 11}):
+        other = samples(dataclasses.replace(STORIES, **change))
+        keys.append(tokens(other, tokenizer, folder, 9).content_key)
+    assert len(set(keys)) == len(keys)
+
+
+def test_resumes_over_the_border_of_an_epoch(
+    stores: dict[str, RedrawnStore], redrawn_shape: EpisodeShape
+) -> None:
+    """By threads or processes: it does not matter who builds a batch."""
+    every = [
+        next(iterator) for iterator in [redrawn_batches(stores, redrawn_shape)] for _ in range(8)
+    ]
+    assert {int(epoch) for batch in every for epoch in batch.epoch} >= {0, 1, 2}
+    iterator = redrawn_batches(stores, redrawn_shape, workers=2)
+    same(every[0], next(iterator))
+    resumed = redrawn_batches(stores, redrawn_shape)
+    resumed.set_state(json.loads(json.dumps(iterator.get_state())))
+    for batch in every[1:]:
+        same(batch, next(resumed))
+
+
+def test_hosts_draw_what_one_would(
+    stores: dict[str, RedrawnStore], redrawn_shape: EpisodeShape
+) -> None:
+    def rows(batch: EpisodeBatch) -> dict[tuple[int, int], bytes]:
+        which = zip(batch.sample.tolist(), batch.epoch.tolist(), strict=True)
+        return {key: batch.chunks[place].tobytes() for place, key in enumerate(which)}
+
+    one = redrawn_batches(stores, redrawn_shape)
+    hosts = [redrawn_batches(stores, redrawn_shape, size=2, shard=(host, 2)) for host in range(2)]
+    for _ in range(8):
+        assert rows(next(one)) == rows(next(hosts[0])) | rows(next(hosts[1]))
+
+
+def test_samples_of_a_mixture_by_number_and_epoch() -> None:
+    told, needles = samples(STORIES), samples(NEEDLES)
+    fixed = LazySamples(2, lambda i: told.parts[i])
+    mixture = joined([[told.parts[4]], told, fixed, needles])
+    assert drawn(mixture, 0, 5) == told.parts[4]
+    assert drawn(mixture, 3, 5) == drawn(told, 2, 5) != drawn(told, 2, 4)
+    assert drawn(mixture, 12, 5) == told.parts[1]
+    assert drawn(mixture, 18, 5) == drawn(needles, 5, 5)
+    assert mixture[-1] == needles[-1] == drawn(needles, 5, 0)
+    assert mixture[3] == drawn(told, 2, 0)
+
+
+def sample(index: int, source: str = "a") -> Sample:
+    return Sample(str(index), "Who?", ("x",), (0,), (), source)
+
+
+def test_lazy_samples_are_a_sequence() -> None:
+    made: list[int] = []
+    lazy = LazySamples(10, lambda index: made.append(index) or sample(index))
+    assert (len(lazy), made) == (10, [])
+    assert lazy[3] == lazy[-7] == sample(3)
+    assert made == [3, 3]
+    for part in (slice(None), slice(2, 9, 3), slice(None, None, -1)):
+        assert isinstance(lazy[part], LazySamples)
+        assert [*lazy[part]] == [*map(sample, range(10))][part]
+    for index in (10, -11):
+        with pytest.raises(IndexError):
+            lazy[index]
+
+
+def test_joined() -> None:
+    lists = [[sample(0), sample(1)], [sample(2, "b")]]
+    lazy = LazySamples(3, lambda i: sample(i, "c"))
+    assert joined([lazy]) is lazy
+    both = joined([lists[0], lazy, lists[1]])
+    assert isinstance(both, LazySamples)
+    assert [*both] == [*lists[0], *lazy, *lists[1]] == [*joined([*lists[:1], [*lazy], lists[1]])]
+    assert both[-1] == sample(2, "b")

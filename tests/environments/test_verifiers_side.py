@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,18 @@ from qrag_jax.environments.verifiers_side.wire import (
 )
 
 
-def test_a_clock_ends_what_takes_too_long() -> None:
+def test_a_clock_ends_what_takes_too_long_without_the_time_of_the_model() -> None:
     async def slow() -> None:
         await asyncio.sleep(30)
 
-    with pytest.raises(EpisodeFailed, match=r"\(config\.env\.seconds\)") as found:
+    with pytest.raises(EpisodeFailed, match=r"config\.env\.seconds") as found:
         asyncio.run(Clock(0.1).bounded(slow()))
     assert found.value.cause == "timeout"
-
-
-def test_the_time_of_the_model_does_not_count() -> None:
     clock = Clock(0.3)
 
     async def asks() -> str:
         clock.speaks(on=True)
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.5)
         clock.speaks(on=False)
         return "done"
 
@@ -45,29 +41,6 @@ def test_the_time_of_the_model_does_not_count() -> None:
 
     assert asyncio.run(run()) == "done"
     assert clock.seconds < 0.3
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "no package qrag_made_package"),
-        ("import qrag_not_there", "cannot be imported"),
-        ("VALUE = 1", ""),
-    ],
-)
-def test_a_package_is_found_or_refused(
-    text: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "qrag_made_package"
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    if text is not None:
-        (tmp_path / f"{name}.py").write_text(text)
-    if not says:
-        assert imported("qrag-made-package", name).VALUE == 1
-        return
-    with pytest.raises(Refused, match=says):
-        imported("qrag-made-package", name)
 
 
 def test_the_code_of_a_package_is_all_its_files(
@@ -83,6 +56,10 @@ def test_the_code_of_a_package_is_all_its_files(
     assert code_of(module) == before
     (package / "inner" / "rubric.py").write_text("WEIGHT = 2")
     assert code_of(module) != before
+    (tmp_path / "qrag_broken.py").write_text("import qrag_not_there")
+    for name in ("qrag_broken", "qrag_none"):
+        with pytest.raises(Refused, match=name):
+            imported(name, name)
 
 
 def test_an_older_verifiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

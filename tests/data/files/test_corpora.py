@@ -6,21 +6,33 @@ import datetime
 import gzip
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.beir import Document
-from qrag_jax.data.files.corpora import Columns, corpus_files, read_corpus, split_contents
+from qrag_jax.data.files.beir import (
+    Document,
+    is_collection,
+    qrels_path,
+    queries_path,
+    read_documents,
+    read_queries,
+)
+from qrag_jax.data.files.corpora import Columns, read_corpus, split_contents
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.systems.corpus_source import CorpusSource
+from tests.data.real_data import real
 
 PLAIN = [
     {"id": "a", "title": "One", "text": "first text", "year": 1999},
     {"id": "b", "title": "", "text": "zwölf\u2028drei", "year": None},
 ]
+
+
 DOCUMENTS = [
     Document("a", "first text", "One", {"year": 1999}),
     Document("b", "zwölf\u2028drei", "", {"year": None}),
@@ -41,25 +53,20 @@ def written(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
+def put(path: Path, *records: dict[str, Any]) -> None:
+    written(path, records)
+
+
 def documents(path: Path, **columns: Any) -> list[Document]:
     return [read.document for read in read_corpus(path, Columns(**columns))]
 
 
-def message(path: Path, **columns: Any) -> str:
-    with pytest.raises(InputError) as caught:
+def refused(path: Path, *named: str, **columns: Any) -> None:
+    """In one line, which has the file's name and these words."""
+    with pytest.raises(InputError, match=re.escape(path.name)) as caught:
         documents(path, **columns)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-@pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz", "c.json", "c.parquet"])
-def test_every_kind_of_file_gives_the_same_documents(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path / name, PLAIN)
-    assert documents(path) == DOCUMENTS
-    wheres = [read.where for read in read_corpus(path)]
-    form = "c.parquet, row {}" if name.endswith("parquet") else name + ":{}"
-    assert wheres == [form.format(1), form.format(2)]
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in named)
 
 
 def test_beir_folders_and_folders_of_parts(tmp_path: Path) -> None:
@@ -104,17 +111,11 @@ def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
         documents(path, title="haed")
 
 
-@pytest.mark.parametrize("name", ["c.json", "c.jsonl"])
-def test_corpora_of_the_deepretrieval_remake(tmp_path: Path, name: str) -> None:
-    records: list[dict[str, Any]] = [
-        {"doc_id": "d1", "text": "first"},
-        {"doc_id": 2, "text": "t", "title": "T"},
-    ]
-    path = tmp_path / name
-    path.write_bytes(json.dumps(records).encode() if name == "c.json" else lines(records))
-    found = documents(path)
-    assert found[0] == Document("d1", "first", "", {})
-    assert (found[1].name, found[1].text) == ("2", "t")
+def test_corpora_of_the_deepretrieval_remake(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('[{"doc_id": "d1", "text": "first"}, {"doc_id": 2, "text": "t", "title": "T"}]')
+    assert documents(path)[0] == Document("d1", "first", "", {})
+    assert documents(path)[1].name == "2"
     # A document's own id goes before that of what it is a part of.
     written(tmp_path / "parts.jsonl", [{"id": "a#1", "doc_id": "a", "text": "t"}])
     assert documents(tmp_path / "parts.jsonl") == [Document("a#1", "t", "", {"doc_id": "a"})]
@@ -128,34 +129,6 @@ def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None
     (bare,) = read_corpus(path, Columns.parse("id=docid,title=,text=body", "head"))
     assert bare.document == Document("7", "B", "", {"head": "H"})
     assert documents(path, id="docid", text="body", metadata=())[0].metadata == {}
-
-
-@pytest.mark.parametrize("given", ["id", "name=x", "text=", "id=a;text=b,", "=x"])
-def test_columns_are_refused(given: str) -> None:
-    if given == "id=a;text=b,":  # a name may hold anything but a comma
-        assert Columns.parse(given).id == "a;text=b"
-        return
-    with pytest.raises(InputError, match="--columns has"):
-        Columns.parse(given)
-
-
-@pytest.mark.parametrize(
-    ("record", "told"),
-    [
-        ({"id": "", "text": "t"}, "c.jsonl:2: field 'id' is ''"),
-        ({"id": None, "text": "t"}, "c.jsonl:2: field 'id' is None"),
-        ({"id": True, "text": "t"}, "c.jsonl:2: field 'id' is True"),
-        ({"text": "t"}, "c.jsonl:2: field 'id' is missing"),
-        ({"id": "b"}, "c.jsonl:2: field 'text' is missing"),
-        ({"id": "b", "text": ["t"]}, "c.jsonl:2: field 'text' is ['t']"),
-        ({"id": "b", "text": "t", "title": 3}, "c.jsonl:2: field 'title' is 3"),
-    ],
-)
-def test_records_are_refused_with_their_line(
-    tmp_path: Path, record: dict[str, Any], told: str
-) -> None:
-    first = {"id": "a", "title": "T", "text": "t"}
-    assert told in message(written(tmp_path / "c.jsonl", [first, record]))
 
 
 @pytest.mark.parametrize("name", ["c.parquet", "c.jsonl"])
@@ -178,59 +151,140 @@ def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -
     assert [read and read.document.name for read in source.read()] == ["a", None]
 
 
-@pytest.mark.parametrize("value", [b"bytes", math.inf, datetime.timedelta(1)])
-def test_further_fields_that_json_cannot_hold_are_named(tmp_path: Path, value: Any) -> None:
-    path = written(tmp_path / "c.parquet", [{"id": "a", "text": "t", "odd": value}])
-    told = message(path)
-    assert "c.parquet, row 1" in told
-    assert "'odd'" in told
-
-
-def test_a_field_that_is_nested_without_end_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    nested = '{"a":' * 900 + "1" + "}" * 900
-    path.write_text(f'{{"id": "a", "text": "t", "odd": {nested}}}\n')
-    told = message(path)
-    assert "line 1" in told or "c.jsonl:1" in told
-    assert "'odd'" in told
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"id": None, "text": "t"}, "id"),
+        ({"id": True, "text": "t"}, "id"),
+        ({"text": "t"}, "id"),
+        ({"id": "b"}, "text"),
+        ({"id": "b", "text": ["t"]}, "text"),
+        ({"id": "b", "text": "t", "title": 3}, "title"),
+    ],
+)
+def test_records_are_refused_with_their_line(
+    tmp_path: Path, record: dict[str, Any], named: str
+) -> None:
+    first = {"id": "a", "title": "T", "text": "t"}
+    refused(written(tmp_path / "c.jsonl", [first, record]), "c.jsonl:2", f"'{named}'")
 
 
 def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:
     path = written(tmp_path / "c.jsonl", [{"docid": "1", "body": "b"}])
-    told = message(path)
-    assert "no field '_id' or 'id' or 'doc_id', only 'docid', 'body'" in told
-    assert "--columns=id=NAME" in told
-    assert "no field 'txt'" in message(path, id="docid", text="txt")
+    refused(path, "'docid'", "'body'", "--columns")
+    refused(path, "'txt'", id="docid", text="txt")
+    for given in ("id", "name=x", "text=", "=x"):
+        with pytest.raises(InputError, match="--columns"):
+            Columns.parse(given)
 
 
-def test_broken_files(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(lines(PLAIN) + b'{"id": "c", "text": \n')
-    assert "line 3, is not JSON" in message(path)
-    whole = gzip.compress(lines([{"id": str(n), "text": f"text {n * n}"} for n in range(4000)]))
-    cut = tmp_path / "c.jsonl.gz"
-    cut.write_bytes(whole[:-9])
-    assert "is truncated after record" in message(cut)
-    cut.write_bytes(b"no gzip")
-    assert "is not sound gzip" in message(cut)
-    path.write_bytes(b"")
-    assert "is empty" in message(path)
-
-
-def test_broken_parquet(tmp_path: Path) -> None:
-    records = [{"id": n, "text": f"text {n * n}"} for n in range(4000)]
-    path = written(tmp_path / "c.parquet", records)
-    whole = path.read_bytes()
-    for data in (b"", b"PAR1", whole[:-9], whole[:200] + bytes(2000) + whole[2200:]):
-        path.write_bytes(data)
-        assert "cannot be read as Parquet after row 0" in message(path)
-    written(path, [])
-    assert "is empty" in message(path)
+@pytest.mark.parametrize("value", [b"bytes", math.inf, datetime.timedelta(1), 900])
+def test_further_fields_that_json_cannot_hold_are_named(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "c.parquet"
+    if value == 900:  # nested without end
+        path, nested = tmp_path / "c.jsonl", '{"a":' * 900 + "1" + "}" * 900
+        path.write_text(f'{{"id": "a", "text": "t", "odd": {nested}}}\n')
+    else:
+        written(path, [{"id": "a", "text": "t", "odd": value}])
+    refused(path, "1", "'odd'")
 
 
 def test_what_is_no_corpus(tmp_path: Path) -> None:
-    assert "does not exist" in message(tmp_path / "nowhere")
-    assert "has neither corpus.jsonl nor" in message(tmp_path)
+    refused(tmp_path / "nowhere")
+    refused(tmp_path, "corpus.jsonl")
     (tmp_path / "c.tsv").write_text("id\ttext\n")
-    assert "ends in none of .json" in message(tmp_path / "c.tsv")
-    assert corpus_files(written(tmp_path / "c.jsonl", PLAIN)) == [tmp_path / "c.jsonl"]
+    refused(tmp_path / "c.tsv")
+    cut, table = tmp_path / "c.jsonl.gz", tmp_path / "c.parquet"
+    whole = gzip.compress(lines([{"id": str(n), "text": f"text {n * n}"} for n in range(4000)]))
+    for data in (whole[:-9], b"no gzip", gzip.compress(b"")):
+        cut.write_bytes(data)
+        refused(cut)
+    written(table, [{"id": n, "text": f"text {n * n}"} for n in range(4000)])
+    whole = table.read_bytes()
+    for data in (b"", b"PAR1", whole[:-9], whole[:200] + bytes(2000) + whole[2200:]):
+        table.write_bytes(data)
+        refused(table)
+    refused(written(table, []))
+
+
+def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
+    put(tmp_path / "queries.jsonl", {"_id": "1", "text": "one"}, {"_id": "2", "text": "two"})
+    put(tmp_path / "queries_dev.jsonl.gz", {"_id": "2", "text": "two", "metadata": {}})
+    assert read_queries(tmp_path) == {"1": "one", "2": "two"}
+    assert read_queries(tmp_path, "dev") == {"2": "two"}
+    assert read_queries(tmp_path, "test") == {"1": "one", "2": "two"}
+
+
+def test_what_shows_that_a_folder_is_a_collection(tmp_path: Path) -> None:
+    put(tmp_path / "corpus.jsonl", {"_id": "1", "text": "one"})
+    put(tmp_path / "train.jsonl", {"query": "q"})
+    assert not is_collection(tmp_path)
+    for name in ("queries.jsonl", "queries_dev.jsonl.gz", "qrels_dev.tsv", "qrels/test.tsv.gz"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert is_collection(tmp_path)
+        path.unlink()
+    put(tmp_path / "queries.jsonl", {"_id": "1", "text": "one"})
+    assert queries_path(tmp_path, "dev") == queries_path(tmp_path) == tmp_path / "queries.jsonl"
+
+
+def test_judgements_are_found_in_both_places(tmp_path: Path) -> None:
+    (tmp_path / "qrels_dev.tsv").touch()
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv.gz").touch()
+    assert qrels_path(tmp_path, "dev") == tmp_path / "qrels_dev.tsv"
+    assert qrels_path(tmp_path, "test") == tmp_path / "qrels" / "test.tsv.gz"
+    with pytest.raises(InputError, match=r"qrels_train\.tsv"):
+        qrels_path(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "documents", "queries", "judged"),
+    [("scifact", 5183, 150, 173), ("cranfield", 1400, 135, 924), ("vaswani", 11429, 56, 1252)],
+)
+def test_the_real_collections_are_whole(
+    name: str, documents: int, queries: int, judged: int
+) -> None:
+    folder = real(f"ir/{name}")
+    names = {document.name for document in read_documents(folder)}
+    assert len(names) == documents
+    texts = read_queries(folder, "dev")
+    qrels = read_qrels(qrels_path(folder, "dev"))
+    assert len(texts) == queries
+    assert qrels.keys() == texts.keys()
+    assert sum(map(len, qrels.values())) == judged
+    assert {document for each in qrels.values() for document in each} <= names
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_fields_of_documents(ending: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"_id": "b", "title": "T", "text": "words", "metadata": {"url": "u"}, "year": 1999},
+        {"_id": "a", "title": None, "text": "", "metadata": None},
+    ]
+    put(tmp_path / f"corpus.jsonl{ending}", *rows)
+    assert list(read_documents(tmp_path)) == [
+        Document("b", "words", "T", {"year": 1999, "url": "u"}),
+        Document("a", "", "", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("corpus", {"_id": 7, "text": "t"}),
+        ("corpus", {"_id": "", "text": "t"}),
+        ("corpus", {"_id": "x"}),
+        ("corpus", {"_id": "x", "text": "t", "title": 1}),
+        ("corpus", {"_id": "x", "text": "t", "metadata": [1]}),
+        ("queries", {"_id": "1", "text": "again"}),
+        ("queries", {"_id": "2", "text": " "}),
+    ],
+)
+def test_lines_of_a_collection_that_are_refused(
+    name: str, record: dict[str, Any], tmp_path: Path
+) -> None:
+    put(tmp_path / f"{name}.jsonl", {"_id": "1", "text": "one"}, record)
+    with pytest.raises(InputError, match=rf"{name}\.jsonl"):
+        list(read_documents(tmp_path)) if name == "corpus" else read_queries(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
 SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
+
+
 LONG = (
     "1 Bo moved to the yard.\n2 Bo got the lamp.\n3 Where is Bo?\tyard\t1\n"
     "4 Bo went to the hall.\n5 Where is the lamp?\thall\t4 2\n"
@@ -71,13 +72,6 @@ def test_deterministic_in_seed_split_length_and_number() -> None:
     assert all(other.chunks != made[7].chunks for other in others)
 
 
-def test_places_are_spread_over_the_document() -> None:
-    places = [i / 200 for s in documents(config(chunks=200, train=300), "train") for i in s.support]
-    assert 0.4 < sum(places) / len(places) < 0.7  # the last walk is asked for: rather late
-    assert min(places) < 0.1
-    assert max(places) > 0.9
-
-
 def test_the_same_stories_at_every_length() -> None:
     lengths = (12, 50, 3000)
     for task in ("qa1", "qa2", "qa4"):
@@ -94,57 +88,40 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     settings = config(task="qa2", stories=folder(tmp_path), chunks=2)
     made, line = read_documents(settings, "train")
     assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
-    assert line == (
-        "babilong: 2 of 3 qa2 stories of qa2_train.txt, 2 chunks each "
-        "(left out: 1 with more than 2 facts); drawn anew in every epoch; "
-        "5,000 noise sentences of the invented world"
-    )
+    assert "2 of 3" in line
     assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
     fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
     made, line = read_documents(fewer, "train", count=5)
     assert [s.id for s in made] == ["qa2-train-0"]
-    made, line = read_documents(config(), "train", count=3)
-    assert len(made) == 3
-    assert line.startswith(
-        "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3; drawn"
-    )
+    assert len(read_documents(config(), "train", count=3)[0]) == 3
+    # Changed files are read again.
     (tmp_path / "qa2_train.txt").write_text(LONG)
-    with pytest.raises(InputError, match="fits 1 chunks"):
+    with pytest.raises(InputError, match="1 chunks"):
         documents(dataclasses.replace(settings, chunks=1), "train")
 
 
-def test_bad_settings(tmp_path: Path) -> None:
-    for field, value in {
-        "chunks": 0,
-        "noise_repeats": -1,
-        "seed": -1,
-        "dev": 0,
-        "train": 1.5,
-    }.items():
-        with pytest.raises(InputError, match=rf"babilong\.{field} is {value}; give an integer"):
-            config(**{field: value})
-    with pytest.raises(InputError, match="'qa7'"):
-        documents(config(task="qa7"), "train")
-    with pytest.raises(InputError, match="'qa7x'"):
-        documents(config(task="qa7x", stories=folder(tmp_path)), "train")
-    (tmp_path / "books").mkdir()
-    with pytest.raises(InputError, match="books has no books"):
-        documents(config(noise=str(tmp_path / "books")), "train")
-    (tmp_path / "books" / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match="training and evaluation"):
-        documents(config(noise=str(tmp_path / "books")), "train")
-    both = {"noise": str(tmp_path / "books"), "noise_dev": SHARED}
-    with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):
-        documents(config(**both), "train")
+def test_what_cannot_be_drawn_from_is_refused(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    for fields in ({"task": "qa7"}, {"task": "qa7x", "stories": folder(tmp_path)}):
+        with pytest.raises(InputError, match=f"'{fields['task']}'"):
+            documents(config(**fields), "train")
+    with pytest.raises(InputError, match="books"):
+        documents(config(noise=str(books)), "train")
+    (books / "a.txt").write_text("One here. Two here. Three here.")
+    both = {"noise": str(books), "noise_dev": SHARED}
+    for fields in ({"noise": str(books)}, both):  # one book for two splits; too few sentences
+        with pytest.raises(InputError, match="books"):
+            documents(config(**fields), "train")
     # Where every story leaves little room for noise, few sentences are enough.
     assert len(documents(config(**both, task="qa4", chunks=5), "dev")) == 10
 
 
-def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    settings = config(task="qa2", stories=folder(tmp_path))
-    assert len(stories(settings, "train").items) == 3
-    (tmp_path / "qa2_train.txt").write_text(SHORT)
-    assert len(stories(settings, "train").items) == 1
+def test_ten_million_tokens_hold_references_to_the_texts() -> None:
+    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
+    sample = documents(settings, "dev", 400_000)[3]
+    assert len(sample.chunks) == 400_000
+    assert len({id(text) for text in sample.chunks}) < 70_000
 
 
 def test_real_stories_and_books() -> None:
@@ -163,16 +140,6 @@ def test_real_stories_and_books() -> None:
     assert max(len(s.facts) for s in stories(qa3, "dev").items) > 100
     with pytest.raises(InputError, match="asks for"):
         documents(settings, "dev", 400_000)
-
-
-def test_ten_million_tokens_in_a_moment() -> None:
-    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
-    made = documents(settings, "dev", 400_000)
-    started = time.perf_counter()
-    sample = made[3]
-    assert time.perf_counter() - started < 1
-    assert len(sample.chunks) == 400_000
-    assert len({id(text) for text in sample.chunks}) < 70_000  # references to the pool's texts
 
 
 @pytest.mark.parametrize("books", [False, True])

@@ -35,14 +35,10 @@ READ = [
     # The form as it is asked for; the prompt may have opened the thinking.
     ('<think>hm</think><answer>{"query": "Oslo"}</answer>', "Oslo"),
     ('hm</think><answer>{"query": "Oslo"}</answer>', "Oslo"),
-    ('</think><answer>{"query": "Oslo"}</answer>', "Oslo"),
-    # White space, one line, a fence, text around the tags.
+    # White space, a fence, text around the tags.
     (tagged('\t{ "query" :\n "  Oslo \\n  city\\u2028now " }'), "Oslo city now"),
-    (tagged('{"query": "Oslo\n\tcity"}'), "Oslo city"),
     (tagged(FENCED), "Oslo"),
-    (tagged('```\r\n{"query": "Oslo"}```'), "Oslo"),
     (tagged('```json {"query":\n"Oslo"} ```'), "Oslo"),
-    (tagged('```{"query": "Oslo"}```'), "Oslo"),
     ("Sure. " + tagged('{"query": "Oslo"}').replace("</think>", "</think> So:") + " OK?", "Oslo"),
     # Marks, quotation marks, letters.
     (tagged(r'{"query": "(\"Oslo city\" OR Kristiania) AND NOT <b>"}'),
@@ -50,155 +46,93 @@ READ = [
     (tagged(r'{"query": "\u0141\u00f3d\u017a \ud83d\ude00"}'), "Łódź 😀"),
     (tagged(r'{"query": "a\ud800b"}'), "a\ufffdb"),
     (tagged(r'{"query": "a\u0000b\u007fc"}'), "a b c"),
-    (tagged('{"query": "a think b [c] {d}"}'), "a think b [c] {d}"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "query"), READ)
-def test_a_tagged_query(text: str, query: str) -> None:
-    assert read_output(text, TAGGED, cut_off=False) == Parsed(query, REWRITTEN)
 
 
 REFUSED = [
     ("", NO_QUERY),
-    (" \n", NO_QUERY),
-    (tagged(""), NO_QUERY),
     (tagged("```\n```"), NO_QUERY),
-    (tagged('{"query": ""}'), NO_QUERY),
     (tagged(r'{"query": " \n\u0000 (\"\") "}'), NO_QUERY),
     # Tags.
-    ("Oslo", UNCLOSED),
     ('{"query": "Oslo"}', UNCLOSED),
-    ('<answer>{"query": "Oslo"}</answer>', UNCLOSED),
     ('<think>hm<answer>{"query": "Oslo"}</answer>', UNCLOSED),
     ("<think>hm</think>", UNCLOSED),
     ('<think>hm</think><answer>{"query": "Oslo"}', UNCLOSED),
-    ('<think>hm</think>{"query": "Oslo"}</answer>', UNCLOSED),
-    ('<think><think>hm</think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
     ('<think>hm</think></think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
     ('<answer>{"query": "Oslo"}</answer><think>hm</think>', UNCLOSED),
-    ('<think>hm</think></answer>{"query": "Oslo"}<answer>', UNCLOSED),
     ('<think>an <answer> then</think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
-    (tagged('{"query": "a </answer> b"}'), UNCLOSED),
     (tagged(r'{"query": "a \u003c/answer> b"}'), UNCLOSED),
     (tagged('{"query": "a < Think > b"}'), UNCLOSED),
-    ('<Think>hm</Think><Answer>{"query": "Oslo"}</Answer>', UNCLOSED),
     # JSON.
     (tagged("Oslo"), BROKEN),
-    (tagged('"Oslo"'), BROKEN),
-    (tagged("{}"), BROKEN),
     (tagged("[]"), BROKEN),
-    (tagged("null"), BROKEN),
-    (tagged("{'query': 'Oslo'}"), BROKEN),
-    (tagged('{"query": "Oslo"'), BROKEN),
     (tagged('{"query": "Oslo",}'), BROKEN),
-    (tagged('The query: {"query": "Oslo"}'), BROKEN),
-    (tagged('{"query": "Oslo"},'), BROKEN),
-    (tagged(', {"query": "Oslo"}'), BROKEN),
-    (tagged('{"query": "Oslo"},, {"query": "Bergen"}'), BROKEN),
     (tagged('{"query": "Oslo"} is it'), BROKEN),
-    (tagged('{"query": "Oslo"} {"query": '), BROKEN),
-    (tagged('{"sql": "Oslo"}'), BROKEN),
     (tagged('{"Query": "Oslo"}'), BROKEN),
     (tagged('{"query": "Oslo", "why": "capital"}'), BROKEN),
-    (tagged('{"query": 5}'), BROKEN),
     (tagged('{"query": null}'), BROKEN),
-    (tagged('{"query": {"query": "Oslo"}}'), BROKEN),
-    (tagged('[{"query": "Oslo"}]'), BROKEN),
     (tagged(r'{"query": "{\"query\": \"Oslo\"}"}'), BROKEN),
-    (tagged(r'{"query": " [ {\"query\": \"Oslo\"}]"}'), BROKEN),
-    (tagged(FENCED + "\n" + FENCED), BROKEN),
     # More than one.
     (tagged('{"query": ["Oslo", "Bergen"]}'), SEVERAL),
     (tagged('{"query": "Oslo", "query": "Bergen"}'), SEVERAL),
     (tagged('{"query": "Oslo"}\n{"query": "Bergen"}'), SEVERAL),
-    (tagged('{"query": "Oslo"}, {"query": "Bergen"}'), SEVERAL),
     (tagged('[{"query": "Oslo"}, {"query": "Bergen"}]'), SEVERAL),
     (tagged('{"query": "Oslo"}') + '<answer>{"query": "Bergen"}</answer>', SEVERAL),
 ]
 
 
-@pytest.mark.parametrize(("text", "outcome"), REFUSED)
-def test_no_tagged_query(text: str, outcome: str) -> None:
-    assert read_output(text, TAGGED, cut_off=False) == Parsed("", outcome)
-
-
 BARELY = [
-    ("Oslo", "Oslo"),
     (" Oslo\n and  Bergen\x00\u2029now ", "Oslo and Bergen now"),
     ('"Oslo city" AND (a OR b)', '"Oslo city" AND (a OR b)'),
-    ("```\nOslo city\n```", "Oslo city"),
     ("```text\nOslo city\n```", "Oslo city"),
-    ("```Oslo city```", "Oslo city"),
     ("[Oslo] {city}", "[Oslo] {city}"),
     # What a reasoning model adds.
-    ("<think>hm</think>Oslo", "Oslo"),
     ("hm <answer> or so</think>\n\nOslo", "Oslo"),
-    ("<think>a</think><think>b</think>Oslo", "Oslo"),
     ("<think>hm</think><answer>Oslo city</answer>", "Oslo city"),
-    ("<answer>Oslo city</answer>", "Oslo city"),
     ('{"query": "Oslo"}', "Oslo"),
     (tagged(FENCED), "Oslo"),
 ]
 
 
-@pytest.mark.parametrize(("text", "query"), BARELY)
-def test_a_bare_query(text: str, query: str) -> None:
-    assert read_output(text, BARE, cut_off=False) == Parsed(query, REWRITTEN)
-
-
 BARELY_REFUSED = [
-    ("", NO_QUERY),
     (" \n\x00 ", NO_QUERY),
     ("<think>hm</think>", NO_QUERY),
-    ("<answer> </answer>", NO_QUERY),
     ("?!", NO_QUERY),
     ("<think>hm", UNCLOSED),
-    ("<answer>Oslo", UNCLOSED),
     ("Oslo</answer>", UNCLOSED),
     ("</think><answer>Oslo<think></answer>", UNCLOSED),
-    ("<ANSWER>Oslo</ANSWER>", UNCLOSED),
-    ('{"query": "Oslo', BROKEN),
     ("{Oslo}", BROKEN),
-    ('{"query": "Oslo"}\n{"query": "Bergen"}', SEVERAL),
     ("<answer>Oslo</answer><answer>Bergen</answer>", SEVERAL),
 ]
 
 
-@pytest.mark.parametrize(("text", "outcome"), BARELY_REFUSED)
-def test_no_bare_query(text: str, outcome: str) -> None:
-    assert read_output(text, BARE, cut_off=False) == Parsed("", outcome)
+CASES = [
+    *((text, TAGGED, Parsed(query, REWRITTEN)) for text, query in READ),
+    *((text, TAGGED, Parsed("", outcome)) for text, outcome in REFUSED),
+    *((text, BARE, Parsed(query, REWRITTEN)) for text, query in BARELY),
+    *((text, BARE, Parsed("", outcome)) for text, outcome in BARELY_REFUSED),
+]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_was_cut_off_is_too_long(form: str) -> None:
-    """Even where the query is whole: the model did not end there."""
-    for text in ("", "Oslo", "<think>hm", READ[0][0]):
-        assert read_output(text, form, cut_off=True) == Parsed("", TOO_LONG)
-
-
-def test_there_are_two_forms() -> None:
-    with pytest.raises(ValueError, match="one of tagged"):
-        read_output("Oslo", "json", cut_off=False)
+@pytest.mark.parametrize(("text", "form", "parsed"), CASES)
+def test_what_is_written_is_a_query_or_an_outcome(text: str, form: str, parsed: Parsed) -> None:
+    assert read_output(text, form, cut_off=False) == parsed
+    # Even where the query is whole, what was cut off is too long: the model did not end there.
+    assert read_output(text, form, cut_off=True) == Parsed("", TOO_LONG)
 
 
 BOMBS = [
-    "<" * 1_000_000,
-    "<think>" * 100_000,
-    "</think>" + "<answer></answer>" * 100_000,
-    "< " * 500_000,
-    "</think><answer>" + "[" * 200_000 + "</answer>",
-    "</think><answer>" + '{"query":' * 200_000 + "</answer>",
-    '</think><answer>{"query": ' + "[" * 200_000 + "]" * 200_000 + "}</answer>",
-    "</think><answer>{}" + " " * 500_000 + "x</answer>",
-    "</think><answer>" + "{} " * 200_000 + "</answer>",
+    "<" * 200_000,
+    "<think>" * 50_000,
+    "</think>" + "<answer></answer>" * 50_000,
+    "< " * 100_000,
+    "</think><answer>" + '{"query":' * 100_000 + "</answer>",
+    '</think><answer>{"query": ' + "[" * 100_000 + "]" * 100_000 + "}</answer>",
+    "</think><answer>{}" + " " * 100_000 + "x</answer>",
+    "</think><answer>" + "{} " * 50_000 + "</answer>",
     '</think><answer>{"query": ' + "9" * 100_000 + "}</answer>",
-    "</think><answer>```" + "a" * 500_000 + "```</answer>",
-    "</think><answer>```" + " " * 500_000 + "```</answer>",
-    "{" * 1_000_000,
-    "`" * 1_000_000,
-    " " * 1_000_000,
-    "\x00" * 100_000,
+    "</think><answer>```" + " " * 100_000 + "```</answer>",
+    "`" * 200_000,
     "\ud800" * 100_000,
     '</think><answer>{"query": "\udc00<\ud800"}</answer>',
 ]
@@ -210,20 +144,20 @@ def test_bombs() -> None:
             _check(text, form)
 
 
-# What random texts are made of: pieces of the format, and anything.
 PIECES = [
     "<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]", '"',
     "```", "json", "\n", " ", ",", ":", "query", "Oslo", "\\", "\\u003c", "\\ud800", "<", ">", "/",
     "\x00", "\ud83d", "\ude00", "\u200b", "\u2028", "é", "<|im_end|>", "AND", "(", ")",
 ]  # fmt: skip
+
+
 FORMAT = ["<think>", "hm", "</think>", "<answer>", '{"query": "Oslo"}', "</answer>", "\n"]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_texts(seed: int) -> None:
-    draw = random.Random(seed)
+def test_random_texts() -> None:
+    draw = random.Random(0)
     outcomes = set()
-    for number in range(3000):
+    for number in range(4000):
         if number % 3 == 0:
             text = "".join(draw.choices(PIECES, k=draw.randint(0, 30)))
         elif number % 3 == 1:

@@ -1,9 +1,14 @@
-"""Few-shot prompts: which tries are shown, how prompts are drawn, ranked and kept."""
+"""Few-shot prompts: which tries are shown, how prompts are drawn, ranked, kept and written."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +24,13 @@ from qrag_jax.environments.query_writing.few_shot import (
     ranked,
     split_questions,
 )
+from qrag_jax.environments.query_writing.few_shot_file import (
+    FORMAT,
+    NAME,
+    FewShotPrompts,
+    read_few_shot,
+    write_few_shot,
+)
 from qrag_jax.environments.query_writing.prompt import BARE, Example, QueryPrompt
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, Pool, QueryState, grown
 from qrag_jax.environments.tools.episode import Document
@@ -27,6 +39,8 @@ from qrag_jax.llm.text.prompts import load
 from tests.environments.query_writing.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE
 
 CONFIG = FewShotConfig(bootstrap_questions=10, rank_questions=5)
+
+
 PROMPT = QueryPrompt(load("bare_query"))
 
 
@@ -87,13 +101,8 @@ def test_a_last_hop_needs_all_gold_pages() -> None:
 
 def test_a_solved_state_has_nothing_to_show() -> None:
     complete = STATE.after((BERG, OSLO))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"config\.few_shot\.bootstrap_questions"):
         full_credit([tried(complete, "Oslo", (OSLO,), 1.0)], 2, BY_PASSAGE)
-    assert str(caught.value) == (
-        "none of the 1 scored tries at the bootstrap's questions has full credit, so there is "
-        "nothing to show; raise config.few_shot.bootstrap_questions, or give a model or a search "
-        "that finds more."
-    )
 
 
 def test_masked_tries_count_for_nothing() -> None:
@@ -151,22 +160,14 @@ def test_candidates_are_different_sets_of_different_questions() -> None:
     assert candidates != drawn_candidates(tries, dataclasses.replace(CONFIG, seed=1), 1)
 
 
-def test_a_hop_without_examples_is_not_waited_for() -> None:
-    tries = [*(solved(number) for number in range(5)), solved(0, 2)]
-    candidates = drawn_candidates(tries, CONFIG, 1)
-    assert all(len(each.shown) == 3 for each in candidates)
-
-
 def test_fewer_sets_are_all_of_them() -> None:
     four = [solved(number) for number in range(4)]
     assert len(drawn_candidates(four, CONFIG, 1)) == math.comb(4, 3)
     assert len(drawn_candidates(four[:3], CONFIG, 1)) == 1
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"config\.few_shot\.demonstrations"):
         drawn_candidates([*four[:2], solved(0, query="again")], CONFIG, 1)
-    assert str(caught.value) == (
-        "2 of the bootstrap's questions have a try with full credit, and "
-        "config.few_shot.demonstrations is 3; lower it, or raise bootstrap_questions."
-    )
+    tries = [*(solved(number) for number in range(5)), solved(0, 2)]
+    assert all(len(each.shown) == 3 for each in drawn_candidates(tries, CONFIG, 1))
 
 
 def test_prompts_are_ranked_by_the_mean_of_scored_tries() -> None:
@@ -196,26 +197,82 @@ def test_prompts_that_read_alike_are_kept_once() -> None:
     kept = kept_variants(rounds, PROMPT, 3)
     assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
     QueryPrompt(load("bare_query"), kept)  # refuses equal ones
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="prompts"):
         kept_variants([()], PROMPT, 3)
-    assert str(caught.value).startswith("there are fewer than two different prompts, since")
-    assert str(caught.value).count(". ") == 0
+    for given in ({"bootstrap_questions": 2}, {"candidates": 2}):
+        with pytest.raises(InputError, match=rf"config\.few_shot\.{next(iter(given))}"):
+            FewShotConfig(**given)
+
+
+TEMPLATE = PROMPT.prompt.fingerprint
+
+
+def candidate(name: str, query: str) -> Candidate:
+    first = Solved("q1", 1, 0.5, Example('Who "is"\nit?', (), query))
+    second = Solved("q2", 2, 0.1 + 0.2, Example("Où?", ("# Bø\nText.", ""), "Bø \u2028"))
+    return Candidate(name, (first, second))
+
+
+ROUNDS = (
+    (Ranked(candidate("few_shot_1_1", "a"), 1 / 3, 9, 1),),
+    (
+        Ranked(candidate("few_shot_2_1", "b"), 0.7, 10, 0),
+        Ranked(candidate("few_shot_2_2", "c"), 0.1, 5, 5),
+    ),
+)
+
+
+PROMPTS = FewShotPrompts(TEMPLATE, ROUNDS, ("few_shot_2_1", "few_shot_1_1"))
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    "prompts", [PROMPTS, FewShotPrompts(TEMPLATE), FewShotPrompts(TEMPLATE, ROUNDS[:1])]
+)
+def test_a_round_trip(tmp_path: Path, prompts: FewShotPrompts) -> None:
+    write_few_shot(tmp_path / NAME, prompts)
+    assert read_few_shot(tmp_path / NAME, TEMPLATE) == prompts
+    said = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
+    assert said["format"] == FORMAT
+    assert [*tmp_path.iterdir()] == [tmp_path / NAME]
+
+
+def test_kept_prompts_are_ways_to_ask() -> None:
+    kept = kept_variants(PROMPTS.rounds, PROMPT, 2)
+    assert PROMPTS.variants == kept
+    assert [each.examples[0].query for each in kept] == ["b", "a"]
+
+
+def _prompt(said: Any) -> Any:
+    return said["rounds"][0][0]
+
+
+@pytest.mark.parametrize(
+    "change",
     [
-        ({"candidates": 0}, "config.few_shot.candidates is 0; it must be at least 1."),
-        ({"rounds": 0}, "config.few_shot.rounds is 0"),
-        ({"demonstrations": 0}, "config.few_shot.demonstrations is 0"),
-        ({"rank_questions": 0}, "config.few_shot.rank_questions is 0"),
-        ({"kept": 0}, "config.few_shot.kept is 0"),
-        ({"seed": -1}, "config.few_shot.seed is -1"),
-        ({"bootstrap_questions": 2}, "config.few_shot.bootstrap_questions is 2, and each of the 3"),
-        ({"candidates": 2}, "config.few_shot.candidates is 2, of which 3 are to be kept;"),
+        lambda said: said.update(format=2),
+        lambda said: said.pop("format"),
+        lambda said: said.update(template="0"),
+        lambda said: said.update(more=1),
+        lambda said: said.update(kept=["x"]),
+        lambda said: said["rounds"].append(said["rounds"][0]),
+        lambda said: said["rounds"].append({}),
+        lambda said: _prompt(said).update(score=float("nan")),
+        lambda said: _prompt(said).update(scored=True),
+        lambda said: _prompt(said)["examples"][0].pop("query"),
+        lambda said: _prompt(said)["examples"][0].update(query=" "),
+        lambda said: _prompt(said)["examples"][0].update(passages=[1]),
     ],
 )
-def test_settings_that_are_refused(given: dict[str, int], told: str) -> None:
-    with pytest.raises(InputError) as caught:
-        FewShotConfig(**given)
-    assert str(caught.value).startswith(told)
+def test_other_files_are_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    path = tmp_path / NAME
+    write_few_shot(path, PROMPTS)
+    said = json.loads(path.read_text(encoding="utf-8"))
+    change(said)
+    for text in (json.dumps(said), '{"format": 1'):
+        path.write_text(text)
+        with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+            read_few_shot(path, TEMPLATE)
+        assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(InputError, match=NAME):
+        read_few_shot(path, TEMPLATE)

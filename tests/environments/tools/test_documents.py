@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -28,6 +27,8 @@ SAMPLE = Sample(
     ("Third Lake",),
     "musique",
 )
+
+
 TITLED = TitledSample(SAMPLE, ("J. R. R. Lake", "Ada", ""))
 
 
@@ -152,18 +153,3 @@ def test_what_cannot_be_a_task_is_refused() -> None:
         ToolTask("q", "Who?", ("Ada",), (one, one))
     with pytest.raises(InputError, match="has documents of its own"):
         ToolTask("q", "Who?", ("Ada",), (one,), gold_ids=("7",))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"noise_rate": -0.1}, r"config.tasks.noise_rate"),
-        ({"noise_rate": 1.5}, r"config.tasks.noise_rate"),
-        ({"noise_rate": float("nan")}, "config.tasks.noise_rate is nan"),
-        ({"min_hops": 0}, "config.tasks.min_hops is 0"),
-        ({"min_hops": 3, "max_hops": 2}, r"config.tasks.max_hops"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        TasksConfig(**fields)

@@ -1,9 +1,8 @@
-"""The agent with tools: its prompt, how calls are answered, and every way in which it ends."""
+"""The agent with tools: how calls are answered, and every way in which an episode ends."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,29 @@ from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, 
 from qrag_jax.retrieval.own_documents import Wanted, own_retriever
 
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
+
+
 OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
+
+
 RAIN = Document("9", "Bergen", "# Bergen\nIt is wet.", False)
+
+
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
+
+
 TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)
+
+
 SEARCH = ToolCall(RETRIEVE, {"query": "Ada Berg"})
+
+
 DONE = ToolCall(
     COMPLETE,
     {"reasoning": "Born in Oslo.", "final_answer": " Norway ", "cited_doc_ids": ["3", "7", "3"]},
 )
+
+
 CLOSED = Closed("Norway", ("3", "7"), fields=3, tally=ToolTally(turns=1, completed=True))
 
 
@@ -79,27 +92,10 @@ def test_an_episode(form: str) -> None:
     tally = ToolTally(turns=3, searches=2, completed=True)
     assert ended == Closed("Norway", ("3", "7"), ("3", "9", "7"), 3, tally)
     assert steps[1] == Look("Ada Berg", 2)
-    assert told(steps[2]) == [
-        "Document ID: 3\n# Ada Berg\nShe was born in Oslo.\n\nDocument ID: 9\n# Bergen\nIt is wet."
-    ]
+    (answer,) = told(steps[2])
+    assert all(f"Document ID: {each.id}\n{each.text}" in answer for each in (BERG, RAIN))
     assert steps[3] == Look("capital of Oslo", 3)
     assert len(steps) == 5
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_first_prompt(form: str) -> None:
-    path = Path(__file__).parent / "golden" / f"{form}.txt"
-    messages = agent(form, tools=(RETRIEVE, GET, COMPLETE)).opening(QUESTION)
-    assert "".join(f"<<{role}>>\n{content}\n" for role, content in messages) == path.read_text()
-
-
-def test_a_bare_prompt(tmp_path: Path) -> None:
-    """A small model that was trained on its tools needs no words on them."""
-    (tmp_path / "bare.txt").write_text("[user]\n{question}")
-    bare = ToolAgent(load(str(tmp_path / "bare.txt")), XML)
-    (first,), ended = played(bare, [DONE])
-    assert first == Speak((("user", QUESTION),))
-    assert ended == CLOSED
 
 
 def test_a_real_search_among_own_documents() -> None:
@@ -136,7 +132,7 @@ def test_a_document_is_opened() -> None:
         Open("7"),
     ]
     assert told(steps[2]) == ["Document ID: 7\n# Oslo\nIt is the capital of Norway."]
-    assert told(steps[4]) == ['There is no document with the id "8/tool_call>".']
+    assert "8/tool_call>" in told(steps[4])[0]
     assert isinstance(ended, Closed)
     assert ended.seen == ("7",)
     assert ended.tally == ToolTally(turns=4, repeated=1, completed=True)
@@ -144,32 +140,34 @@ def test_a_document_is_opened() -> None:
 
 def test_all_calls_of_a_turn_are_answered() -> None:
     calls = [SEARCH, ToolCall(RETRIEVE, {"query": "ada  berg"}), ToolCall("fly", {"to": "Oslo"})]
+    calls += [ToolCall(GET, {"doc_id": "7"})]  # a tool that is not offered
     text = "First,\n".join(write_call(call, HERMES) for call in calls) + "\n<tool_call>\n{"
     steps, ended = played(agent(), [text, (BERG,), (), DONE])
     assert steps[1:3] == [Look("Ada Berg", 2), Look("ada berg", 2)]
-    found, nothing, unknown, broken = told(steps[3])
+    found, nothing, unknown, withheld, broken = told(steps[3])
     assert found.startswith("Document ID: 3\n")
     assert nothing == NOTHING
-    assert unknown.startswith('There is no tool "fly"')
-    assert "is not JSON" in broken
-    tally = ToolTally(2, searches=2, malformed=1, unknown_tool=1, repeated=1, completed=True)
+    assert '"fly"' in unknown
+    assert '"get_document"' in withheld
+    assert "JSON" in broken
+    tally = ToolTally(2, searches=2, malformed=1, unknown_tool=2, repeated=1, completed=True)
     assert ended == dataclasses.replace(CLOSED, seen=("3",), tally=tally)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ({"query": " \n"}, "The argument query of the tool retrieve_documents is empty."),
-        ({}, "needs the argument query, which is missing"),
-        ({"query": "x", "top_n": 0}, "must be at least 1"),
-        ({"query": "x", "top_n": "2"}, "must be an integer"),
-        ({"query": "x", "k": 2}, 'but no argument "k"'),
+        ({"query": " \n"}, "query"),
+        ({}, "query"),
+        ({"query": "x", "top_n": 0}, "top_n"),
+        ({"query": "x", "top_n": "2"}, "top_n"),
+        ({"query": "x", "k": 2}, '"k"'),
     ],
 )
-def test_a_malformed_call_is_answered_and_counted(arguments: dict[str, Any], message: str) -> None:
+def test_a_malformed_call_is_answered_and_counted(arguments: dict[str, Any], named: str) -> None:
     steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
     (answer,) = told(steps[1])
-    assert message in answer
+    assert named in answer
     tally = ToolTally(turns=2, malformed=1, completed=True)
     assert ended == dataclasses.replace(CLOSED, tally=tally)
 
@@ -180,12 +178,6 @@ def test_what_a_document_says_cannot_end_its_message() -> None:
     assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
 
 
-def test_a_tool_that_is_not_offered_is_unknown() -> None:
-    steps, ended = played(agent(), [ToolCall(GET, {"doc_id": "7"}), DONE])
-    assert told(steps[1])[0].startswith('There is no tool "get_document"')
-    assert ended.tally == ToolTally(turns=2, unknown_tool=1, completed=True)
-
-
 def test_how_many_documents() -> None:
     asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
     steps, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
@@ -193,7 +185,7 @@ def test_how_many_documents() -> None:
     fixed = agent(top_n=3, most=3)
     assert [each.name for each in fixed.specs[0].parameters] == ["query"]
     steps, ended = played(fixed, [asked, SEARCH, (), DONE])
-    assert 'but no argument "top_n"' in told(steps[1])[0]
+    assert '"top_n"' in told(steps[1])[0]
     assert ended.tally.malformed == 1
 
 
@@ -227,17 +219,13 @@ def test_complete_counts_whatever_else_is_in_the_turn() -> None:
     assert ended == dataclasses.replace(CLOSED, answer="Oslo")
 
 
-@pytest.mark.parametrize("text", ["Norway", "", "<think>I had better <tool_call>"])
-def test_a_turn_without_a_call_ends_it(text: str) -> None:
-    _, ended = played(agent(), [SEARCH, (BERG,), text])
-    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1))
+CUT = Said(write_call(DONE, HERMES) + "and then", "length")  # its text goes on behind a whole call
 
 
-def test_a_turn_that_is_cut_off_ends_it() -> None:
-    """Also one with a whole call: its text goes on behind it."""
-    cut = Said(write_call(DONE, HERMES) + "and then", "length")
-    _, ended = played(agent(), [SEARCH, (BERG,), cut])
-    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1, truncated=True))
+@pytest.mark.parametrize("said", ["Norway", "", "<think>I had better <tool_call>", CUT])
+def test_a_turn_without_a_whole_call_ends_it(said: Any) -> None:
+    _, ended = played(agent(), [SEARCH, (BERG,), said])
+    assert ended == Closed("", (), ("3",), 0, ToolTally(2, searches=1, truncated=said is CUT))
 
 
 def test_the_last_turn_is_not_carried_out() -> None:
@@ -288,49 +276,55 @@ def test_episodes_do_not_share_anything() -> None:
     assert [end.tally.repeated for end in ends] == [0, 0]
 
 
-def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
-    with pytest.raises(TypeError, match="reply to Speak"):
-        played(agent(), [None])
-    with pytest.raises(TypeError, match="reply to Look"):
-        played(agent(), [SEARCH, BERG])
-    with pytest.raises(TypeError, match="reply to Open"):
-        played(agent(tools=(GET, COMPLETE)), [ToolCall(GET, {"doc_id": "7"}), (BERG,)])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"form": "yaml"}, r"config.tools.form"),
-        ({"max_turns": 0}, "config.tools.max_turns is 0"),
-        ({"top_n": 0}, "config.tools.top_n is 0"),
-        ({"top_n": 3, "most": 2}, r"config.tools.most"),
-        ({"tools": (RETRIEVE,)}, r"config.tools.tools"),
-        ({"tools": (COMPLETE, "fly")}, r"config.tools.tools"),
-        ({"tools": (COMPLETE, COMPLETE)}, "each once"),
-        ({"tools": ()}, "config.tools.tools is empty"),
-        ({"prompt": load("open_qa")}, "slots passages, question"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ToolAgent(**{"prompt": load("rlvr_tools")} | settings)
-
-
-def test_the_tools_as_an_endpoint_takes_them() -> None:
-    """Names of tools and arguments are RLVR's, so that rewards can be compared."""
-    specs = [spec.schema["function"] for spec in agent(tools=(RETRIEVE, GET, COMPLETE)).specs]
-    names = {each["name"]: list(each["parameters"]["properties"]) for each in specs}
-    assert json.dumps(names) == json.dumps(
-        {
-            "retrieve_documents": ["query", "top_n"],
-            "get_document": ["doc_id"],
-            "complete": ["reasoning", "final_answer", "cited_doc_ids"],
-        }
-    )
-    assert specs[0]["parameters"]["required"] == ["query"]
-
-
 def test_both_llama_and_thinking() -> None:
     """A thought before the call is not read, nor is a call within it."""
     text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
     assert played(agent(LLAMA), [text])[1] == CLOSED
+
+
+def test_a_prompt_has_the_question_and_the_tools(tmp_path: Path) -> None:
+    for form in FORMATS:
+        offered = agent(form, tools=(RETRIEVE, GET, COMPLETE))
+        texts = "".join(content for _, content in offered.opening(QUESTION))
+        assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
+        assert GET not in "".join(content for _, content in agent(form).opening(QUESTION))
+    # Names of tools and arguments are RLVR's, so that rewards can be compared.
+    specs = [spec.schema["function"] for spec in offered.specs]
+    assert {each["name"]: [*each["parameters"]["properties"]] for each in specs} == {
+        "retrieve_documents": ["query", "top_n"],
+        "get_document": ["doc_id"],
+        "complete": ["reasoning", "final_answer", "cited_doc_ids"],
+    }
+    assert specs[0]["parameters"]["required"] == ["query"]
+    # A small model that was trained on its tools needs no words on them.
+    (tmp_path / "bare.txt").write_text("[user]\n{question}")
+    (first,), ended = played(ToolAgent(load(str(tmp_path / "bare.txt")), XML), [DONE])
+    assert (first, ended) == (Speak((("user", QUESTION),)), CLOSED)
+    with pytest.raises(InputError, match="open_qa"):
+        ToolAgent(load("open_qa"), XML)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"form": "yaml"}, "form"),
+        ({"top_n": 3, "most": 2}, "most"),
+        ({"tools": (RETRIEVE,)}, "tools"),
+        ({"tools": (COMPLETE, "fly")}, "tools"),
+        ({"tools": (COMPLETE, COMPLETE)}, "tools"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
+        agent(**settings)
+
+
+def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
+    opened = [ToolCall(GET, {"doc_id": "7"}), (BERG,)]
+    for actor, replies in (
+        (agent(), [None]),
+        (agent(), [SEARCH, BERG]),
+        (agent(tools=(GET, COMPLETE)), opened),
+    ):
+        with pytest.raises(TypeError):
+            played(actor, replies)

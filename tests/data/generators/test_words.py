@@ -1,4 +1,4 @@
-"""Sentences of corpora, and what is left when words are dropped."""
+"""Words of texts: sentences of corpora, dropped words, and names spelled otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from qrag_jax.data.files.corpora import read_corpus
+from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.generators.dropped_words import (
     STREAM,
     content_words,
@@ -17,12 +17,10 @@ from qrag_jax.data.generators.dropped_words import (
     sentences_of,
     words_of,
 )
-from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.data.generators.invented_world import KINDS, RELATIONS
-from tests.data.real_data import real
+from qrag_jax.data.generators.invented_names import Draw, invented_syllables, invented_word
+from qrag_jax.data.generators.renamed import Renaming
 
 SENTENCE = "the flow of a gas in a long pipe , as seen here ."
-GOLDEN = ["the gas long pipe , as .", "a gas in long pipe seen .", "of in a long , as seen"]
 
 
 def every(text: str) -> list[str]:
@@ -50,32 +48,12 @@ def test_sentences_have_words_within_the_limits() -> None:
     texts = ["One. One two . One two three - ! One two three four", "a b"]
     assert list(sentences_of(texts, 3, 2)) == ["One two .", "One two three - !", "a b"]
     assert list(sentences_of(texts, 1, 1)) == ["One."]
-    for most, least in ((1, 2), (3, 0)):
-        with pytest.raises(ValueError, match=f"no sentences of {least} to {most} words"):
-            list(sentences_of(texts, most, least))
-
-
-def test_neighbours_together_are_one_sentence() -> None:
-    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]
+    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
     assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
     assert list(sentences_of(texts, 2, 1, 2)) == ["Three. Four.", "Six! Seven?"]
-    assert list(sentences_of(texts, 9, 1, 5)) == ["One. Two two. Three. Four. Five."]
-    with pytest.raises(ValueError, match="0 sentences"):
-        list(sentences_of(texts, 9, 1, 0))
-
-
-def test_golden_drops() -> None:
-    found = [dropped(SENTENCE, Draw(0, STREAM, index), 0.5) for index in range(3)]
-    assert found == GOLDEN
-    assert found == [dropped(SENTENCE, Draw(0, STREAM, index), 0.5) for index in range(3)]
-
-
-def test_what_is_left_is_a_part_in_the_same_order() -> None:
-    for index in range(200):
-        left = dropped(SENTENCE, Draw(1, STREAM, index), 0.8).split()
-        tokens = iter(SENTENCE.split())
-        assert all(token in tokens for token in left)  # takes from the iterator
-        assert re.search(r"\w", " ".join(left))
+    for limits in ((1, 2), (3, 0), (9, 1, 0)):
+        with pytest.raises(ValueError, match="sentences"):
+            list(sentences_of(texts, *limits))
 
 
 def test_each_token_is_dropped_with_the_share() -> None:
@@ -92,12 +70,15 @@ def test_one_word_is_always_left() -> None:
     left = [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
     assert set(left) == {"a", "b", "c"}
     assert all(60 < left.count(word) < 140 for word in "abc")
-    for sentence, share in (("- .", 0.5), ("", 0.0)):
-        with pytest.raises(ValueError, match="has no word"):
+    assert left == [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
+    for sentence, share in (("- .", 0.5), ("", 0.0), (SENTENCE, -0.1), (SENTENCE, math.nan)):
+        with pytest.raises(ValueError, match=r"\w"):
             dropped(sentence, Draw(0, STREAM, 0), share)
-    for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="dropped with probability"):
-            dropped(SENTENCE, Draw(0, STREAM, 0), share)
+    for index in range(200):
+        kept = dropped(SENTENCE, Draw(1, STREAM, index), 0.8).split()
+        tokens = iter(SENTENCE.split())
+        assert all(token in tokens for token in kept)  # a part, in the same order
+        assert re.search(r"\w", " ".join(kept))
 
 
 def test_frequent_words_are_in_many_texts() -> None:
@@ -123,18 +104,6 @@ def test_only_what_may_be_dropped_is() -> None:
     assert [each for each in part if each != "of"] == [t for t in whole if t != "of"]
 
 
-@pytest.mark.parametrize("name", ["scifact", "cranfield"])
-def test_sentences_of_real_collections(name: str) -> None:
-    texts = [read.document.text for read in read_corpus(real(f"ir/{name}"))][:300]
-    sentences = list(sentences_of(texts, 25, 5))
-    assert len(sentences) > 700
-    joined = {" ".join(text.split()) for text in texts}
-    for sentence in sentences[:50]:
-        assert any(sentence in text for text in joined)
-    ended = sum(sentence.endswith((".", "?", "!")) for sentence in sentences)
-    assert ended >= 0.95 * len(sentences)
-
-
 def test_words_stand_without_the_marks_around_them() -> None:
     text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"
     assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
@@ -146,9 +115,63 @@ def test_function_words_are_left_out_in_whatever_case() -> None:
     assert content_words("To be or not to be") == []
 
 
-def test_every_relation_and_aside_of_the_world_keeps_a_word() -> None:
-    for relation in RELATIONS:
-        for question in relation.questions:
-            assert content_words(question.format(x="")), question
-    for kind in KINDS.values():
-        assert all(map(content_words, kind.asides))
+# Names spelled otherwise
+
+
+WORLD = [bridge_question(0, "train", number) for number in range(60)]
+
+
+def renaming(number: int = 0) -> Renaming:
+    return Renaming(Draw(0, 5, number))
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("syllables", [2, 3])
+def test_invented_words_are_told_by_their_spelling(split: int, syllables: int) -> None:
+    draw = Draw(3, 0, syllables)
+    words = [invented_word(draw, split, syllables) for _ in range(300)]
+    assert {invented_syllables(word) for word in words} == {syllables}
+    assert {invented_syllables(f"{word}q") for word in words} == {0}
+    assert {*map(invented_syllables, ("Who", "Which", "Group", "She", "The", ""))} == {0}
+
+
+def test_a_word_has_one_new_spelling_in_all_texts() -> None:
+    draw, given = Draw(1, 0, 0), renaming()
+    one, other = (invented_word(draw, 0, 2) for _ in range(2))
+    first = given.of(f"Where does {one} {other} live?")
+    new, newer = first.split()[2:4]
+    assert first == f"Where does {new} {newer} live?"
+    assert given.of(f"{other}, {one}.") == f"{newer}, {new}."
+    assert len({one, other, new, newer}) == 4
+    assert invented_syllables(new) == invented_syllables(newer) == 2
+
+
+def test_only_invented_words_change_each_to_another() -> None:
+    assert renaming(1).of(WORLD[0].question) == renaming(1).of(WORLD[0].question)
+    assert renaming(1).of(WORLD[0].question) != renaming(2).of(WORLD[0].question)
+    for text in (
+        "",
+        "Which river is longer, the River",
+        "She keeps bees on Lake",
+        "style: Lantern",
+    ):
+        assert renaming().of(text) == text
+    for number, question in enumerate(WORLD):
+        given = renaming(number)
+        texts = (question.question, *(each.text for each in question.passages))
+        pairs = [pair for text in texts for pair in zip(text.split(), given.of(text).split())]
+        assert len({*pairs}) == len({one for one, _ in pairs}) == len({two for _, two in pairs})
+        for name in question.entity.split():
+            assert (given.of(name) != name) == (invented_syllables(name) > 0)
+
+
+def test_new_names_are_of_the_training_split_alone() -> None:
+    """So names of dev stay unseen: no word of one split is one of the other."""
+    draw, given = Draw(9, 0, 0), renaming(3)
+    old = {invented_word(draw, 0, 2) for _ in range(400)}
+    new = {given.of(word) for word in old}
+    dev = {invented_word(draw, 1, 2) for _ in range(20_000)}
+    assert not new & dev
+    # So that this can fail: the words of both splits are few enough to meet.
+    train = {invented_word(draw, 0, 2) for _ in range(20_000)}
+    assert new & train
