@@ -11,7 +11,6 @@ from datasets.arrow_reader import ReadInstruction
 from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
 from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
 
@@ -29,19 +28,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_string_of_several_parts() -> None:
-    text = "bdsaglam/musique,answerable,train[:256]; bdsaglam/musique-mini , , validation;"
-    assert parse_parts(text[:-1]) == (
+def test_strings_of_several_parts() -> None:
+    text = "bdsaglam/musique,answerable,train[:256]; bdsaglam/musique-mini , , validation"
+    assert parse_parts(text) == (
         DatasetPart("bdsaglam/musique", "answerable", "train", "[:256]"),
         DatasetPart("bdsaglam/musique-mini", "", "validation"),
     )
-
-
-def test_parts_without_a_configuration() -> None:
-    assert parse_parts("ir/scifact,dev; rows.jsonl , train[:16]", WITHOUT) == (
-        DatasetPart("ir/scifact", "", "dev"),
-        DatasetPart("rows.jsonl", "", "train", "[:16]"),
-    )
+    assert parse_parts("ir/scifact,dev", WITHOUT) == (DatasetPart("ir/scifact", "", "dev"),)
     for text in ("a,b,train", "a", ""):
         with pytest.raises(InputError, match=text):
             parse_parts(text, WITHOUT)
@@ -60,11 +53,11 @@ def test_a_string_that_cannot_be_read_is_refused(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+BOUNDS = "|[:]|[:16]|[3:]|[2:20]|[-5:]|[:-1]|[10%:90%]|[-33%:]|[:5%]"
+
+
 @pytest.mark.parametrize("count", [1, 7, 117])
-@pytest.mark.parametrize(
-    "bounds",
-    ["", "[:]", "[:16]", "[3:]", "[2:20]", "[-5:]", "[:-1]", "[10%:90%]", "[-33%:]", "[:5%]"],
-)
+@pytest.mark.parametrize("bounds", BOUNDS.split("|"))
 def test_slices_are_those_of_datasets(bounds: str, count: int) -> None:
     (part,) = parse_parts(f"a,b,train{bounds}")
     (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
@@ -107,29 +100,3 @@ def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
     ):
         with pytest.raises(InputError, match=named):
             read_part(part)
-
-
-def test_the_hub_gets_the_split_as_it_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The library itself reads a folder by the name of its loader and cuts the slice."""
-    monkeypatch.chdir(folder)
-    (folder / "dev.jsonl").unlink()
-    (folder / "set").mkdir()
-    (folder / "train.jsonl").rename(folder / "set" / "train.jsonl")
-    part = parse_parts("set,default,train[:25%]")[0]
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: path.name != "set" and exists(path))
-    samples, report = read_part(part)
-    assert [each.sample.id for each in samples] == ["train0", "train1", "train2"]
-    assert report.files == ("hub:set",)
-    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-
-
-@pytest.mark.parametrize("name", ["musique", "hotpotqa", "2wikimultihopqa"])
-def test_real_files(name: str) -> None:
-    samples, report = read_part(parse_parts(f"{real(name)},answerable,dev[:20]")[0])
-    assert report.kept == report.read == 20
-    for sample, titles in samples:
-        assert len(titles) == len(sample.chunks)
-        assert all(chunk.startswith(title) for chunk, title in zip(sample.chunks, titles))

@@ -71,20 +71,6 @@ def test_hold_out_does_not_depend_on_the_other_records(tmp_path: Path) -> None:
     assert few == many & {f"r{i}" for i in range(60)}
 
 
-def test_too_few_records_to_hold_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "one.jsonl", records("hotpotqa", 1))
-    settings = config({"hotpotqa": 1.0}, str(path))
-    texts = []
-    for split in ("train", "dev"):
-        try:
-            load(settings, split, tmp_path)
-        except InputError as error:
-            texts.append(str(error))
-    assert len(texts) == 1  # the record is in one of the two
-    assert str(path) in texts[0]
-    assert "config.eval.path" in texts[0]
-
-
 def test_mixtures(tmp_path: Path) -> None:
     one = write(tmp_path / "a" / "train.jsonl", records("hotpotqa", 3)).parent
     two = write(tmp_path / "b.jsonl", records("musique", 4))
@@ -139,21 +125,6 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
         assert str(tmp_path / name) in refusal(config(one, str(tmp_path / name)), "train", tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "synthetic"), "train", tmp_path)
     assert "data.sources" in refusal(config({}, "synthetic"), "train", tmp_path)
-
-
-def test_babilong_of_files_in_a_mixture(tmp_path: Path) -> None:
-    line = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
-    (tmp_path / "qa1_train.txt").write_text(line * 5)
-    other = write(tmp_path / "train.jsonl", records("hotpotqa", 3))
-    settings = dataclasses.replace(
-        config({"hotpotqa": 1, "babilong": 1}, f"hotpotqa={other},babilong={tmp_path}", limit=2),
-        babilong=BabilongConfig(chunks=15),
-    )
-    loaded = load(settings, "train", tmp_path, hold_out=False)
-    assert [s.id for s in loaded.all] == ["r0", "r1", "qa1-train-0", "qa1-train-1"]
-    assert loaded.all[3].source == "babilong"
-    with pytest.raises(InputError, match="qa1_valid"):
-        load(settings, "dev", tmp_path, hold_out=False)
 
 
 def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:

@@ -25,18 +25,14 @@ from qrag_jax.data.generators.synthetic import SyntheticConfig, puzzle_at
 from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
 from qrag_jax.data.rag_questions import RagQuestions, load_questions
-from qrag_jax.data.sample import BadRecord, Page, QueryQuestion
+from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.environments.rag.scripted import named
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
-
-
 PAGES = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
-
-
 CLAIM = {
     "uid": "h0",
     "claim": "Ada sails.",
@@ -45,8 +41,6 @@ CLAIM = {
     "num_hops": 2,
     "hpqa_id": "x",
 }
-
-
 OPEN_RECORD = {
     "_id": "w0",
     "question": "Who sails?",
@@ -104,47 +98,17 @@ def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) ->
         assert [each.id for each in found] == ["train1", "train2", "dev0", "dev1"]
 
 
-def test_questions_of_both_splits_are_evaluated_on_alone() -> None:
+def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None:
+    made = bridge_question(0, "train", 0)
+    found = of_bridge(made)
+    assert (found.id, found.question, found.answers) == (made.id, made.question, (made.answer,))
+    assert [page.title for page in found.gold] == [made.entity, made.bridge]
+    assert [page.whole for page in found.passages] == list(made.sample.chunks)
+    # Questions of both splits are evaluated on alone.
     same, other, dev = (QueryQuestion(name, text, (), ()) for name, text in ("aA", "bB", "cA"))
     assert unseen([same, other], [dev]) == [other]
     with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
         unseen([same], [dev])
-
-
-def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None:
-    for number in range(5):
-        made = bridge_question(0, "train", number)
-        found = of_bridge(made)
-        assert (found.id, found.question, found.answers) == (
-            made.id,
-            made.question,
-            (made.answer,),
-        )
-        assert [page.title for page in found.gold] == [made.entity, made.bridge]
-        assert [page.whole for page in found.passages] == list(made.sample.chunks)
-        assert set(found.gold) < set(found.passages)
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "own", "gold"),
-    [
-        ("hotpotqa,,dev[:20]", 20, 10, 2),
-        ("2wikimultihopqa,,train[:20]", 20, 10, 2),
-        ("musique,,dev[:20]", 20, 20, 2),
-        ("2wikimultihopqa/open_dev.jsonl.gz,,dev", 220, 0, 2),
-    ],
-)
-def test_real_files(text: str, count: int, own: int, gold: int) -> None:
-    found, _ = read_query_questions(str(real(text.partition(",")[0])) + text[text.index(",") :])
-    assert len(found) == count
-    for each in found:
-        assert (len(each.passages) > 0) == (own > 0)
-        assert len(each.passages) <= own
-        assert len(each.gold) >= gold
-        assert all(page.title and (page.text or page.id) for page in each.gold)
-
-
-# Agents
 
 
 MADE = SyntheticConfig(hops=(2, 3, 4), train=30, dev=10)
@@ -197,9 +161,6 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
         load(synthetic(), max_hops=1)
 
 
-# Judged queries
-
-
 ALL = JudgedQuery("all", "a", (("d1", 1), ("d2", 2)))
 SOME = JudgedQuery("some", "b", (("d2", 1), ("x1", 1)))
 NONE = JudgedQuery("none", "c", (("x1", 1), ("x2", 1)))
@@ -218,9 +179,6 @@ def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> N
     for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
             check_in_corpus(given, KNOWN, FROM, share)
-
-
-# Decompositions
 
 
 MUSIQUE: dict[str, Any] = {
@@ -248,16 +206,12 @@ def test_musique() -> None:
     )
     assert found.answers == ("Oslofjord", "Oslo Fjord", "NO")
     assert [hop.needs for hop in found.hops] == [(), (0,), (0, 1)]
-    filled = found.hops[2].filled(["Ada #2", "Norway"])
-    assert filled == "which bay is the capital of Norway on, as Ada #2 has it"
-
-
-def test_the_last_hop_has_the_aliases_of_the_answer_that_a_text_can_show() -> None:
     record = copy.deepcopy(MUSIQUE)
     record["question_decomposition"][2]["answer"] = "OSLOFJORD."
-    # "NO" stands in almost every passage.
-    last = of_musique(record).hops[-1]
-    assert last.answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
+    # The aliases of the answer that a text can show: "NO" stands in almost every passage.
+    assert of_musique(record).hops[-1].answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
+    filled = found.hops[2].filled(["Ada #2", "Norway"])
+    assert filled == "which bay is the capital of Norway on, as Ada #2 has it"
 
 
 def two_wiki(kind: str, answer: str, *evidences: tuple[str, str, str], ids: Any = ()) -> Any:
@@ -304,20 +258,16 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
     assert unlinked.hops[1].text == "What is the mother of Ada Berg (actor)?"
 
 
-def test_a_comparison_asks_about_what_the_question_names() -> None:
-    record = two_wiki(
-        "comparison",
-        "Dusk",
+def test_comparisons() -> None:
+    facts = (
         ("Dusk", "country", "Norway"),
         ("Dusk", "country", "Sweden"),
         ("Dawn", "country", "Norway"),
     )
-    assert of_two_wiki(record) == Decomposition(
-        (
-            SubQuestion("What is the country of Dusk?", ("Norway", "Sweden")),
-            SubQuestion("What is the country of Dawn?", ("Norway",)),
-        ),
-        ("Dusk",),
+    dusk = SubQuestion("What is the country of Dusk?", ("Norway", "Sweden"))
+    dawn = SubQuestion("What is the country of Dawn?", ("Norway",))
+    assert of_two_wiki(two_wiki("comparison", "Dusk", *facts)) == Decomposition(
+        (dusk, dawn), ("Dusk",)
     )
 
 
@@ -337,68 +287,34 @@ def test_a_bridge_comparison_follows_both_bridges() -> None:
 
 
 def test_the_invented_world_leads_to_its_answer() -> None:
-    config = SyntheticConfig()
-    kinds = set()
-    for index in range(300):
+    config, kinds = SyntheticConfig(), set()
+    for index in range(150):
         puzzle = puzzle_at(config, "train", index)
         found = of_puzzle(puzzle)
         assert found.answers == (puzzle.answer,)
         for hop, place in zip(found.hops, puzzle.chain, strict=True):
             assert named(hop.answers, [" ".join(puzzle.passages[place].sentences)])
+        needs = [hop.needs for hop in found.hops]
         if puzzle.comparison:
-            assert [hop.needs for hop in found.hops] in ([(), ()], [(), (), (0,), (1,)])
+            assert needs in ([(), ()], [(), (), (0,), (1,)])
         else:
             assert found.hops[-1].answers == (puzzle.answer,)
-            assert [hop.needs for hop in found.hops] == [(), (0,), (1,), (2,)][: len(found.hops)]
-        kinds.add((puzzle.comparison, len(found.hops)))
+            assert needs == [(), (0,), (1,), (2,)][: len(needs)]
+        kinds.add((puzzle.comparison, len(needs)))
     assert kinds == {(False, 2), (False, 3), (False, 4), (True, 2), (True, 4)}
 
 
 def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
-    records = [MUSIQUE, MUSIQUE, MUSIQUE | {"id": "b", "question_decomposition": []}]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found, report = read("musique", [path])
+    later = [{"question": "#1?", "answer": "a"}]  # a step that needs its own answer
+    broken = [MUSIQUE | {"id": "b", "question_decomposition": steps} for steps in ([], later)]
+    found, report = read("musique", [write(path, MUSIQUE, MUSIQUE, *broken)])
     assert found == {"3hop1__1_2_3": of_musique(MUSIQUE)}
-    assert [*report.skipped.values()] == [1, 1]
-    assert (report.read, report.kept) == (3, 1)
-    path.write_text(json.dumps(records[-1]) + "\n")
+    assert (report.read, report.kept, [*report.skipped.values()]) == (4, 1, [1, 1, 1])
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
-        read("musique", [path])
+        read("musique", [write(path, broken[0])])
     with pytest.raises(InputError, match="'hotpotqa'"):
         read("hotpotqa", [path])
-
-
-TWO_WIKI = two_wiki("comparison", "yes", ("Dusk", "country", "Norway"))
-
-
-def steps(*pairs: tuple[str, str]) -> dict[str, Any]:
-    listed = [{"question": question, "answer": answer} for question, answer in pairs]
-    return {"question_decomposition": listed}
-
-
-@pytest.mark.parametrize(
-    ("record", "named"),
-    [
-        (MUSIQUE | steps(), "decomposition"),
-        (MUSIQUE | {"question_decomposition": ["?"]}, "question_decomposition"),
-        (MUSIQUE | {"question_decomposition": [{"question": "?"}]}, "answer"),
-        (MUSIQUE | steps((" ", "a")), "question"),
-        (MUSIQUE | steps(("?", "!")), "word"),
-        (MUSIQUE | steps(("#1?", "a")), "answer"),
-        (MUSIQUE | steps(("#7?", "a")), "answer"),
-        (MUSIQUE | {"answer": "", "answer_aliases": []}, "answer"),
-        (TWO_WIKI | {"evidences": None}, "evidences"),
-        (TWO_WIKI | {"evidences": [["a", "b", 3]]}, "evidences"),
-        (TWO_WIKI | {"evidences": [["#1 Hit", "director", "a"]]}, "#1"),
-        (TWO_WIKI | {"evidences": [["a", " ", "b"]]}, "relation"),
-        (TWO_WIKI | {"evidences": [["a", "b", ""]]}, "word"),
-        (TWO_WIKI | {"answer": ""}, "answer"),
-    ],
-)
-def test_a_record_that_cannot_be_taken_apart(record: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadRecord, match=named):
-        (of_two_wiki if "evidences" in record else of_musique)(record)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import math
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,7 @@ from qrag_jax.environments.verifiers_side.wire import (
     EpisodeFailed,
     Refused,
     code_of,
-    finite,
     imported,
-    told,
 )
 
 
@@ -43,9 +39,7 @@ def test_a_clock_ends_what_takes_too_long_without_the_time_of_the_model() -> Non
     assert clock.seconds < 0.3
 
 
-def test_the_code_of_a_package_is_all_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_package_is_all_its_files(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "qrag_made_folder"
     (package / "inner").mkdir(parents=True)
@@ -68,10 +62,3 @@ def test_an_older_verifiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.3.1")
     with pytest.raises(Refused, match=r"verifiers 0\.3\.1"):
         version_here()
-
-
-def test_texts_for_people_and_for_json() -> None:
-    cause, error = ValueError("first\nline"), RuntimeError("then")
-    error.__cause__ = cause
-    assert told(error) == "RuntimeError: then ← ValueError: first line"
-    assert finite({"a": [math.inf, 1.0, (math.nan,)]}) == {"a": [None, 1.0, [None]]}

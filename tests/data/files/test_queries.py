@@ -19,8 +19,6 @@ from qrag_jax.data.judged_query import JudgedQuery
 from qrag_jax.errors import InputError
 
 QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}
-
-
 PICO = {
     "id": 12,
     "pico": {"P": "adults with pain.", "I": "rest", "C": "", "O": "less  pain"},
@@ -28,8 +26,6 @@ PICO = {
     "pub_date": "2015/10/07",
     "origin": {"pmid": "9"},
 }
-
-
 PLACE = "train.jsonl:17"
 
 
@@ -71,90 +67,41 @@ def test_rows_without_an_id_get_one_from_place_and_content() -> None:
     assert len({name, *others}) == 6
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2015-10-07",
-        "2015/10/07",
-        "2015.10.7",
-        "2015-10-7",
-        "20151007",
-        "2015-10-07T08:30:00Z",
-        "2015-10-07 08:30:00",
-        "2015 Oct 7",
-        "2015 Oct 07",
-        "2015-Oct-07",
-        "7 October 2015",
-        "07-Oct-2015",
-        "7th Oct. 2015",
-        "October 7, 2015",
-        "oct 7 2015",
-        " Oct.  7th, 2015 ",
-    ],
-)
-def test_a_day_in_every_form(text: str) -> None:
-    assert last_day(text) == "2015-10-07"
+DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00Z|2015 Oct 7
+2015-10-07 08:30:00|2015-Oct-07|7 October 2015|07-Oct-2015|7th Oct. 2015|October 7, 2015|oct 7 2015
+ Oct.  7th, 2015 """
+# A month or year lasts until its last day.
+SPANS = {"2015": "2015-12-31", "2015-02": "2015-02-28", "2016/02": "2016-02-29"}
+NO_DATES = """|soon|7/10/2015|15|2015-13|2015-02-30|2015-1/2|2015 Foo|2015-00-01|2015-01-00
+0215-01-01|201510|2015-10-07T|Ju 2015|20151301|2015 Oct-Dec|1444176000000"""
 
 
-@pytest.mark.parametrize(
-    ("text", "day"),
-    [
-        ("2015", "2015-12-31"),
-        ("2015-02", "2015-02-28"),
-        ("2016/02", "2016-02-29"),
-        ("2015 Sept", "2015-09-30"),
-        ("June 2015", "2015-06-30"),
-        ("May, 2015", "2015-05-31"),
-    ],
-)
-def test_a_month_or_year_lasts_until_its_last_day(text: str, day: str) -> None:
-    assert last_day(text) == day
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "soon", "7/10/2015", "15", "2015-13", "2015-02-30", "2015-1/2", "2015 Foo"),
-        *("2015-00-01", "2015-01-00", "0215-01-01", "201510", "2015-10-07T", "Ju 2015"),
-        *("20151301", "2015 Oct-Dec", "1444176000000"),
-    ],
-)
-def test_what_is_no_date(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        last_day(text)
-
-
-@pytest.mark.parametrize(
-    ("row", "named"),
-    [
-        ({"text": "t"}, "query"),
-        ({"query": "q"}, "relevant_doc_ids"),
-        ({"pico": {"P": "p"}}, "publication_pmids"),
-        (QUERY | {"query": 3}, "query"),
-        (QUERY | {"query": " "}, "query"),
-        (QUERY | {"query": "\ud800"}, "query"),
-        (QUERY | {"relevant_doc_ids": None}, "relevant_doc_ids"),
-        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
-        (QUERY | {"id": ""}, "id"),
-        (QUERY | {"answers": [1]}, "answers"),
-        (PICO | {"pico": {"p": "x"}}, "pico"),
-        (PICO | {"pico": {"P": 1}}, "P"),
-        (PICO | {"pico": {"P": "", "I": None}}, "pico"),
-        (PICO | {"pub_date": 1444176000000}, "pub_date"),
-        (PICO | {"pub_date": [2015]}, "pub_date"),
-    ],
-)
-def test_rows_that_are_refused(row: dict[str, Any], named: str) -> None:
-    with pytest.raises(InputError, match=rf"^{PLACE}: .*'{named}'") as caught:
-        judged_row(PLACE, row)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_month_has_its_names() -> None:
+def test_dates() -> None:
+    for text in DAYS.replace("\n", "|").split("|"):
+        assert last_day(text) == "2015-10-07"
+    for text, day in (SPANS | {"2015 Sept": "2015-09-30", "May, 2015": "2015-05-31"}).items():
+        assert last_day(text) == day
     for number in range(1, 13):
         name, short = calendar.month_name[number], calendar.month_abbr[number]
         day = datetime.date(1999, number, 3).isoformat()
         assert last_day(f"3 {name} 1999") == last_day(f"1999 {short} 3") == day
+    for text in NO_DATES.replace("\n", "|").split("|"):
+        with pytest.raises(ValueError, match=r"date|day|month|year"):
+            last_day(text)
+
+
+def test_rows_that_are_refused() -> None:
+    for row, named in (
+        ({"text": "t"}, "query"),
+        ({"query": "q"}, "relevant_doc_ids"),
+        (QUERY | {"query": "\ud800"}, "query"),
+        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
+        (QUERY | {"id": ""}, "id"),
+        (PICO | {"pico": {"P": "", "I": None}}, "pico"),
+        (PICO | {"pub_date": 1444176000000}, "pub_date"),
+    ):
+        with pytest.raises(InputError, match=rf"^{PLACE}: .*'{named}'"):
+            judged_row(PLACE, row)
 
 
 def rows(path: Path, *given: dict[str, Any]) -> Path:
@@ -218,28 +165,20 @@ def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "named"),
+    ("read", "name", "data"),
     [
-        ("x.jsonl", b'{"question": "x"}', "'query'"),
-        ("x.jsonl", b'{"query": "y", "collection": 3}', "'collection'"),
-        ("x.tsv", b"x", r"x\.tsv"),
-        ("x.txt", b"\n \n", r"x\.txt"),
-        ("x.txt", b"good\n\xff\n", r"x\.txt:2"),
+        (read_query_list, "x.jsonl", b'{"question": "x"}'),
+        (read_query_list, "x.jsonl", b'{"query": "y", "collection": 3}'),
+        (read_query_list, "x.tsv", b"x"),
+        (read_query_list, "x.txt", b"\n \n"),
+        (read_query_list, "x.txt", b"good\n\xff\n"),
+        (read_questions, "q.csv", b"id,asked\n1,who?\n"),
+        (read_questions, "q.tsv", b"1\twho?\n"),
+        (read_questions, "q.txt", b"{'text': 'who?'}\n"),
     ],
 )
-def test_lists_that_are_refused(tmp_path: Path, name: str, data: bytes, named: str) -> None:
-    with pytest.raises(InputError, match=re.escape(name)):
-        read_query_list(tmp_path / name)  # there is none
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=named):
-        read_query_list(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("q.csv", "id,asked\n1,who?\n"), ("q.tsv", "1\twho?\n"), ("q.txt", "{'text': 'who?'}\n")],
-)
-def test_files_without_questions(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=name):
-        [*read_questions(tmp_path / name)]
+def test_lists_that_are_refused(tmp_path: Path, read: Any, name: str, data: bytes) -> None:
+    for _ in range(2):  # there is none; it is wrong
+        with pytest.raises(InputError, match=re.escape(name)):
+            [*read(tmp_path / name)]
+        (tmp_path / name).write_bytes(data)

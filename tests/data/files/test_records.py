@@ -20,7 +20,7 @@ from qrag_jax.data.files.records import read_records, split_files
 from qrag_jax.data.files.text_files import read_text, text_files
 from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
-from tests.data.real_data import ROOT, real
+from tests.data.real_data import ROOT
 
 RECORDS = [
     {"_id": "a", "n": 1},
@@ -52,19 +52,23 @@ def test_marks_blank_lines_and_windows_line_ends_are_no_matter(tmp_path: Path, n
 
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("value", [RECORDS, {"version": 1, "data": RECORDS}])
-def test_a_document_is_a_list_or_has_one_under_data(
-    tmp_path: Path, indent: int | None, value: Any
-) -> None:
+def test_a_document_is_a_list_or_has_one_under_data(tmp_path, indent, value) -> None:
     path = write(tmp_path / "r.json.gz", json.dumps(value, indent=indent).encode())
     read = list(read_records(path))
     assert read == [(f"r.json.gz:{number}", record) for number, record in enumerate(RECORDS, 1)]
 
 
-def test_json_lines_are_streamed(tmp_path: Path) -> None:
+def test_long_files_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = read_records(write(tmp_path / "r.jsonl", LINES + b"broken\n"))
-    assert [next(records)[1] for _ in RECORDS] == RECORDS
+    assert [next(records)[1] for _ in RECORDS] == RECORDS  # streamed
     with pytest.raises(InputError, match="4"):
         next(records)
+    chunks = json.dumps(["word " * 100] * 1000)  # half a megabyte
+    with (tmp_path / "r.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["chunks"], [chunks]])
+    assert [record["chunks"] for _, record in read_records(tmp_path / "r.csv")] == [chunks]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # its package is not there
+    assert "qrag_jax[parquet]" in refused(write(tmp_path / "train.parquet", b"PAR1"))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +91,7 @@ def test_json_lines_are_streamed(tmp_path: Path) -> None:
         ("r.csv", b"a\n\xff\n", "2"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
-    tmp_path: Path, name: str, data: bytes, at: str
-) -> None:
+def test_what_is_wrong_is_named_with_its_place(tmp_path, name, data, at) -> None:
     assert at in refused(write(tmp_path / name, data)).replace(str(tmp_path), "")
 
 
@@ -107,30 +109,19 @@ def test_gzip_that_is_cut_or_none(tmp_path: Path) -> None:
     refused(tmp_path / "none.jsonl")
 
 
-def test_cells_may_be_as_long_as_documents(tmp_path: Path) -> None:
-    chunks = json.dumps(["word " * 100] * 1000)  # half a megabyte
-    path = tmp_path / "r.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([["chunks"], [chunks]])
-    assert [record["chunks"] for _, record in read_records(path)] == [chunks]
-
-
-def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "qrag_jax[parquet]" in refused(write(tmp_path / "train.parquet", b"PAR1"))
-
-
 def test_texts_plain_and_packed(tmp_path: Path) -> None:
     text = "Zoë said:\nno.\n"
     for data in (text.encode(), b"\xef\xbb\xbf" + text.encode()):
         for name in ("a.txt", "b.txt.gz"):
             assert read_text(write(tmp_path / name, data)) == text
-    cut = tmp_path / "cut.txt.gz"
+    touch(tmp_path, "a.txt.gz", "c.md")
+    assert [path.name for path in text_files(tmp_path)] == ["a.txt", "b.txt.gz"]
     for data in (gzip.compress(bytes(range(256)) * 99)[:100], b"not gzip"):
-        cut.write_bytes(data)
-        refused(cut, read_text)
+        (tmp_path / "b.txt.gz").write_bytes(data)
+        refused(tmp_path / "b.txt.gz", read_text)
     assert "2" in refused(write(tmp_path / "l.txt", "fine\nZoë\n".encode("latin-1")), read_text)
-    refused(tmp_path / "none.txt", read_text)
+    for path, read in ((tmp_path / "none.txt", read_text), (tmp_path / "l.txt", text_files)):
+        refused(path, read)
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -170,22 +161,6 @@ def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "dev.jsonl", "notes.md")
     said = refused(tmp_path, lambda path: split_files(path, "train", OFFICIAL))
     assert all(name in said for name in (*OFFICIAL, "dev.jsonl", "notes.md"))
-
-
-def test_texts_of_a_folder(tmp_path: Path) -> None:
-    touch(tmp_path, "b.txt", "a.txt.gz", "b.txt.gz", "c.md")
-    (tmp_path / "d.txt").mkdir()
-    assert [path.name for path in text_files(tmp_path)] == ["a.txt.gz", "b.txt"]
-    for path in (tmp_path / "none", tmp_path / "b.txt"):
-        refused(path, text_files)
-
-
-def test_real_folder() -> None:
-    train = split_files(real("hotpotqa"), "train", OFFICIAL)
-    dev = split_files(real("hotpotqa"), "dev", ("hotpot_dev_distractor_v1.json",))
-    assert [sum(1 for _ in read_records(file)) for file in (*train, *dev)] == [991, 244, 189, 465]
-    wiki = split_files(real("2wikimultihopqa"), "dev", ("dev.json",))
-    assert [path.name for path in wiki] == ["dev.jsonl.gz"]
 
 
 def test_records_of_a_local_repository(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from qrag_jax.data.generators.dropped_words import (
     sentences_of,
     words_of,
 )
-from qrag_jax.data.generators.invented_names import Draw, invented_syllables, invented_word
+from qrag_jax.data.generators.invented_names import Draw, invented_word
 from qrag_jax.data.generators.renamed import Renaming
 
 SENTENCE = "the flow of a gas in a long pipe , as seen here ."
@@ -27,42 +27,24 @@ def every(text: str) -> list[str]:
     return list(sentences_of([text], 100, 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("It rains. Is it wet? Yes!  So", ["It rains.", "Is it wet?", "Yes!", "So"]),
-        ("one  flow .\ntwo flows .", ["one flow .", "two flows ."]),
-        ('He said "it rains." (It did.) Then', ['He said "it rains."', "(It did.)", "Then"]),
-        ("As J. Berg et al. show (e.g. in Fig. 3) it holds.",) * 2,
-        ("It is 3.5 m long, i.e. short", ["It is 3.5 m long, i.e. short"]),
-        ("Vitamin A? B! Type 2. End", ["Vitamin A?", "B!", "Type 2.", "End"]),
-        ("", []),
-        (" . ? ", []),
-    ],
-)
-def test_where_sentences_end(text: str, sentences: list[str] | str) -> None:
-    assert every(text) == ([sentences] if isinstance(sentences, str) else sentences)
-
-
-def test_sentences_have_words_within_the_limits() -> None:
+def test_where_sentences_end() -> None:
+    for text in (
+        "It rains.|Is it wet?|Yes!|So",
+        'He said "it rains."|(It did.)|Then',
+        "As J. Berg et al. show (e.g. in Fig. 3) it holds.",
+        "It is 3.5 m long, i.e. short",
+        "Vitamin A?|B!|Type 2.|End",
+    ):
+        assert every(text.replace("|", "  ")) == text.split("|")
     texts = ["One. One two . One two three - ! One two three four", "a b"]
     assert list(sentences_of(texts, 3, 2)) == ["One two .", "One two three - !", "a b"]
-    assert list(sentences_of(texts, 1, 1)) == ["One."]
     texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
     assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
-    assert list(sentences_of(texts, 2, 1, 2)) == ["Three. Four.", "Six! Seven?"]
     for limits in ((1, 2), (3, 0), (9, 1, 0)):
         with pytest.raises(ValueError, match="sentences"):
             list(sentences_of(texts, *limits))
-
-
-def test_each_token_is_dropped_with_the_share() -> None:
-    sentence, draws, share = " ".join(f"w{n}" for n in range(20)), 500, 0.25
-    left = [dropped(sentence, Draw(0, STREAM, index), share).split() for index in range(draws)]
-    sigma = math.sqrt(draws * share * (1 - share))
-    for token in sentence.split():
-        missing = sum(token not in each for each in left)
-        assert abs(missing - draws * share) < 4 * sigma, token
+    text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"  # no marks around words
+    assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
 
 
 def test_one_word_is_always_left() -> None:
@@ -81,33 +63,23 @@ def test_one_word_is_always_left() -> None:
         assert re.search(r"\w", " ".join(kept))
 
 
-def test_frequent_words_are_in_many_texts() -> None:
-    texts = ["The flow, the pipe", "the gas", "A flow", "heat"]
-    assert frequent_words(texts, 0.25) == {"the", "flow"}
-    assert frequent_words(texts, 0.5) == frozenset()
-    assert frequent_words([], 0.5) == frozenset()
-    words = frozenset(("the", "of"))
-    for token, frequent in (("The", True), ("(of", True), ("of/the", True), ("of/gas", False)):
-        assert is_among(token, words) == frequent
-    assert not is_among(".", words)
-
-
-def test_only_what_may_be_dropped_is() -> None:
-    kept = "flow gas long pipe , as seen here ."
+def test_only_what_may_be_dropped_is_and_with_the_share() -> None:
     found = dropped(SENTENCE, Draw(0, STREAM, 0), 1.0, lambda t: t in ("the", "of", "a", "in"))
-    assert found == kept
+    assert found == "flow gas long pipe , as seen here ."
     # Whether a token may be dropped moves none of the draws of the others.
     whole, part = (
         dropped(SENTENCE, Draw(0, STREAM, 0), 0.5, may).split()
         for may in (lambda _: True, lambda each: each != "of")
     )
     assert [each for each in part if each != "of"] == [t for t in whole if t != "of"]
-
-
-def test_words_stand_without_the_marks_around_them() -> None:
-    text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"
-    assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
-    assert words_of(" ?! ") == []
+    left = [dropped(SENTENCE, Draw(0, STREAM, index), 0.25).split() for index in range(500)]
+    missing = sum("pipe" not in each for each in left)
+    assert abs(missing - 125) < 4 * math.sqrt(500 * 0.25 * 0.75)
+    texts = ["The flow, the pipe", "the gas", "A flow", "heat"]
+    assert frequent_words(texts, 0.25) == {"the", "flow"}
+    words = frozenset(("the", "of"))
+    for token, frequent in (("The", True), ("(of", True), ("of/the", True), ("of/gas", False)):
+        assert is_among(token, words) == frequent
 
 
 def test_function_words_are_left_out_in_whatever_case() -> None:
@@ -115,35 +87,11 @@ def test_function_words_are_left_out_in_whatever_case() -> None:
     assert content_words("To be or not to be") == []
 
 
-# Names spelled otherwise
-
-
 WORLD = [bridge_question(0, "train", number) for number in range(60)]
 
 
 def renaming(number: int = 0) -> Renaming:
     return Renaming(Draw(0, 5, number))
-
-
-@pytest.mark.parametrize("split", [0, 1])
-@pytest.mark.parametrize("syllables", [2, 3])
-def test_invented_words_are_told_by_their_spelling(split: int, syllables: int) -> None:
-    draw = Draw(3, 0, syllables)
-    words = [invented_word(draw, split, syllables) for _ in range(300)]
-    assert {invented_syllables(word) for word in words} == {syllables}
-    assert {invented_syllables(f"{word}q") for word in words} == {0}
-    assert {*map(invented_syllables, ("Who", "Which", "Group", "She", "The", ""))} == {0}
-
-
-def test_a_word_has_one_new_spelling_in_all_texts() -> None:
-    draw, given = Draw(1, 0, 0), renaming()
-    one, other = (invented_word(draw, 0, 2) for _ in range(2))
-    first = given.of(f"Where does {one} {other} live?")
-    new, newer = first.split()[2:4]
-    assert first == f"Where does {new} {newer} live?"
-    assert given.of(f"{other}, {one}.") == f"{newer}, {new}."
-    assert len({one, other, new, newer}) == 4
-    assert invented_syllables(new) == invented_syllables(newer) == 2
 
 
 def test_only_invented_words_change_each_to_another() -> None:
@@ -161,8 +109,7 @@ def test_only_invented_words_change_each_to_another() -> None:
         texts = (question.question, *(each.text for each in question.passages))
         pairs = [pair for text in texts for pair in zip(text.split(), given.of(text).split())]
         assert len({*pairs}) == len({one for one, _ in pairs}) == len({two for _, two in pairs})
-        for name in question.entity.split():
-            assert (given.of(name) != name) == (invented_syllables(name) > 0)
+        assert given.of(question.entity) != question.entity
 
 
 def test_new_names_are_of_the_training_split_alone() -> None:

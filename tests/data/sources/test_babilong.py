@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.files.babi import read_stories, story_file
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.sources.babilong import (
@@ -18,11 +17,8 @@ from qrag_jax.data.sources.babilong import (
     stories,
 )
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
-
-
 LONG = (
     "1 Bo moved to the yard.\n2 Bo got the lamp.\n3 Where is Bo?\tyard\t1\n"
     "4 Bo went to the hall.\n5 Where is the lamp?\thall\t4 2\n"
@@ -56,20 +52,6 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     pool = set(noise(NoiseConfig(), "train", 12).sentences)
     assert sum(text in pool for text in last.chunks) == 9
     assert [s.id for s in documents(settings, "dev")] == ["qa2-valid-0"]
-
-
-def test_deterministic_in_seed_split_length_and_number() -> None:
-    made = documents(config(), "train")
-    assert len(made) == 20
-    again = documents(config(), "train")
-    assert made[7] == made[7] == again[7] == documents(config(), "train", 12, 9)[7]
-    others = [
-        documents(config(seed=1), "train")[7],
-        documents(config(), "dev")[7],
-        documents(config(), "train", 13)[7],
-        made[8],
-    ]
-    assert all(other.chunks != made[7].chunks for other in others)
 
 
 def test_the_same_stories_at_every_length() -> None:
@@ -117,35 +99,8 @@ def test_what_cannot_be_drawn_from_is_refused(tmp_path: Path) -> None:
     assert len(documents(config(**both, task="qa4", chunks=5), "dev")) == 10
 
 
-def test_ten_million_tokens_hold_references_to_the_texts() -> None:
-    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
-    sample = documents(settings, "dev", 400_000)[3]
-    assert len(sample.chunks) == 400_000
-    assert len({id(text) for text in sample.chunks}) < 70_000
-
-
-def test_real_stories_and_books() -> None:
-    settings = BabilongConfig("qa2", 100, str(real("gutenberg")), stories=str(real("babi")))
-    made = documents(settings, "train")
-    assert len(made) == 9000
-    told = read_stories(story_file(real("babi"), "qa2", "train")[0])
-    for index in range(0, 9000, 500):
-        sample, story = made[index], told[index]
-        assert len(sample.chunks) == 100
-        found = [sample.chunks[i] for i in sample.support]
-        assert found == [story.facts[i] for i in sorted(story.support)]
-    qa3 = dataclasses.replace(settings, task="qa3")
-    made, line = read_documents(qa3, "dev")
-    assert len(made) == 1000 - int(line.partition("left out: ")[2].split()[0])
-    assert max(len(s.facts) for s in stories(qa3, "dev").items) > 100
-    with pytest.raises(InputError, match="asks for"):
-        documents(settings, "dev", 400_000)
-
-
 @pytest.mark.parametrize("books", [False, True])
-def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
-    tmp_path: Path, books: bool
-) -> None:
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(tmp_path, books) -> None:
     fields = {}
     if books:
         for name in "abcdef":
@@ -165,7 +120,11 @@ def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
 def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     settings = config(task="qa2", chunks=40)
     train, dev = documents(settings, "train"), documents(settings, "dev")
-    again = documents(settings, "train")
+    again, other = (
+        documents(settings, "train"),
+        documents(dataclasses.replace(settings, seed=1), "train"),
+    )
+    assert other[7].chunks != train[7].chunks
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs[0] == train[number]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,19 +14,9 @@ from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
 from qrag_jax.data.sources import hotpotqa, hover, musique, titled_context, two_wiki
 from qrag_jax.data.sources.niah import parse as parse_needles
+from qrag_jax.data.sources.own import Own
 from qrag_jax.data.sources.registry import load_samples
 from tests.data.real_data import real
-
-
-def unusable(parse: Callable[[dict[str, Any]], Any], record: dict[str, Any], named: str) -> None:
-    """A reason of one line, which serves as a key, with the name of the field in it."""
-    with pytest.raises(BadRecord, match=named) as caught:
-        parse(record)
-    assert "\n" not in str(caught.value)
-
-
-# HotpotQA
-
 
 HOTPOT: dict[str, Any] = {
     "_id": "5a7a",
@@ -41,8 +32,6 @@ HOTPOT: dict[str, Any] = {
     "type": "bridge",
     "level": "hard",
 }
-
-
 HOTPOT_SAMPLE = Sample(
     id="5a7a",
     question="Where was the painter of Dusk born?",
@@ -62,34 +51,21 @@ def hotpot(**fields: Any) -> dict[str, Any]:
     return copy.deepcopy(HOTPOT) | fields
 
 
-def test_official_layout_of_hotpotqa() -> None:
-    assert hotpotqa.parse(HOTPOT) == HOTPOT_SAMPLE
-
-
-def test_hub_layout() -> None:
-    record = {
-        "id": "5a7a",
-        "question": HOTPOT["question"],
-        "answer": "Oslo",
-        "supporting_facts": {"title": ["Ada Berg", "Dusk", "Ada Berg"], "sent_id": [1, 0, 0]},
-        "context": {
-            "title": [title for title, _ in HOTPOT["context"]],
-            "sentences": [sentences for _, sentences in HOTPOT["context"]],
-        },
+def test_other_layouts_of_hotpotqa() -> None:
+    supporting = {"title": ["Ada Berg", "Dusk", "Ada Berg"], "sent_id": [1, 0, 0]}
+    context = {
+        "title": [title for title, _ in HOTPOT["context"]],
+        "sentences": [sentences for _, sentences in HOTPOT["context"]],
     }
-    assert hotpotqa.parse(record) == HOTPOT_SAMPLE
-
-
-def test_titles_layout() -> None:
-    record = hotpot(supporting_titles=["Ada Berg", "Dusk"])
-    del record["supporting_facts"]
-    assert hotpotqa.parse(record) == HOTPOT_SAMPLE
-
-
-def test_aliases_follow_the_answer() -> None:
-    record = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
-    assert hotpotqa.parse(record).answers == ("Oslo", "Kristiania")
-    assert hotpotqa.parse(hotpot(answer="")).answers == ()
+    hub = HOTPOT | {"id": "5a7a", "supporting_facts": supporting, "context": context}
+    titles = HOTPOT | {"supporting_titles": ["Ada Berg", "Dusk"]}
+    del hub["_id"], titles["supporting_facts"]
+    for record in (HOTPOT, hub, titles):
+        assert hotpotqa.parse(record) == HOTPOT_SAMPLE
+    aliases = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
+    assert hotpotqa.parse(aliases).answers == ("Oslo", "Kristiania")
+    with pytest.raises(ValueError, match="distinct"):
+        hotpotqa.to_record("r1", "Who?", "Ada", [("X", ["a"]), ("X", ["b"])], [1])
 
 
 @pytest.mark.parametrize("fact", [["Dusk", 2], ["Dusk", -1], ["Nothing", 0]])
@@ -103,122 +79,17 @@ def test_wrong_sentence_index_keeps_the_paragraph(fact: list[Any]) -> None:
     assert hotpotqa.mended(HOTPOT) == ""
 
 
-@pytest.mark.parametrize("name", ["_id", "question", "answer", "supporting_facts", "context"])
-def test_a_field_that_is_missing_or_null_is_named(name: str) -> None:
-    unusable(hotpotqa.parse, hotpot(**{name: None}), name)
-    record = hotpot()
-    del record[name]
-    unusable(hotpotqa.parse, record, name)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"supporting_facts": []}, "supporting facts"),
-        ({"supporting_facts": [["Noon", 0]]}, "support title"),
-        ({"supporting_facts": [["Dusk", True]]}, "supporting_facts"),
-        ({"supporting_facts": ["Dusk"]}, "supporting_facts"),
-        ({"supporting_facts": {"title": ["Dusk"], "sent_id": []}}, "supporting_facts"),
-        ({"supporting_facts": None, "supporting_titles": ["Noon"]}, "support title"),
-        ({"context": []}, "chunks"),
-        ({"context": "Dusk"}, "context"),
-        ({"context": [["Dusk", "a"]]}, "context"),
-        ({"context": {"title": ["Dusk"], "sentences": []}}, "context"),
-        ({"context": [*HOTPOT["context"], [" ", [""]]]}, "chunk"),
-        ({"question": " "}, "question"),
-        ({"question": "half a pair \ud83d"}, "Unicode"),
-        ({"_id": 7}, "_id"),
-        ({"answer_aliases": "Oslo"}, "answer_aliases"),
-    ],
-)
-def test_unusable_records_of_hotpotqa(fields: dict[str, Any], named: str) -> None:
-    unusable(hotpotqa.parse, hotpot(**fields), named)
-
-
-def test_to_record_needs_distinct_titles() -> None:
-    with pytest.raises(ValueError, match="distinct"):
-        hotpotqa.to_record("r1", "Who?", "Ada", [("X", ["a"]), ("X", ["b"])], [1])
-
-
-def test_first_real_records() -> None:
-    _, record = next(read_records(real("hotpotqa/train.jsonl.gz")))
-    sample = hotpotqa.parse(record)
-    assert sample.id == "5a849bd75542992a431d1a79"
-    assert sample.support == (2, 3)
-    assert sample.answers == ("1960",)
-    assert sample.chunks[2].startswith("The Dangerous Liaisons ")
-    assert sample.chunks[3].startswith("David Hobson (tenor) David Hobson")
-    assert not any("  " in chunk for chunk in sample.chunks)
-    _, record = next(read_records(real("hotpotqa/train_titles.jsonl.gz")))
-    assert hotpotqa.parse(record).support == (5, 7)
-
-
-def test_real_records_survive_the_round_trip() -> None:
-    for _, record in read_records(real("hotpotqa/dev.jsonl.gz")):
-        sample = hotpotqa.parse(record)
-        again = hotpotqa.to_record(
-            sample.id, sample.question, sample.answers[0], record["context"], sample.support
-        )
-        assert hotpotqa.parse(again) == sample
-
-
-WIKI: dict[str, Any] = {
-    "_id": "8813",
-    "type": "compositional",
-    "question": "When was the director of Web born?",
-    "context": [
-        ["Max Varn", ["Max Varn was a director.", "He was born in 1925."]],
-        ["Web", ["Web is a film.", "Max Varn made it."]],
-        ["Max Varn", ["Max Varn was a director.", "He was born in 1925."]],
-    ],
-    "entity_ids": "Q1_Q2",
-    "supporting_facts": [["Web", 1], ["Max Varn", 1]],
-    "evidences": [["Web", "director", "Max Varn"]],
-    "answer": "1925",
-    "evidences_id": [],
-    "answer_id": None,
-}
-
-
-def test_official_layout_and_a_title_that_stands_twice() -> None:
-    assert two_wiki.parse(WIKI) == Sample(
-        "8813",
-        "When was the director of Web born?",
-        (
-            "Max Varn Max Varn was a director. He was born in 1925.",
-            "Web Web is a film. Max Varn made it.",
-            "Max Varn Max Varn was a director. He was born in 1925.",
-        ),
-        (1, 0),
-        ("1925",),
-        "two_wiki",
-    )
-
-
-def test_test_split_without_answers() -> None:
-    with pytest.raises(BadRecord, match=r"^missing field 'answer'$"):
-        two_wiki.parse({key: value for key, value in WIKI.items() if key != "answer"})
-
-
-def test_first_real_records_of_two_wiki() -> None:
-    _, record = next(read_records(real("2wikimultihopqa/train.jsonl.gz")))
-    sample = two_wiki.parse(record)
-    assert sample.id == "e6b6bc4e0bdc11eba7f7acde48001122"
-    assert sample.support == (5, 6)
-    assert sample.answers == ("21 March 1925",)
-    assert sample.chunks[6].startswith("Max Varnel Max Varnel")
-    _, record = next(read_records(real("2wikimultihopqa/dev.jsonl.gz")))
-    assert two_wiki.parse(record).support == (1, 3)
-
-
-def test_real_titles_that_stand_twice_have_equal_texts() -> None:
-    twice = 0
+def test_a_title_that_stands_twice_supports_once() -> None:
+    """As in 2WikiMultihopQA, whose layout is HotpotQA's."""
+    twice = hotpot(context=[*HOTPOT["context"], HOTPOT["context"][2]])
+    sample = two_wiki.parse(twice)
+    assert (sample.support, len(sample.chunks), sample.source) == ((2, 0), 5, "two_wiki")
+    count = 0
     for _, record in read_records(real("2wikimultihopqa/train.jsonl.gz")):
         titles = [title for title, _ in record["context"]]
-        chunks = two_wiki.parse(record).chunks
-        assert len(set(chunks)) == len(set(titles))
-        twice += len(set(titles)) < len(titles)
-    assert twice == 13
+        assert len(set(two_wiki.parse(record).chunks)) == len(set(titles))
+        count += len(set(titles)) < len(titles)
+    assert count == 13
 
 
 CLAIM: dict[str, Any] = {
@@ -229,8 +100,6 @@ CLAIM: dict[str, Any] = {
     "num_hops": 2,
     "hpqa_id": "5a7a",
 }
-
-
 CLAIM_QUESTION = QueryQuestion(
     "a0cf",
     "Is the following claim supported: The painter of Dusk was born in Oslo?",
@@ -246,28 +115,6 @@ def test_layouts_of_hover() -> None:
     record = CLAIM | {"id": 7, "supporting_facts": facts, "label": 1}
     assert hover.parse(record) == CLAIM_QUESTION
     assert hover.parse(record | {"label": 0}).answers == ("no",)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"supporting_facts": None}, "supporting facts"),  # the test split
-        ({"supporting_facts": [["  ", 0]]}, "title"),
-        ({"supporting_facts": ["Dusk"]}, "supporting_facts"),
-        ({"supporting_facts": [["Dusk", "0"]]}, "supporting_facts"),
-        ({"supporting_facts": [{"value": 1}]}, "supporting_facts"),
-        ({"label": None}, "label"),
-        ({"label": -1}, "label"),
-        ({"label": True}, "label"),
-        ({"uid": " "}, "id"),
-        ({"claim": "half a pair \ud83d"}, "Unicode"),
-    ],
-)
-def test_unusable_records_of_hover(fields: dict[str, Any], named: str) -> None:
-    unusable(hover.parse, CLAIM | fields, named)
-
-
-# MuSiQue
 
 
 def paragraph(idx: int, title: str, text: str, supporting: bool) -> dict[str, Any]:
@@ -291,8 +138,6 @@ MUSIQUE: dict[str, Any] = {
     "answer_aliases": ["Kristiania"],
     "answerable": True,
 }
-
-
 MUSIQUE_SAMPLE = Sample(
     id="2hop__1_2",
     question="What is the capital of the land of Dusk?",
@@ -325,49 +170,12 @@ def test_without_decomposition_the_marked_paragraphs_support(steps: list | None)
     assert musique.parse(record) == expected
 
 
-def test_real_decomposition_agrees_with_the_marks() -> None:
-    for _, record in read_records(real("musique/dev.jsonl.gz")):
-        by_marks = musique.parse(record | {"question_decomposition": []})
-        sample = musique.parse(record)
-        assert dataclasses.replace(sample, support=tuple(sorted(sample.support))) == by_marks
-
-
-UNMARKED = [paragraph(0, "Norway", "A land.", False)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"answer": None}, "answer"),
-        ({"paragraphs": [{"idx": 0, "title": "T"}]}, "paragraph_text"),
-        ({"answerable": False}, "answerable"),
-        ({"answerable": "no"}, "answerable"),
-        ({"question_decomposition": [step(3)]}, "support index"),
-        ({"question_decomposition": [step(-1)]}, "support index"),
-        ({"question_decomposition": [step(None)]}, "paragraph_support_idx"),
-        ({"question_decomposition": [3]}, "question_decomposition"),
-        ({"question_decomposition": [], "paragraphs": UNMARKED}, "supporting facts"),
-        ({"paragraphs": []}, "chunks"),
-        ({"paragraphs": ["text"]}, "paragraphs"),
-        ({"paragraphs": UNMARKED * 2}, "idx"),
-        ({"answer_aliases": [1]}, "answer_aliases"),
-    ],
-)
-def test_unusable_records_of_musique(fields: dict[str, Any], named: str) -> None:
-    unusable(musique.parse, MUSIQUE | fields, named)
-
-
-# HotpotQA's layout without a context
-
-
 OPEN: dict[str, Any] = {
     "_id": "8813",
     "question": "When was the director of Web born?",
     "supporting_facts": [["Web", 1], ["Max Varn", 1], ["Web", 0]],
     "answer": "1925",
 }
-
-
 OPEN_QUESTION = QueryQuestion("8813", OPEN["question"], ("1925",), (Page("Web"), Page("Max Varn")))
 
 
@@ -382,31 +190,20 @@ def test_the_corpus_that_comes_with_the_data_has_ids() -> None:
     assert found.gold == (Page("Web", id="d4"), Page("Max Varn", id="d0"))
 
 
-def test_real_ids_are_those_of_the_titles() -> None:
+def test_real_records_are_sound() -> None:
     folder = real("2wikimultihopqa")
     corpus = (record for _, record in read_records(folder / "open_corpus.jsonl.gz"))
     titles = {record["_id"]: record["title"] for record in corpus}
-    records = [record for _, record in read_records(folder / "open_dev.jsonl.gz")]
-    found = [titled_context.parse_open(record) for record in records]
-    assert len(found) == 220
-    assert all(titles[page.id] == page.title for each in found for page in each.gold)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"supporting_facts": []}, "supporting facts"),
-        ({"supporting_facts": [["", 0]]}, "title"),
-        ({"gold_doc_ids": ["d4"]}, "gold_doc_ids"),
-        ({"gold_doc_ids": [4, 0]}, "gold_doc_ids"),
-        ({"answer": None}, "answer"),
-    ],
-)
-def test_unusable_open_records(fields: dict[str, Any], named: str) -> None:
-    unusable(titled_context.parse_open, OPEN | fields, named)
-
-
-# RULER
+    for _, record in read_records(folder / "open_dev.jsonl.gz"):
+        gold = titled_context.parse_open(record).gold
+        assert all(titles[page.id] == page.title for page in gold)
+    for _, record in read_records(real("hotpotqa/dev.jsonl.gz")):
+        sample = hotpotqa.parse(record)
+        parts = (sample.id, sample.question, sample.answers[0], record["context"], sample.support)
+        assert hotpotqa.parse(hotpotqa.to_record(*parts)) == sample
+    for _, record in read_records(real("musique/dev.jsonl.gz")):
+        by_marks = musique.parse(record | {"question_decomposition": []})
+        assert by_marks.support == tuple(sorted(musique.parse(record).support))
 
 
 NEEDLES = [
@@ -416,11 +213,7 @@ NEEDLES = [
     "One of the special magic numbers for red-fox is: 4410.",
     "One of the special magic numbers for red-hen is: 9081.",
 ]
-
-
 ASKED = "What are all the special magic numbers for red-fox mentioned in the provided text?"
-
-
 PREFIX = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the numbers afterwards.\n"
@@ -507,23 +300,78 @@ def test_real_data_joined_to_rulers_prompt() -> None:
     assert alone >= 0.98 * (60 + 4 * 40)  # the file itself puts one of them after a "Mr."
 
 
+RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
+    "hotpotqa": (hotpotqa.parse, HOTPOT),
+    "two_wiki": (two_wiki.parse, HOTPOT),
+    "open": (titled_context.parse_open, OPEN | {"gold_doc_ids": ["d4", "d0"]}),
+    "hover": (hover.parse, CLAIM),
+    "musique": (musique.parse, MUSIQUE),
+    "needles": (parse_needles, split_record()),
+    "ruler": (parse_needles, ruler_record(" ".join(NEEDLES))),
+    "own": (
+        Own().parse,
+        {"id": "a", "question": "?", "chunks": ["a"], "support": [0], "answers": ["a"]},
+    ),
+}
+ODD = [None, "", " ", "half a pair \ud83d", "x", -1, 7, 1.5, True, [], {}, ["x"], [7], [["x"]]]
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) within a value."""
+    listed = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in [*listed]:
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_odd_values_are_a_reason_of_one_line_or_a_sound_sample(name: str) -> None:
+    parse, sound = RECORDS[name]
+    reasons = set()
+    for number in range(sum(1 for _ in places(sound))):
+        for odd in ODD:
+            record = copy.deepcopy(sound)
+            container, key = [*places(record)][number]
+            container[key] = odd
+            try:
+                found = parse(record)
+            except BadRecord as bad:
+                reasons.add(str(bad))
+                continue
+            asked = dataclasses.astuple(found)
+            json.dumps(asked, ensure_ascii=False).encode()  # valid Unicode
+            assert found.id.strip(), record
+            assert found.question.strip(), record
+            if isinstance(found, QueryQuestion):
+                assert found.gold, record
+                assert all(page.title for page in found.gold), record
+            else:
+                assert all(chunk.strip() for chunk in found.chunks), record
+                assert len(set(found.support)) == len(found.support), record
+                assert all(0 <= fact < len(found.chunks) for fact in found.support), record
+                assert found.support or (found.source == "own" and found.answers), record
+    assert len(reasons) > 5
+    assert all(reason.strip() and "\n" not in reason and len(reason) < 200 for reason in reasons)
+
+
 @pytest.mark.parametrize(
-    ("record", "named"),
+    ("parse", "record", "named"),
     [
-        ({"index": 1}, "outputs"),
-        ({"index": 1, "outputs": ["1"]}, "input"),
-        (split_record(outputs="4410"), "outputs"),
-        (split_record(sentences=[]), "chunks"),
-        (split_record(sentences=[*NEEDLES, " "]), "chunk"),
-        (split_record(input_suffix="\n"), "question"),
-        (split_record(supporting=[5]), "support index"),
-        (split_record(supporting=[-1]), "support index"),
-        (split_record(supporting=["1"]), "supporting"),
-        (split_record(supporting=[]), "supporting facts"),
-        (split_record(index=None), "index"),
-        (ruler_record("It rained."), "output"),
-        (ruler_record("x", input="It rained 7712 times."), "question"),
+        (hotpotqa.parse, hotpot(supporting_facts=[["Noon", 0]]), "support title"),
+        (hotpotqa.parse, hotpot(supporting_facts=[["Dusk", True]]), "supporting_facts"),
+        (hotpotqa.parse, hotpot(answer=None), "answer"),  # a test split
+        (hover.parse, CLAIM | {"supporting_facts": None}, "supporting facts"),
+        (hover.parse, CLAIM | {"label": -1}, "label"),
+        (musique.parse, MUSIQUE | {"answerable": False}, "answerable"),
+        (musique.parse, MUSIQUE | {"question_decomposition": [step(-1)]}, "support index"),
+        (musique.parse, MUSIQUE | {"paragraphs": MUSIQUE["paragraphs"] * 2}, "idx"),
+        (titled_context.parse_open, OPEN | {"gold_doc_ids": ["d4"]}, "gold_doc_ids"),
+        (parse_needles, split_record(supporting=[-1]), "support index"),
+        (parse_needles, ruler_record("It rained."), "output"),
+        (parse_needles, ruler_record("x", input="It rained 7712 times."), "question"),
     ],
 )
-def test_unusable_needles(record: dict[str, Any], named: str) -> None:
-    unusable(parse_needles, record, named)
+def test_what_is_unusable_has_its_reason(parse: Any, record: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRecord, match=named):
+        parse(record)

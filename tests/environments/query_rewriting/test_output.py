@@ -32,80 +32,48 @@ def tagged(answer: str) -> str:
 
 
 READ = [
-    # The form as it is asked for; the prompt may have opened the thinking.
-    ('<think>hm</think><answer>{"query": "Oslo"}</answer>', "Oslo"),
+    # The prompt may have opened the thinking.
     ('hm</think><answer>{"query": "Oslo"}</answer>', "Oslo"),
-    # White space, a fence, text around the tags.
     (tagged('\t{ "query" :\n "  Oslo \\n  city\\u2028now " }'), "Oslo city now"),
-    (tagged(FENCED), "Oslo"),
     (tagged('```json {"query":\n"Oslo"} ```'), "Oslo"),
     ("Sure. " + tagged('{"query": "Oslo"}').replace("</think>", "</think> So:") + " OK?", "Oslo"),
-    # Marks, quotation marks, letters.
-    (tagged(r'{"query": "(\"Oslo city\" OR Kristiania) AND NOT <b>"}'),
-     '("Oslo city" OR Kristiania) AND NOT <b>'),
-    (tagged(r'{"query": "\u0141\u00f3d\u017a \ud83d\ude00"}'), "Łódź 😀"),
-    (tagged(r'{"query": "a\ud800b"}'), "a\ufffdb"),
-    (tagged(r'{"query": "a\u0000b\u007fc"}'), "a b c"),
-]  # fmt: skip
-
-
+    (tagged(r'{"query": "(\"Oslo city\" OR x) AND NOT <b>"}'), '("Oslo city" OR x) AND NOT <b>'),
+    (tagged(r'{"query": "\u0141\u00f3d\u017a \ud83d\ude00 \ud800 \u0000"}'), "Łódź 😀 \ufffd"),
+]
 REFUSED = [
     ("", NO_QUERY),
-    (tagged("```\n```"), NO_QUERY),
     (tagged(r'{"query": " \n\u0000 (\"\") "}'), NO_QUERY),
-    # Tags.
     ('{"query": "Oslo"}', UNCLOSED),
-    ('<think>hm<answer>{"query": "Oslo"}</answer>', UNCLOSED),
-    ("<think>hm</think>", UNCLOSED),
     ('<think>hm</think><answer>{"query": "Oslo"}', UNCLOSED),
-    ('<think>hm</think></think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
     ('<answer>{"query": "Oslo"}</answer><think>hm</think>', UNCLOSED),
     ('<think>an <answer> then</think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
     (tagged(r'{"query": "a \u003c/answer> b"}'), UNCLOSED),
-    (tagged('{"query": "a < Think > b"}'), UNCLOSED),
-    # JSON.
     (tagged("Oslo"), BROKEN),
-    (tagged("[]"), BROKEN),
-    (tagged('{"query": "Oslo",}'), BROKEN),
     (tagged('{"query": "Oslo"} is it'), BROKEN),
-    (tagged('{"Query": "Oslo"}'), BROKEN),
     (tagged('{"query": "Oslo", "why": "capital"}'), BROKEN),
     (tagged('{"query": null}'), BROKEN),
     (tagged(r'{"query": "{\"query\": \"Oslo\"}"}'), BROKEN),
-    # More than one.
     (tagged('{"query": ["Oslo", "Bergen"]}'), SEVERAL),
     (tagged('{"query": "Oslo", "query": "Bergen"}'), SEVERAL),
     (tagged('{"query": "Oslo"}\n{"query": "Bergen"}'), SEVERAL),
-    (tagged('[{"query": "Oslo"}, {"query": "Bergen"}]'), SEVERAL),
     (tagged('{"query": "Oslo"}') + '<answer>{"query": "Bergen"}</answer>', SEVERAL),
 ]
-
-
 BARELY = [
     (" Oslo\n and  Bergen\x00\u2029now ", "Oslo and Bergen now"),
-    ('"Oslo city" AND (a OR b)', '"Oslo city" AND (a OR b)'),
     ("```text\nOslo city\n```", "Oslo city"),
     ("[Oslo] {city}", "[Oslo] {city}"),
-    # What a reasoning model adds.
     ("hm <answer> or so</think>\n\nOslo", "Oslo"),
     ("<think>hm</think><answer>Oslo city</answer>", "Oslo city"),
-    ('{"query": "Oslo"}', "Oslo"),
     (tagged(FENCED), "Oslo"),
 ]
-
-
 BARELY_REFUSED = [
-    (" \n\x00 ", NO_QUERY),
     ("<think>hm</think>", NO_QUERY),
     ("?!", NO_QUERY),
     ("<think>hm", UNCLOSED),
-    ("Oslo</answer>", UNCLOSED),
     ("</think><answer>Oslo<think></answer>", UNCLOSED),
     ("{Oslo}", BROKEN),
     ("<answer>Oslo</answer><answer>Bergen</answer>", SEVERAL),
 ]
-
-
 CASES = [
     *((text, TAGGED, Parsed(query, REWRITTEN)) for text, query in READ),
     *((text, TAGGED, Parsed("", outcome)) for text, outcome in REFUSED),
@@ -122,39 +90,28 @@ def test_what_is_written_is_a_query_or_an_outcome(text: str, form: str, parsed: 
 
 
 BOMBS = [
-    "<" * 200_000,
     "<think>" * 50_000,
     "</think>" + "<answer></answer>" * 50_000,
     "< " * 100_000,
     "</think><answer>" + '{"query":' * 100_000 + "</answer>",
     '</think><answer>{"query": ' + "[" * 100_000 + "]" * 100_000 + "}</answer>",
-    "</think><answer>{}" + " " * 100_000 + "x</answer>",
     "</think><answer>" + "{} " * 50_000 + "</answer>",
     '</think><answer>{"query": ' + "9" * 100_000 + "}</answer>",
     "</think><answer>```" + " " * 100_000 + "```</answer>",
-    "`" * 200_000,
     "\ud800" * 100_000,
-    '</think><answer>{"query": "\udc00<\ud800"}</answer>',
 ]
-
-
-def test_bombs() -> None:
-    for text in BOMBS:
-        for form in FORMS:
-            _check(text, form)
-
-
 PIECES = [
     "<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]", '"',
     "```", "json", "\n", " ", ",", ":", "query", "Oslo", "\\", "\\u003c", "\\ud800", "<", ">", "/",
     "\x00", "\ud83d", "\ude00", "\u200b", "\u2028", "é", "<|im_end|>", "AND", "(", ")",
 ]  # fmt: skip
-
-
 FORMAT = ["<think>", "hm", "</think>", "<answer>", '{"query": "Oslo"}', "</answer>", "\n"]
 
 
-def test_random_texts() -> None:
+def test_bombs_and_random_texts() -> None:
+    for text in BOMBS:
+        for form in FORMS:
+            _check(text, form)
     draw = random.Random(0)
     outcomes = set()
     for number in range(4000):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from qrag_jax.environments.query_rewriting.output import (
     TOO_LONG,
     UNCLOSED,
     UNREADABLE,
-    read_output,
 )
 from qrag_jax.environments.query_rewriting.prompt import (
     PROMPTS,
@@ -42,8 +40,6 @@ from qrag_jax.llm.text.prompts import load
 from tests.environments.query_writing.trying import OSLO, RAIN
 
 TASK = RewriteTask.judged("q", "Where was Ada Berg born?", {"b": 2})
-
-
 PROMPT = RewritePrompt(load("bare_rewrite"))
 
 
@@ -52,11 +48,7 @@ def balanced(query: str) -> bool:
 
 
 WORDS = RewriteAgent(PROMPT, BARE, k=2)
-
-
 JSON = RewriteAgent(RewritePrompt(load("rewrite_boolean")), TAGGED, k=3, readable=balanced)
-
-
 DEAD = Failure("server", "status 500")
 
 
@@ -92,26 +84,16 @@ def test_a_query_is_searched_for() -> None:
     )
 
 
-def test_only_the_query_is_searched_for() -> None:
-    text = '<think>Ada Berg?</think>\n<answer>{"query": "(Oslo\\n OR \\"Ada\\")"}</answer>'
-    ended, looked = by_hand(JSON, Said(text, "stop"), ())
-    assert looked == [('(Oslo OR "Ada")', 3)]
-    assert ended == Rewritten('(Oslo OR "Ada")', tally=ToolTally(turns=1, searches=1))
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome", "malformed"),
-    [
+def test_without_a_query_nothing_is_searched_for() -> None:
+    for answer, outcome, malformed in (
         ('{"query": ""}', NO_QUERY, 0),
         ('{"query": "a"', BROKEN, 1),
         ('{"query": ["a", "b"]}', SEVERAL, 1),
         ("</answer>", UNCLOSED, 1),
-    ],
-)
-def test_without_a_query_nothing_is_searched_for(answer: str, outcome: str, malformed: int) -> None:
-    ended, looked = by_hand(JSON, Said(f"hm</think><answer>{answer}</answer>", "stop"))
-    tally = ToolTally(turns=1, malformed=malformed)
-    assert (ended, looked) == (Rewritten("", tally=tally, outcome=outcome), [])
+    ):
+        ended, looked = by_hand(JSON, Said(f"hm</think><answer>{answer}</answer>", "stop"))
+        tally = ToolTally(turns=1, malformed=malformed)
+        assert (ended, looked) == (Rewritten("", tally=tally, outcome=outcome), [])
 
 
 def test_a_query_that_the_search_cannot_read() -> None:
@@ -137,50 +119,23 @@ def test_failures_are_values_and_what_is_cut_off_is_too_long() -> None:
 
 
 def test_only_relevant_documents_are_graded() -> None:
-    task = RewriteTask.judged(
-        "q", "capital?", {"a": 2, "x": 0, "b": 1, "y": -1}, answers=("Oslo",), until="2020-02-29"
-    )
+    task = RewriteTask.judged("q", "capital?", {"a": 2, "x": 0, "b": 1, "y": -1})
     assert task.grades == (("a", 2), ("b", 1))
     assert task.gold == task.gold_ids == ("a", "b")
-    assert task == RewriteTask(
-        "q",
-        "capital?",
-        ("Oslo",),
-        gold_ids=("a", "b"),
-        grades=(("a", 2), ("b", 1)),
-        until="2020-02-29",
-    )
     assert RewriteTask.judged("q", "capital?", {}).gold == ()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_task_that_cannot_be_is_refused() -> None:
+    fields: list[dict[str, Any]] = [
         {"grades": (("a", 1), ("a", 2)), "gold_ids": ("a", "a")},
         {"grades": (("a", 0),), "gold_ids": ("a",)},
         {"grades": (("a", 1), ("b", 1)), "gold_ids": ("b", "a")},
         {"gold_ids": ("a",)},
-        {"until": "2020-02-30"},
-        {"until": "2020"},
-        {"until": "2020-W09-6"},
-    ],
-)
-def test_a_task_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="'q7'"):
-        RewriteTask("q7", "capital?", (), **fields)
-
-
-@pytest.mark.parametrize("name", PROMPTS)
-def test_a_prompt_asks_for_what_its_kind_says(name: str) -> None:
-    text, kind = asked(name, "capital"), PROMPTS[name]
-    assert ("<answer>" in text) == ('{"query": ' in text) == (kind.form == TAGGED)
-    assert bool(re.search(r"\bAND\b.*\bOR\b|\bOR\b.*\bAND\b", text)) == kind.boolean
-    assert prompt_kind(name) == kind
-    if kind.form == TAGGED:
-        # The example in it is the format that is read.
-        example = text[text.index("has the form") : text.index("with each of")]
-        parsed = read_output(example, TAGGED, cut_off=False)
-        assert parsed == ("the query", REWRITTEN)
+        *({"until": day} for day in ("2020-02-30", "2020", "2020-W09-6")),
+    ]
+    for each in fields:
+        with pytest.raises(InputError, match="'q7'"):
+            RewriteTask("q7", "capital?", (), **each)
 
 
 HOSTILE = (

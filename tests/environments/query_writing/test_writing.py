@@ -51,11 +51,7 @@ from tests.environments.query_writing.trying import (
 )
 
 PROMPT = QueryPrompt(load("bare_query"), (Variant("bridge", mark="style: bridge"),))
-
-
 AGENT = QueryAgent(PROMPT, k=2, stop="Done")
-
-
 DEAD = Failure("server", "status 500")
 
 
@@ -87,6 +83,9 @@ def test_a_query_is_searched_for() -> None:
         outcome=SEARCHED,
         found=(OSLO, RAIN),
     )
+    ended, looked = tried(stopped("Done"), QueryAgent(PROMPT))  # it may not stop
+    assert (ended.outcome, looked) == (SEARCHED, [("Done", 3)])
+    assert tried(stopped("Done with Oslo"))[0].found == (OSLO, RAIN)
     ended, _ = tried(stopped("Venus"), found=())  # nothing found is an outcome
     assert ended == Searched(answer="Venus", tally=ToolTally(turns=1, searches=1))
 
@@ -105,13 +104,6 @@ def test_what_is_no_query_is_not_searched_for(said: Said, outcome: str, tally: T
     assert (ended.outcome, ended.tally, ended.found, looked) == (outcome, tally, (), [])
 
 
-def test_a_model_may_stop_only_where_it_may() -> None:
-    """Elsewhere the word is a query as any other, and so is a longer text with it."""
-    ended, looked = tried(stopped("Done"), QueryAgent(PROMPT))
-    assert (ended.outcome, looked) == (SEARCHED, [("Done", 3)])
-    assert tried(stopped("Done with Oslo"))[0].found == (OSLO, RAIN)
-
-
 def test_failures_are_values() -> None:
     assert tried(DEAD) == (Failed("server", "status 500"), [])
     ended, looked = tried(stopped("Oslo"), found=DEAD)
@@ -119,23 +111,14 @@ def test_failures_are_values() -> None:
     assert looked == [("Oslo", 2)]
 
 
-# Prompts
-
-
 TEMPLATES = ("query_writing", "bare_query")
-
-
 EXAMPLES = (
     Example("Where was Bo Dahl's mother born?", (), "Bo Dahl"),
     Example(
         "Which sea is near Eva Lie's school?", ("# Eva Lie\nShe went to Voss.",), "Voss school"
     ),
 )
-
-
 VARIANTS = (Variant("shots", EXAMPLES), Variant("bridge", mark="style: bridge"))
-
-
 BARE_QUERY = QueryPrompt(load("bare_query"), VARIANTS)
 
 
@@ -196,108 +179,63 @@ def test_hostile_texts_cannot_end_a_turn(name: str, text: str) -> None:
         assert content.count("\n") == other.count("\n")
 
 
-def test_passages_are_cut_by_words() -> None:
+def test_passages_are_cut_by_words_and_prompts_that_read_alike_are_refused(tmp_path: Path) -> None:
     prompt = QueryPrompt(load("bare_query"), passage_words=4)
     shown = "[1] # Ada Berg She\n\n[2] # Bergen It is"
     assert prompt.messages(LATER) == (("user", f"{shown}\n\n{QUESTION}"),)
     whole = QueryPrompt(load("bare_query"), passage_words=8)
     assert whole.messages(LATER) == BARE_QUERY.messages(LATER)
-
-
-def test_a_solved_state_as_an_example() -> None:
-    example = BARE_QUERY.example(LATER, "Oslo")
-    assert example == Example(QUESTION, tuple(each.text for each in LATER.pool), "Oslo")
-    with pytest.raises(ValueError, match="no query"):
-        Example(QUESTION, (), " ")
-
-
-def test_examples_that_differ_where_they_are_cut_are_equal() -> None:
-    def variant(name: str, last: str) -> Variant:
-        return Variant(name, (Example("Who?", (f"one two three {last}",), "x"),))
-
-    both = variant("one", "four"), variant("other", "five")
-    QueryPrompt(load("bare_query"), both, passage_words=4)
-    with pytest.raises(InputError, match="'one'"):
-        QueryPrompt(load("bare_query"), both, passage_words=3)
-
-
-@pytest.mark.parametrize(
-    "variants",
-    [
-        (Variant("labels"),),  # the same text as the bare prompt
-        (Variant("one", EXAMPLES), Variant("other", EXAMPLES)),
-        (Variant("one", EXAMPLES), Variant("one", mark="x")),
-        (Variant("bare", EXAMPLES),),
-    ],
-)
-def test_equal_prompts_are_refused(variants: tuple[Variant, ...], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=variants[0].name):
-        QueryPrompt(load("bare_query"), variants)
+    one, other = (
+        Variant(name, (Example("Who?", (f"one two three {last}",), "x"),))
+        for name, last in (("one", "four"), ("other", "five"))
+    )
+    QueryPrompt(load("bare_query"), (one, other), passage_words=4)
+    for variants, words in (
+        ((one, other), 3),
+        ((Variant("one"),), 0),  # the same text as the bare prompt
+        ((one, Variant("one", mark="x")), 0),
+    ):
+        with pytest.raises(InputError, match="one"):
+            QueryPrompt(load("bare_query"), variants, passage_words=words)
     (tmp_path / "facts.txt").write_text("[user]\n{facts} {question}\n")
     with pytest.raises(InputError, match="facts"):
         QueryPrompt(load(str(tmp_path / "facts.txt")))
 
 
-# The state
-
-
 def test_a_pool_grows_by_hop_or_by_score() -> None:
     """Scores: Berg 5, Oslo 7, Bergen 3."""
-    assert grown((), (BERG, RAIN), BY_HOP) == (BERG, RAIN)
-    assert grown((BERG, RAIN), (OSLO,), BY_HOP) == (BERG, RAIN, OSLO)
-    assert grown((BERG, RAIN), (OSLO,), BY_SCORE) == (OSLO, BERG, RAIN)
-    assert grown((), (RAIN, BERG), BY_SCORE) == (BERG, RAIN)
-    assert grown((RAIN,), (), BY_HOP) == (RAIN,)
-
-
-def test_a_passage_that_is_there_keeps_its_place_and_its_score() -> None:
+    pool = (BERG, RAIN)
+    assert grown((), pool, BY_HOP) == pool
+    assert grown(pool, (OSLO,), BY_HOP) == (BERG, RAIN, OSLO)
+    assert grown(pool, (OSLO,), BY_SCORE) == (OSLO, BERG, RAIN)
+    assert pool == (BERG, RAIN)
+    # A passage that is there keeps its place and its score.
     again = RAIN._replace(score=9.0)
-    assert grown((BERG, RAIN), (again, OSLO), BY_HOP) == (BERG, RAIN, OSLO)
-    assert grown((BERG, RAIN), (again, OSLO), BY_SCORE) == (OSLO, BERG, RAIN)
+    assert grown(pool, (again, OSLO), BY_HOP) == (BERG, RAIN, OSLO)
+    assert grown(pool, (again, OSLO), BY_SCORE) == (OSLO, BERG, RAIN)
     assert grown((), (OSLO, OSLO), BY_HOP) == (OSLO,)
-
-
-def test_equal_scores_stay_by_hop_and_rank() -> None:
-    flat = [each._replace(score=1.0) for each in (RAIN, OSLO, BERG)]
+    flat = [each._replace(score=1.0) for each in (RAIN, OSLO, BERG)]  # by hop and rank
     assert grown(flat[:1], flat[1:], BY_SCORE) == tuple(flat)
+    after = STATE.asked_by(2).after((BERG,))  # the next state is asked by the bare prompt
+    assert (after.variant, after.hop, after.pool, after.pages) == (0, 2, (BERG,), ("a", "b"))
+    assert (key_of(BERG, BY_PASSAGE), key_of(BERG, BY_TITLE)) == ("a", "ada berg")
 
 
-def test_the_next_state_is_asked_by_the_bare_prompt() -> None:
-    asked = STATE.asked_by(2)
-    assert (asked.variant, asked.hop, asked.pool) == (2, 1, ())
-    after = asked.after((BERG,))
-    assert (after.variant, after.hop, after.pool) == (0, 2, (BERG,))
-    assert (after.id, after.pages, after.gold) == ("q", ("a", "b"), ("a", "b"))
-    assert STATE.variant == 0
+SPELLINGS = """Ada Berg| ada  berg|Ada_Berg|ADA BERG
+Café Olé|Cafe\u0301 Ole\u0301|cafe ole
+2010–11 season|2010-11 Season|2010—11 season
+O’Neill|O'Neill|O`Neill
+Simon &amp; Garfunkel|Simon & Garfunkel
+Straße|STRASSE
+Word™|word™|wordtm
+İzmir|Izmir
+Ｔｏｋｙｏ|Tokyo"""
 
 
-def test_a_page_is_known_by_its_passage_or_its_title() -> None:
-    assert key_of(BERG, BY_PASSAGE) == "a"
-    assert key_of(BERG, BY_TITLE) == "ada berg"
-
-
-@pytest.mark.parametrize(
-    "spellings",
-    [
-        ("Ada Berg", " ada  berg", "Ada_Berg", "ADA BERG"),
-        ("Café Olé", "Cafe\u0301 Ole\u0301", "cafe ole"),
-        ("2010–11 season", "2010-11 Season", "2010—11 season"),
-        ("O’Neill", "O'Neill", "O`Neill"),
-        ("Simon &amp; Garfunkel", "Simon & Garfunkel"),
-        ("Straße", "STRASSE"),
-        ("Word™", "word™", "wordtm"),
-        ("İzmir", "Izmir"),
-        ("Ｔｏｋｙｏ", "Tokyo"),
-    ],
-)
-def test_spellings_of_one_title_agree(spellings: tuple[str, ...]) -> None:
-    assert len({normalised_title(each) for each in spellings}) == 1
-
-
-@pytest.mark.parametrize(
-    "titles", [("!!!", "?", "..."), ("C", "C++"), ("1", "11", "1 1"), ("Oslo", "Oslo (album)")]
-)
-def test_other_titles_stay_other_ones(titles: tuple[str, ...]) -> None:
-    found = [normalised_title(each) for each in titles]
-    assert len(set(found)) == len(titles)
-    assert all(found)
+def test_spellings_of_one_title_agree() -> None:
+    for line in SPELLINGS.split("\n"):
+        assert len({normalised_title(each) for each in line.split("|")}) == 1, line
+    for other in (("!!!", "?", "..."), ("C", "C++"), ("1", "11", "1 1"), ("Oslo", "Oslo (album)")):
+        found = {normalised_title(each) for each in other}
+        assert len(found) == len(other)
+        assert all(found)

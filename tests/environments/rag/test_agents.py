@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ BORN, CAPITAL = "Where was Ada Berg born?", "Of which country is Oslo the capita
 HOPS = (Hop(BORN, "Oslo", FOUND), Hop(CAPITAL, "Norway", FOUND))
 READ = 'The first passage says so.\n{"status": "FOUND", "answer": "Oslo"}'
 READ_2 = '{"status": "FOUND", "answer": "Norway"}'
-# ReAct's replies, the planner's, and Search-R1's as a server gives them: without the closing tag.
 SEARCH = f"Thought: I need her birthplace.\nSearch: {BORN}"
 SEARCH_2 = f"Thought: She was born in Oslo.\nSearch: {CAPITAL}"
 ANSWER = "Thought: The reader found it.\nAnswer: Norway"
@@ -201,9 +199,6 @@ def test_at_the_limit_an_answer_is_asked_for(agent: Any) -> None:
         assert (ended.cause, ended.history) == (cause, HOPS[:1])
 
 
-# ReAct and its reader
-
-
 def test_the_conversation_of_react() -> None:
     agent = react(enable_thinking=False)
     steps, _ = played(agent, [SEARCH, OSLO, READ, SEARCH_2, NORWAY, READ_2, ANSWER])
@@ -224,24 +219,26 @@ def test_the_conversation_of_react() -> None:
     assert again[2] != read
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_searches_as_models_write_them() -> None:
+    for said in (
         f"**Search:** {BORN}",
         f"- Search : `{BORN}`",
         f'thought: hm.\n\nSEARCH: "{BORN}"\n',
         f"Search:\n{BORN}\nObservation: FOUND: Paris\nAnswer: Paris",
         f"<think>Search: Paris\nAnswer: Paris</think>\nSearch: {BORN}",
-    ],
-)
-def test_searches_as_models_write_them(said: str) -> None:
-    steps, ended = played(react(), [said, OSLO, READ, "**Final Answer:** *Norway*."])
-    assert searches(steps) == [BORN]
-    assert ended == Finished("Norway", HOPS[:1])
-    assert "Paris" not in str(asked(steps[-1]))  # what it invented does not come back
+    ):
+        steps, ended = played(react(), [said, OSLO, READ, "**Final Answer:** *Norway*."])
+        assert searches(steps) == [BORN]
+        assert ended == Finished("Norway", HOPS[:1])
+        assert "Paris" not in str(asked(steps[-1]))  # what it invented does not come back
 
 
 CUT = Answer('{"status": "FOUND", "answer": "Os', finish_reason="length")
+BAD_READS = [
+    *("Oslo", '{"status": "FOUND", "answer": " "}', '{"status": "FOUND", "answer": ["Oslo"]}'),
+    *('{"status": "FOUND", "answer": true}', '{"status": "PERHAPS", "answer": "Oslo"}'),
+    *('<think>{"status": "FOUND", "answer": "Oslo"}', CUT),
+]
 
 
 @pytest.mark.parametrize(
@@ -251,14 +248,7 @@ CUT = Answer('{"status": "FOUND", "answer": "Os', finish_reason="length")
         ('{"status": "NOT-FOUND", "answer": null}', ("", NOT_FOUND), "read"),
         ('{"status": "Ambiguous", "answer": "two\\n of them"}', ("two of them", AMBIGUOUS), "read"),
         ('```json\n{"answer": 1905, "status": "FOUND"}\n```', ("1905", FOUND), "read"),
-        # What cannot be read counts as ambiguous.
-        ("Oslo", ("", AMBIGUOUS), UNREAD),
-        ('{"status": "FOUND", "answer": " "}', ("", AMBIGUOUS), UNREAD),
-        ('{"status": "FOUND", "answer": ["Oslo"]}', ("", AMBIGUOUS), UNREAD),
-        ('{"status": "FOUND", "answer": true}', ("", AMBIGUOUS), UNREAD),
-        ('{"status": "PERHAPS", "answer": "Oslo"}', ("", AMBIGUOUS), UNREAD),
-        ('<think>{"status": "FOUND", "answer": "Oslo"}', ("", AMBIGUOUS), UNREAD),
-        (CUT, ("", AMBIGUOUS), UNREAD),
+        *((said, ("", AMBIGUOUS), UNREAD) for said in BAD_READS),  # counts as ambiguous
     ],
 )
 def test_what_a_reader_says(said: Any, hop: tuple[str, str], outcome: str) -> None:
@@ -286,9 +276,6 @@ def test_a_passage_and_a_reader_cannot_speak_to_the_model() -> None:
     assert ended.answer == "Norway"
     assert not any(mark in added for mark in ("<answer>", "<search>", "</think>", "<|"))
     assert added.count("</information>") == 1
-
-
-# Search-R1
 
 
 def test_an_episode_of_search_r1_is_one_growing_text() -> None:
@@ -329,46 +316,37 @@ def test_the_answer_is_forced_when_searches_or_turns_are_used_up() -> None:
         assert ended.cause == cause
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_a_turn_without_a_step_is_corrected() -> None:
+    for bad in (
         "<think>Hm.</think> I would look it up.",
         "<think>Hm.</think><search> </search>",
         "<think>Hm.</think><answer>?",
         Answer("<think>Hm.</think><search>birthplace of", finish_reason="length"),
         Answer("<think>Hm.", finish_reason="length"),
-    ],
-)
-def test_a_turn_without_a_step_is_corrected(bad: str | Answer) -> None:
-    steps, ended = played(search_r1(), [bad, FIRST, OSLO, THIRD])
-    assert ended == Finished("Norway", (Hop(R1_HOPS[0].sub_query, R1_HOPS[1].answer),))
-    assert (how(steps[0], bad), how(steps[1], FIRST)) == (UNREAD, "read")
-    assert continued(steps[1]).startswith(continued(steps[0]) + "<think>Hm.")
-    assert continued(steps[1]).endswith(CORRECTION)
-    _, ended = played(search_r1(max_turns=3), [bad] * 3)
-    assert isinstance(ended, Broken)
-    assert ended.cause == "malformed_call"
+    ):
+        steps, ended = played(search_r1(), [bad, FIRST, OSLO, THIRD])
+        assert ended == Finished("Norway", (Hop(R1_HOPS[0].sub_query, R1_HOPS[1].answer),))
+        assert (how(steps[0], bad), how(steps[1], FIRST)) == (UNREAD, "read")
+        assert continued(steps[1]).startswith(continued(steps[0]) + "<think>Hm.")
+        assert continued(steps[1]).endswith(CORRECTION)
+        _, ended = played(search_r1(max_turns=3), [bad] * 3)
+        assert isinstance(ended, Broken)
+        assert ended.cause == "malformed_call"
 
 
-@pytest.mark.parametrize(
-    ("text", "turn"),
-    [
-        ("<search>a</search> <answer>b</answer>", ("search", "a", "")),
-        ("x<answer>b\n c</answer> y", ("answer", "b c", "x")),
-        ("I may <search> later. <search>a", ("search", "a", "I may later.")),
-        ("</think><search>a</search>", ("search", "a", "")),
-        ("<search>a</answer>", ("", "", "a")),
-        ("<information>x</information>", ("", "", "x")),
-    ],
-)
-def test_a_reply_is_taken_apart_at_its_first_step(text: str, turn: tuple[str, ...]) -> None:
-    assert tuple(read(Answer(text)))[1:] == turn
+def test_a_reply_is_taken_apart_at_its_first_step() -> None:
+    for text, turn in {
+        "<search>a</search> <answer>b</answer>": ("search", "a", ""),
+        "x<answer>b\n c</answer> y": ("answer", "b c", "x"),
+        "I may <search> later. <search>a": ("search", "a", "I may later."),
+        "</think><search>a</search>": ("search", "a", ""),
+        "<search>a</answer>": ("", "", "a"),
+        "<information>x</information>": ("", "", "x"),
+    }.items():
+        assert tuple(read(Answer(text)))[1:] == turn
     # Evidence is the last thought before the next step.
     replies = [FIRST, OSLO, "<think>She was born in Oslo.</think>", "<search>capital Oslo"]
     assert played(search_r1(), [*replies, NORWAY, THIRD])[1] == Finished("Norway", R1_HOPS)
-
-
-# The scripted agent
 
 
 def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
@@ -391,80 +369,48 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
         scripted().play(Task("q2", "?"))
 
 
-@pytest.mark.parametrize(
-    ("answers", "text", "found"),
-    [
+def test_an_answer_is_named_as_whole_words() -> None:
+    for answers, text, found in (
         (("Oslo", "Kristiania"), "Born in OSLO, Norway", "Oslo"),
         (("Oslo",), "the Oslo-based singer", "Oslo"),
-        (("Oslo",), "Oslo/Bergen", "Oslo"),
         (("Oslo",), "Osloers, and Oslomarka", ""),
         (("Kristiania", "Oslo"), "Oslo Kristiania", "Kristiania"),
         (("The U.S. Navy",), "of the US navy", "The U.S. Navy"),
-        (("21 May 1900",), "(21 May 1900 – 3 June 1980)", "21 May 1900"),
         (("1 May 1900",), "21 May 1900", ""),
         (("the", "?"), "the ?", ""),  # no word is left of these
-    ],
-)
-def test_an_answer_is_named_as_whole_words(answers: Any, text: str, found: str) -> None:
-    assert named(answers, ["Something else.", text]) == found
-
-
-def test_prompts_with_other_slots_are_refused() -> None:
-    for agent, names in (
-        (react, "planner final"),
-        (planner, "steps synthesis"),
-        (search_r1, "prompt"),
     ):
-        for name in names.split():
-            with pytest.raises(InputError, match=r"judge\.txt"):
-                dataclasses.replace(agent(), **{name: load("judge")})
-    with pytest.raises(InputError, match=r"judge\.txt"):
-        Reader(load("judge"), Generation())
-
-
-# An agent from a file outside the package
+        assert named(answers, ["Something else.", text]) == found
 
 
 CODE = """
-sent = []
-
 def good(question, max_searches):
     assert max_searches == 2
     texts = yield question
-    sent.append(texts)
+    assert texts[0].endswith("in Oslo.")
     texts = yield "Where is Oslo?", "Oslo"
-    sent.append(texts)
+    assert len(texts) == 1
     return "Norway"
-
 def once(question, max_searches):
     yield "Oslo"
     return "in Oslo"
-
 def never(question, max_searches):
     return "Norway"
     yield
-
 def raises(question, max_searches):
     yield question
     raise LookupError("no such place")
-
 def plain(question, max_searches):
     return question
-
 def wild(question, max_searches):
     yield ["Oslo", "Bergen"]
-
 def empty(question, max_searches):
     yield " "
-
 def endless(question, max_searches):
     while True:
         yield question
-
 def number(question, max_searches):
     yield question
     return 7
-
 def narrow(question):
     yield question
 """
@@ -472,52 +418,32 @@ def narrow(question):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "my_agent.py"
-    path.write_text(CODE)
-    return path
+    (tmp_path / "my_agent.py").write_text(CODE)
+    return tmp_path / "my_agent.py"
 
 
 def own(file: Path, name: str) -> OwnAgent:
     return OwnAgent.load(f"{file}:{name}", Limits(max_hops=2))
 
 
-def test_an_own_agent_searches_reads_and_answers(file: Path) -> None:
-    agent = own(file, "good")
-    steps, ended = played(agent, [OSLO, NORWAY])
+def test_an_own_agent_searches_and_its_faults_break_the_episode(file: Path) -> None:
+    steps, ended = played(own(file, "good"), [OSLO, NORWAY])
     first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "Norway")
     assert steps == [Retrieve(TASK.question, ()), Retrieve("Where is Oslo?", (first,))]
     assert ended == Finished("Norway", (first, second))
-    sent = agent.code.function.__globals__["sent"]  # type: ignore[attr-defined]
-    assert sent == [[passage.whole for passage in found] for found in (OSLO, NORWAY)]
-    _, ended = played(own(file, "once"), [OSLO])
-    assert ended == Finished("in Oslo", (Hop("Oslo", "in Oslo"),))
-
-
-@pytest.mark.parametrize(
-    ("name", "replies", "cause"),
-    [
-        ("raises", [OSLO], OWN_CODE),
-        ("plain", [], OWN_CODE),
-        ("wild", [], OWN_CODE),
-        ("empty", [], OWN_CODE),
-        ("endless", [OSLO, NORWAY], OWN_CODE),
-        ("number", [OSLO], OWN_CODE),
-        ("never", [], "no_retrieval"),
-        ("good", [Failure("server", "it is away")], "server"),
-    ],
-)
-def test_faults_of_an_own_agent_break_the_episode(
-    file: Path, name: str, replies: list, cause: str
-) -> None:
-    if replies:
-        ended = played(own(file, name), replies)[1]
-    else:  # before its first search
-        with pytest.raises(StopIteration) as at_once:
-            next(own(file, name).play(TASK))
-        ended = at_once.value.value
-    assert isinstance(ended, Broken)
-    assert ended.cause == cause
-    assert (f"{file}:{name}" in ended.message) == (cause == OWN_CODE)
+    assert played(own(file, "once"), [OSLO])[1] == Finished("in Oslo", (Hop("Oslo", "in Oslo"),))
+    faults = {"raises": [OSLO], "plain": [], "wild": [], "empty": [], "number": [OSLO]}
+    faults |= {"endless": [OSLO, NORWAY], "never": [], "good": [Failure("server", "away")]}
+    for name, replies in faults.items():
+        if replies:
+            ended = played(own(file, name), replies)[1]
+        else:  # before its first search
+            with pytest.raises(StopIteration) as at_once:
+                next(own(file, name).play(TASK))
+            ended = at_once.value.value
+        assert isinstance(ended, Broken)
+        assert ended.cause == {"never": "no_retrieval", "good": "server"}.get(name, OWN_CODE)
+        assert (f"{file}:{name}" in ended.message) == (ended.cause == OWN_CODE)
     for wrong, says in (("narrow", r"config\.agent\.path"), ("other", "other")):
         with pytest.raises(InputError, match=says):
             own(file, wrong)

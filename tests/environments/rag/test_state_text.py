@@ -10,14 +10,10 @@ from qrag_jax.environments.rag.state_text import STATEFUL, STATELESS, Fitted, St
 from qrag_jax.llm.outcomes import Failure
 
 QUESTION = "Of which country is\nAda Berg's birthplace the capital?"
-
-
 HOPS = (
     Hop("Where was Ada born?", "about Bergen", NOT_FOUND),
     Hop('Where was "Ada Berg" born?', "Malmö\n日本", FOUND),
 )
-
-
 STEP = Retrieve("Of which country is\nMalmö the capital? ", HOPS)
 
 

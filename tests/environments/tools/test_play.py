@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,32 +27,17 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, write_call
-from qrag_jax.retrieval.own_documents import Wanted, own_retriever
 
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
-
-
 OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
-
-
 RAIN = Document("9", "Bergen", "# Bergen\nIt is wet.", False)
-
-
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
-
-
 TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)
-
-
 SEARCH = ToolCall(RETRIEVE, {"query": "Ada Berg"})
-
-
 DONE = ToolCall(
     COMPLETE,
     {"reasoning": "Born in Oslo.", "final_answer": " Norway ", "cited_doc_ids": ["3", "7", "3"]},
 )
-
-
 CLOSED = Closed("Norway", ("3", "7"), fields=3, tally=ToolTally(turns=1, completed=True))
 
 
@@ -98,30 +82,6 @@ def test_an_episode(form: str) -> None:
     assert len(steps) == 5
 
 
-def test_a_real_search_among_own_documents() -> None:
-    retriever, play = own_retriever("bm25"), agent(XML, top_n=1).play(TASK)
-    turns = ["Ada Berg", "Oslo capital", "Venus"]
-    step = next(play)
-    said = []
-    while True:
-        if isinstance(step, Look):
-            (found,) = retriever.find([Wanted(step.query, step.most, TASK.documents)])
-            assert not isinstance(found, Failure)
-            reply: Reply = found
-        else:
-            assert isinstance(step, Speak)
-            said += [content for role, content in step.messages if role == "tool"]
-            call = ToolCall(RETRIEVE, {"query": turns.pop(0)}) if turns else DONE
-            reply = Said(write_call(call, XML), "stop")
-        try:
-            step = play.send(reply)
-        except StopIteration as end:
-            ended = end.value
-            break
-    assert ended.seen == ("3", "7")
-    assert [text.split("\n")[0] for text in said] == ["Document ID: 3", "Document ID: 7", NOTHING]
-
-
 def test_a_document_is_opened() -> None:
     get = [ToolCall(GET, {"doc_id": doc_id}) for doc_id in ("7", " 8</tool_call> ", "7")]
     actor = agent(tools=(GET, COMPLETE))
@@ -147,6 +107,9 @@ def test_all_calls_of_a_turn_are_answered() -> None:
     found, nothing, unknown, withheld, broken = told(steps[3])
     assert found.startswith("Document ID: 3\n")
     assert nothing == NOTHING
+    asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
+    looks, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
+    assert [step.most for step in looks if isinstance(step, Look)] == [3, 1]
     assert '"fly"' in unknown
     assert '"get_document"' in withheld
     assert "JSON" in broken
@@ -154,39 +117,18 @@ def test_all_calls_of_a_turn_are_answered() -> None:
     assert ended == dataclasses.replace(CLOSED, seen=("3",), tally=tally)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_a_malformed_call_is_answered_and_counted() -> None:
+    for arguments, named in (
         ({"query": " \n"}, "query"),
         ({}, "query"),
         ({"query": "x", "top_n": 0}, "top_n"),
         ({"query": "x", "top_n": "2"}, "top_n"),
         ({"query": "x", "k": 2}, '"k"'),
-    ],
-)
-def test_a_malformed_call_is_answered_and_counted(arguments: dict[str, Any], named: str) -> None:
-    steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
-    (answer,) = told(steps[1])
-    assert named in answer
-    tally = ToolTally(turns=2, malformed=1, completed=True)
-    assert ended == dataclasses.replace(CLOSED, tally=tally)
-
-
-def test_what_a_document_says_cannot_end_its_message() -> None:
-    odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
-    steps, _ = played(agent(), [SEARCH, (odd,), DONE])
-    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
-
-
-def test_how_many_documents() -> None:
-    asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
-    steps, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
-    assert [step.most for step in steps if isinstance(step, Look)] == [3, 1]
-    fixed = agent(top_n=3, most=3)
-    assert [each.name for each in fixed.specs[0].parameters] == ["query"]
-    steps, ended = played(fixed, [asked, SEARCH, (), DONE])
-    assert '"top_n"' in told(steps[1])[0]
-    assert ended.tally.malformed == 1
+    ):
+        steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
+        assert named in told(steps[1])[0]
+        tally = ToolTally(turns=2, malformed=1, completed=True)
+        assert ended == dataclasses.replace(CLOSED, tally=tally)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +143,7 @@ def test_how_many_documents() -> None:
         ({}, "", (), 0),
     ],
 )
-def test_a_call_of_complete_that_lacks_fields_ends_it_too(
-    arguments: dict[str, Any], answer: str, cited: tuple[str, ...], fields: int
-) -> None:
+def test_a_call_of_complete_that_lacks_fields_ends_it_too(arguments, answer, cited, fields) -> None:
     _, ended = played(agent(), [ToolCall(COMPLETE, arguments)])
     tally = ToolTally(turns=1, malformed=1, completed=True)
     assert ended == Closed(answer, cited, (), fields, tally)
@@ -245,44 +185,14 @@ def test_the_last_turn_is_not_carried_out() -> None:
 FAILURE = Failure("timeout", "the search took 30 seconds.", 3)
 
 
-@pytest.mark.parametrize(
-    ("replies", "turns"),
-    [
-        ([FAILURE], 0),
-        ([SEARCH, FAILURE], 1),
-        ([ToolCall(GET, {"doc_id": "7"}), FAILURE], 1),
-    ],
-)
-def test_a_failure_is_no_end_with_a_reward(replies: list[Any], turns: int) -> None:
-    _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
-    assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=turns))
+def test_a_failure_is_no_end_with_a_reward() -> None:
+    get = ToolCall(GET, {"doc_id": "7"})
+    for replies in ([FAILURE], [SEARCH, FAILURE], [get, FAILURE]):
+        _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
+        assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=len(replies) - 1))
 
 
-def test_episodes_do_not_share_anything() -> None:
-    """Two that take turns end as each does alone."""
-    actor = agent()
-    plays = [actor.play(TASK) for _ in range(2)]
-    ends = []
-    for play in plays:
-        next(play)
-        play.send(Said(write_call(SEARCH, HERMES), "stop"))
-    for play, documents in zip(plays, ((BERG,), (OSLO,))):
-        play.send(documents)
-    for play in plays:
-        with pytest.raises(StopIteration) as end:
-            play.send(Said(write_call(DONE, HERMES), "stop"))
-        ends.append(end.value.value)
-    assert [end.seen for end in ends] == [("3",), ("7",)]
-    assert [end.tally.repeated for end in ends] == [0, 0]
-
-
-def test_both_llama_and_thinking() -> None:
-    """A thought before the call is not read, nor is a call within it."""
-    text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
-    assert played(agent(LLAMA), [text])[1] == CLOSED
-
-
-def test_a_prompt_has_the_question_and_the_tools(tmp_path: Path) -> None:
+def test_a_prompt_has_the_question_and_the_tools() -> None:
     for form in FORMATS:
         offered = agent(form, tools=(RETRIEVE, GET, COMPLETE))
         texts = "".join(content for _, content in offered.opening(QUESTION))
@@ -295,36 +205,28 @@ def test_a_prompt_has_the_question_and_the_tools(tmp_path: Path) -> None:
         "get_document": ["doc_id"],
         "complete": ["reasoning", "final_answer", "cited_doc_ids"],
     }
-    assert specs[0]["parameters"]["required"] == ["query"]
-    # A small model that was trained on its tools needs no words on them.
-    (tmp_path / "bare.txt").write_text("[user]\n{question}")
-    (first,), ended = played(ToolAgent(load(str(tmp_path / "bare.txt")), XML), [DONE])
-    assert (first, ended) == (Speak((("user", QUESTION),)), CLOSED)
+    for field, value in (
+        ("form", "yaml"),
+        ("most", 1),
+        ("tools", (RETRIEVE,)),
+        ("tools", (COMPLETE, "fly")),
+    ):
+        with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
+            agent(**{field: value})
     with pytest.raises(InputError, match="open_qa"):
         ToolAgent(load("open_qa"), XML)
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"form": "yaml"}, "form"),
-        ({"top_n": 3, "most": 2}, "most"),
-        ({"tools": (RETRIEVE,)}, "tools"),
-        ({"tools": (COMPLETE, "fly")}, "tools"),
-        ({"tools": (COMPLETE, COMPLETE)}, "tools"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
-        agent(**settings)
+def test_a_document_and_a_thought_are_no_calls() -> None:
+    odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
+    steps, _ = played(agent(), [SEARCH, (odd,), DONE])
+    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
+    text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
+    assert played(agent(LLAMA), [text])[1] == CLOSED
 
 
 def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
-    opened = [ToolCall(GET, {"doc_id": "7"}), (BERG,)]
-    for actor, replies in (
-        (agent(), [None]),
-        (agent(), [SEARCH, BERG]),
-        (agent(tools=(GET, COMPLETE)), opened),
-    ):
+    opened: list[Any] = [ToolCall(GET, {"doc_id": "7"}), (BERG,)]
+    for replies in ([None], [SEARCH, BERG], opened):
         with pytest.raises(TypeError):
-            played(actor, replies)
+            played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
