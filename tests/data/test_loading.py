@@ -84,10 +84,7 @@ def test_mixtures(tmp_path: Path) -> None:
         write(tmp_path / name / "train.jsonl", records(name, 5))
     settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
     loaded = load(settings, "train", tmp_path)
-    assert {name: len(part) for name, part in loaded.by_source.items()} == {
-        "hotpotqa": 2,
-        "musique": 2,
-    }
+    assert [len(part) for part in loaded.by_source.values()] == [2, 2]
 
 
 def test_limit_keeps_the_first_invented_questions(tmp_path: Path) -> None:
@@ -128,19 +125,8 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
 
 
 def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:
-    other = write(tmp_path / "train.jsonl", records("hotpotqa", 3))
-    settings = dataclasses.replace(
-        config({"hotpotqa": 1, "babilong": 1}, f"hotpotqa={other},babilong=synthetic"),
-        babilong=BabilongConfig(chunks=15, train=40, dev=40),
-    )
-    train, dev = (load(settings, split, tmp_path, hold_out=False) for split in ("train", "dev"))
-    dev_asked = list(dev.by_source["babilong"])
-    asked = {s.question for s in dev_asked}
-    assert asked & {s.question for s in train.by_source["babilong"]}
-    kept = without_questions(train, [*dev_asked, train.by_source["hotpotqa"][0]])
-    assert {name: len(part) for name, part in kept.by_source.items()} == {
-        "hotpotqa": 2,
-        "babilong": 40,
-    }
-    only = LoadedSamples({"babilong": train.by_source["babilong"]}, [])
-    assert len(without_questions(only, dev.all).all) == 40
+    stories = BabilongConfig(chunks=15, train=40, dev=40)
+    settings = dataclasses.replace(config({"babilong": 1}, "synthetic"), babilong=stories)
+    train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
+    assert {s.question for s in train.all} & {s.question for s in dev.all}
+    assert len(without_questions(train, [*dev.all]).all) == 40

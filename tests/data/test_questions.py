@@ -271,21 +271,6 @@ def test_comparisons() -> None:
     )
 
 
-def test_a_bridge_comparison_follows_both_bridges() -> None:
-    record = two_wiki(
-        "bridge_comparison",
-        "Dawn",
-        ("Dusk", "director", "Ada Berg"),
-        ("Dawn", "director", "Bo Lie"),
-        ("Ada Berg", "date of birth", "1 May 1900"),
-        ("Bo Lie (director)", "date of birth", "2 May 1900"),
-    )
-    found = of_two_wiki(record)
-    assert [hop.needs for hop in found.hops] == [(), (), (0,), (1,)]
-    assert found.hops[1].answers == ("Bo Lie",)
-    assert found.answers == ("Dawn",)
-
-
 def test_the_invented_world_leads_to_its_answer() -> None:
     config, kinds = SyntheticConfig(), set()
     for index in range(150):

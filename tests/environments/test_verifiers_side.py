@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 
 import pytest
 
 from qrag_jax.environments.verifiers_side.clock import Clock
-from qrag_jax.environments.verifiers_side.program import version_here
 from qrag_jax.environments.verifiers_side.wire import (
     EpisodeFailed,
     Refused,
@@ -54,11 +52,3 @@ def test_the_code_of_a_package_is_all_its_files(tmp_path, monkeypatch) -> None:
     for name in ("qrag_broken", "qrag_none"):
         with pytest.raises(Refused, match=name):
             imported(name, name)
-
-
-def test_an_older_verifiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.1")
-    assert version_here() == "0.4.1"
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.3.1")
-    with pytest.raises(Refused, match=r"verifiers 0\.3\.1"):
-        version_here()

@@ -15,7 +15,6 @@ from qrag_jax.data.generators.noise import SHARED, Noise, NoiseConfig, noise
 from qrag_jax.data.generators.shelf import RUN
 from qrag_jax.data.generators.synthetic import Split
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 
 def book(name: str, count: int) -> str:
@@ -171,18 +170,3 @@ def test_what_gives_too_few_sentences_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"config\.data\.sources\.babilong\.noise_dev"):
             noise(NoiseConfig(path), split, 1)  # type: ignore[arg-type]
     assert len(shared(path, 1).sentences) == 20
-
-
-def test_real_books() -> None:
-    path = str(real("gutenberg"))
-    pool = shared(path, 40_000)
-    assert 60_000 < len(pool.sentences) < 80_000
-    assert not any(mark in text for text in pool.sentences for mark in '"“”\n')
-    words = np.array([len(text.split()) for text in pool.sentences])
-    assert 8 <= np.median(words) <= 25
-    assert words.max() < 1500  # a list in a poem; not pages between two apostrophes
-    assert len(pool.draw(rng(), 400_000, 6)) == 400_000
-    # Books held out for dev suffice for its longest documents without a sentence twice.
-    train, dev = noise(NoiseConfig(path), "train", 100), noise(NoiseConfig(path), "dev", 40_000)
-    assert 0 < dev.left_out < 2000
-    assert not set(train.sentences) & set(dev.sentences)

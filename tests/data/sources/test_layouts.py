@@ -15,7 +15,6 @@ from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
 from qrag_jax.data.sources import hotpotqa, hover, musique, titled_context, two_wiki
 from qrag_jax.data.sources.niah import parse as parse_needles
 from qrag_jax.data.sources.own import Own
-from qrag_jax.data.sources.registry import load_samples
 from tests.data.real_data import real
 
 HOTPOT: dict[str, Any] = {
@@ -271,17 +270,6 @@ def test_outputs_are_words_of_their_own() -> None:
     text = ["The magic word for a is: calm-sea.", "A calm-sea-bird flew.", "So calm-seas came."]
     record = ruler_record(" ".join(text), outputs=["calm-sea"])
     assert parse_needles(record).support == (0,)
-
-
-def test_real_needles() -> None:
-    samples, report = load_samples("niah", str(real("ruler_niah")), "dev")
-    assert (report.kept, report.skipped) == (100, {})
-    for sample in samples:
-        found = {sample.chunks[i].split(": ")[-1].rstrip(".") for i in sample.support}
-        assert found == set(sample.answers)
-        assert sample.question.startswith("What ")
-        assert sample.question.endswith("?")
-    assert {len(s.support) for s in samples if "multivalue" in s.id} == {4}
 
 
 def test_real_data_joined_to_rulers_prompt() -> None:

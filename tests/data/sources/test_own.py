@@ -17,7 +17,6 @@ from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.sources.own import Columns, Own
 from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
-from qrag_jax.validate_data import main as validate
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who?", "chunks": ["Ada is.", "Bo is."], "support": [0]},
@@ -120,14 +119,6 @@ def lists(split):
 def nothing(split):
     return ()
 """
-
-
-def test_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = jsonl(tmp_path / "mine.jsonl", [RECORDS[0], RECORDS[0]])
-    assert validate(["--source=own", f"--path={path}", "--columns=question=other"]) == 2
-    assert "'other'" in capsys.readouterr().err
-    assert validate(["--source=own", f"--path={path}"]) == 1
-    assert "mine.jsonl:2" in capsys.readouterr().out
 
 
 def test_conversion_of_any_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

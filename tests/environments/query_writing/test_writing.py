@@ -1,16 +1,38 @@
-"""One hop of a query writer: its state, its prompts, and how a try ends."""
+"""One hop of a query writer: its state, its prompts, few-shot ones too, and how a try ends."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qrag_jax.environments.query_writing.agent import QueryAgent
+from qrag_jax.environments.query_writing.few_shot import (
+    Candidate,
+    FewShotConfig,
+    Ranked,
+    Solved,
+    Tried,
+    drawn_candidates,
+    full_credit,
+    kept_variants,
+    ranked,
+    split_questions,
+)
+from qrag_jax.environments.query_writing.few_shot_file import (
+    FORMAT,
+    NAME,
+    FewShotPrompts,
+    read_few_shot,
+    write_few_shot,
+)
 from qrag_jax.environments.query_writing.prompt import (
-    BARE,
-    NOTHING,
     Example,
     QueryPrompt,
     Variant,
@@ -24,6 +46,7 @@ from qrag_jax.environments.query_writing.state import (
     SEARCHED,
     STOPPED,
     TOO_LONG,
+    Pool,
     QueryState,
     Searched,
     grown,
@@ -122,23 +145,6 @@ VARIANTS = (Variant("shots", EXAMPLES), Variant("bridge", mark="style: bridge"))
 BARE_QUERY = QueryPrompt(load("bare_query"), VARIANTS)
 
 
-def test_the_bare_query_by_hand() -> None:
-    assert BARE_QUERY.names == (BARE, "shots", "bridge")
-    assert BARE_QUERY.messages(STATE) == (("user", f"{NOTHING}\n\n{QUESTION}"),)
-    shown = "[1] # Ada Berg She was born in Oslo.\n\n[2] # Bergen It is wet."
-    assert BARE_QUERY.messages(LATER) == (("user", f"{shown}\n\n{QUESTION}"),)
-    assert BARE_QUERY.messages(LATER.asked_by(2)) == (
-        ("user", f"style: bridge\n{shown}\n\n{QUESTION}"),
-    )
-    assert BARE_QUERY.messages(STATE.asked_by(1)) == (
-        ("user", f"{NOTHING}\n\nWhere was Bo Dahl's mother born?"),
-        ("assistant", "Bo Dahl"),
-        ("user", "[1] # Eva Lie She went to Voss.\n\nWhich sea is near Eva Lie's school?"),
-        ("assistant", "Voss school"),
-        ("user", f"{NOTHING}\n\n{QUESTION}"),
-    )
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_variants_leave_no_trace_in_the_bare_prompt(name: str) -> None:
     """What is trained on is what a prompt without variants would be."""
@@ -151,6 +157,9 @@ def test_variants_leave_no_trace_in_the_bare_prompt(name: str) -> None:
             # And a variant ends with what the bare prompt ends with.
             *_, (_, asked) = several.messages(state.asked_by(number))
             assert asked.endswith(alone.messages(state)[-1][1])
+    shots = several.messages(STATE.asked_by(1))
+    assert [text for role, text in shots if role == "assistant"] == ["Bo Dahl", "Voss school"]
+    assert "Where was Bo Dahl's mother born?" in shots[-5][1]
 
 
 HOSTILE = (
@@ -179,27 +188,19 @@ def test_hostile_texts_cannot_end_a_turn(name: str, text: str) -> None:
         assert content.count("\n") == other.count("\n")
 
 
-def test_passages_are_cut_by_words_and_prompts_that_read_alike_are_refused(tmp_path: Path) -> None:
+def test_passages_are_cut_by_words_and_prompts_that_read_alike_are_refused() -> None:
     prompt = QueryPrompt(load("bare_query"), passage_words=4)
     shown = "[1] # Ada Berg She\n\n[2] # Bergen It is"
     assert prompt.messages(LATER) == (("user", f"{shown}\n\n{QUESTION}"),)
-    whole = QueryPrompt(load("bare_query"), passage_words=8)
-    assert whole.messages(LATER) == BARE_QUERY.messages(LATER)
     one, other = (
         Variant(name, (Example("Who?", (f"one two three {last}",), "x"),))
         for name, last in (("one", "four"), ("other", "five"))
     )
     QueryPrompt(load("bare_query"), (one, other), passage_words=4)
-    for variants, words in (
-        ((one, other), 3),
-        ((Variant("one"),), 0),  # the same text as the bare prompt
-        ((one, Variant("one", mark="x")), 0),
-    ):
+    twice = one, Variant("one", mark="x")
+    for variants, words in (((one, other), 3), ((Variant("one"),), 0), (twice, 0)):
         with pytest.raises(InputError, match="one"):
             QueryPrompt(load("bare_query"), variants, passage_words=words)
-    (tmp_path / "facts.txt").write_text("[user]\n{facts} {question}\n")
-    with pytest.raises(InputError, match="facts"):
-        QueryPrompt(load(str(tmp_path / "facts.txt")))
 
 
 def test_a_pool_grows_by_hop_or_by_score() -> None:
@@ -239,3 +240,205 @@ def test_spellings_of_one_title_agree() -> None:
         found = {normalised_title(each) for each in other}
         assert len(found) == len(other)
         assert all(found)
+
+
+# Few-shot prompts
+
+
+CONFIG = FewShotConfig(bootstrap_questions=10, rank_questions=5)
+BARE_PROMPT = QueryPrompt(load("bare_query"))
+
+
+def a_try(state: QueryState, query: str, found: Pool, reward: float | None) -> Tried:
+    return Tried(state, query, grown(state.pool, found, "hop"), reward)
+
+
+def queries(*tries: Tried, hops: int = 2, key: str = BY_PASSAGE) -> list[str]:
+    return [each.example.query for each in full_credit(tries, hops, key)]
+
+
+def solved(question: int, hop: int = 1, query: str = "") -> Solved:
+    passages = tuple(f"passage {place}" for place in range(hop - 1))
+    example = Example(f"question {question}?", passages, query or f"query {question} {hop}")
+    return Solved(f"q{question}", hop, 0.5, example)
+
+
+def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Ranked, ...]:
+    return tuple(
+        Ranked(Candidate(f"{name}_{place}", (solved(place, query=query),)), score, 5, 0)
+        for place, score in enumerate(scores, 1)
+    )
+
+
+def test_a_first_hop_with_full_credit() -> None:
+    """Half of the gold pages after half of the hops; AP of [Berg, Bergen] is 1/2."""
+    best = a_try(STATE, "Ada Berg", (BERG, RAIN), 0.5)
+    (found,) = full_credit([best], 2, BY_PASSAGE)
+    assert found == Solved("q", 1, 0.5, Example(QUESTION, (), "Ada Berg"))
+    # Found, but another try at the state did better: gold later in the order, or fewer pages.
+    later = a_try(STATE, "birthplace", (RAIN, BERG), 0.25)
+    assert queries(best, later) == ["Ada Berg"]
+    both = a_try(STATE, "Ada Berg Oslo", (BERG, OSLO), 1.0)
+    assert queries(best, later, both) == ["Ada Berg Oslo"]
+    # By other prompts, too: these are asked of the same state.
+    asked = dataclasses.replace(both, state=STATE.asked_by(2))
+    assert queries(best, asked) == ["Ada Berg Oslo"]
+    # Equally good ones are all shown, an equal query once.
+    other = a_try(STATE, "Berg, Ada", (BERG,), 0.5)
+    assert queries(best, best, other) == ["Ada Berg", "Berg, Ada"]
+
+
+def test_a_last_hop_needs_all_gold_pages() -> None:
+    """From [Berg, Bergen]: with Oslo third, AP is (1 + 2/3) / 2."""
+    all_found = a_try(LATER, "Oslo", (OSLO,), 5 / 6)
+    (found,) = full_credit([all_found], 2, BY_PASSAGE)
+    assert found.hop == 2
+    assert found.example == Example(QUESTION, (BERG.text, RAIN.text), "Oslo")
+    nothing_new = a_try(LATER, "Ada Berg", (BERG,), 0.5)
+    assert queries(all_found, nothing_new) == ["Oslo"]
+    # The best of the state, and new, but not all.
+    from_nothing = STATE.after(())
+    half = a_try(from_nothing, "Oslo", (OSLO,), 0.5)
+    with pytest.raises(InputError):
+        queries(half)
+    assert queries(half, hops=4) == ["Oslo"]  # half of the pages at hop 2 of 4 is on course
+
+
+def test_what_is_shown_of_masked_solved_and_other_states() -> None:
+    best = a_try(STATE, "Ada Berg", (BERG,), 0.5)
+    masked = Tried(STATE, "", (), None)  # counts for nothing
+    assert queries(masked, best) == ["Ada Berg"]
+    solved_state = a_try(STATE.after((BERG, OSLO)), "Oslo", (OSLO,), 1.0)
+    for nothing in (masked, solved_state):
+        with pytest.raises(InputError, match=r"config\.few_shot\.bootstrap_questions"):
+            full_credit([nothing], 2, BY_PASSAGE)
+    good = a_try(LATER, "Oslo", (OSLO,), 5 / 6)
+    better = a_try(STATE.after((BERG,)), "Oslo now", (OSLO,), 1.0)
+    assert queries(good, better) == ["Oslo", "Oslo now"]  # other pools are other states
+    # Pages are known by title where they have several passages.
+    state = dataclasses.replace(STATE, pages=("ada berg", "oslo"))
+    second = Document("d", "ada  BERG", "More.", True)
+    assert queries(a_try(state, "Ada", (second,), 0.5), key=BY_TITLE) == ["Ada"]
+    with pytest.raises(InputError):  # another passage of a page that is there is nothing new
+        queries(a_try(state.after((BERG,)), "Ada", (second,), 0.5), hops=4, key=BY_TITLE)
+
+
+def test_questions_are_split_once() -> None:
+    split = split_questions(40, CONFIG)
+    assert (len(split.bootstrap), len(split.rank), len(split.training)) == (10, 5, 25)
+    assert sorted([*split.bootstrap, *split.rank, *split.training]) == [*range(40)]
+    assert split.training == tuple(sorted(split.training))
+    assert split == split_questions(40, CONFIG)
+    assert split != split_questions(40, dataclasses.replace(CONFIG, seed=1))
+    assert len(split_questions(16, CONFIG).training) == 1
+    with pytest.raises(InputError, match="15 of them"):
+        split_questions(15, CONFIG)
+
+
+def test_candidates_are_different_sets_of_different_questions() -> None:
+    tries = [solved(number, hop) for number in range(8) for hop in (1, 2)]
+    candidates = drawn_candidates(tries, CONFIG, 1)
+    assert len({frozenset(each.shown) for each in candidates}) == len(candidates) == 12
+    for each in candidates:
+        assert len({shown.question_id for shown in each.shown}) == 3
+        hops = [shown.hop for shown in each.shown]
+        assert hops == sorted(hops)
+        assert set(hops) == {1, 2}  # both are shown
+    # Either hop has the second example now and then.
+    assert {sum(shown.hop == 1 for shown in each.shown) for each in candidates} == {1, 2}
+    assert candidates == drawn_candidates(tries, CONFIG, 1)
+    assert candidates != drawn_candidates(tries, CONFIG, 2)
+    assert candidates != drawn_candidates(tries, dataclasses.replace(CONFIG, seed=1), 1)
+    # Fewer sets are all of them; a hop without examples is not waited for.
+    four = [solved(number) for number in range(4)]
+    assert len(drawn_candidates(four, CONFIG, 1)) == math.comb(4, 3)
+    with pytest.raises(InputError, match=r"config\.few_shot\.demonstrations"):
+        drawn_candidates([*four[:2], solved(0, query="again")], CONFIG, 1)
+
+
+def test_prompts_are_ranked_by_the_mean_of_scored_tries() -> None:
+    candidates = [each.candidate for each in ranks(0, 0, 0, 0)]
+    rewards = [[0.5, 0.0], [1.0, None], [None, None, 1.0], [0.25, 0.25]]
+    found = ranked(candidates, rewards)
+    assert [(each.candidate.name, each.score) for each in found] == [
+        ("few_shot_1_2", 1.0),
+        ("few_shot_1_1", 0.25),  # equal ones as they were drawn
+        ("few_shot_1_4", 0.25),
+    ]
+    assert [(each.scored, each.masked) for each in found] == [(1, 1), (2, 0), (2, 0)]
+    assert ranked(candidates[:1], [[]]) == ()
+
+
+def test_the_best_prompts_of_all_rounds_are_kept_once() -> None:
+    rounds = [ranks(0.4, 0.2), ranks(0.6, 0.4, name="few_shot_2", query="other")]
+    names = [each.name for each in kept_variants(rounds, BARE_PROMPT, 3)]
+    assert names == ["few_shot_2_1", "few_shot_1_1", "few_shot_2_2"]
+    # A later round may draw the same set again.
+    rounds = [ranks(0.4, 0.2), ranks(0.6, 0.1, name="few_shot_2")]
+    kept = kept_variants(rounds, BARE_PROMPT, 3)
+    assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
+    QueryPrompt(load("bare_query"), kept)  # refuses equal ones
+    with pytest.raises(InputError, match="prompts"):
+        kept_variants([()], BARE_PROMPT, 3)
+    for given in ({"bootstrap_questions": 2}, {"candidates": 2}):
+        with pytest.raises(InputError, match=rf"config\.few_shot\.{next(iter(given))}"):
+            FewShotConfig(**given)
+
+
+TEMPLATE = BARE_PROMPT.prompt.fingerprint
+
+
+def candidate(name: str, query: str) -> Candidate:
+    first = Solved("q1", 1, 0.5, Example('Who "is"\nit?', (), query))
+    second = Solved("q2", 2, 0.1 + 0.2, Example("Où?", ("# Bø\nText.", ""), "Bø \u2028"))
+    return Candidate(name, (first, second))
+
+
+ROUNDS = (
+    (Ranked(candidate("few_shot_1_1", "a"), 1 / 3, 9, 1),),
+    (
+        Ranked(candidate("few_shot_2_1", "b"), 0.7, 10, 0),
+        Ranked(candidate("few_shot_2_2", "c"), 0.1, 5, 5),
+    ),
+)
+PROMPTS = FewShotPrompts(TEMPLATE, ROUNDS, ("few_shot_2_1", "few_shot_1_1"))
+
+
+@pytest.mark.parametrize(
+    "prompts", [PROMPTS, FewShotPrompts(TEMPLATE), FewShotPrompts(TEMPLATE, ROUNDS[:1])]
+)
+def test_a_round_trip(tmp_path: Path, prompts: FewShotPrompts) -> None:
+    write_few_shot(tmp_path / NAME, prompts)
+    assert read_few_shot(tmp_path / NAME, TEMPLATE) == prompts
+    said = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
+    assert said["format"] == FORMAT
+    assert [*tmp_path.iterdir()] == [tmp_path / NAME]
+
+
+def _prompt(said: Any) -> Any:
+    return said["rounds"][0][0]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    write_few_shot(path, PROMPTS)
+    sound = path.read_text(encoding="utf-8")
+    changes: list[Callable[[Any, Any], Any]] = [
+        lambda said, first: said.update(format=2),
+        lambda said, first: said.update(template="0"),
+        lambda said, first: said.update(more=1),
+        lambda said, first: said.update(kept=["x"]),
+        lambda said, first: said["rounds"].append(said["rounds"][0]),
+        lambda said, first: first.update(score=float("nan")),
+        lambda said, first: first.update(scored=True),
+        lambda said, first: first["examples"][0].pop("query"),
+        lambda said, first: first["examples"][0].update(passages=[1]),
+    ]
+    for change in changes:
+        said = json.loads(sound)
+        change(said, said["rounds"][0][0])
+        for text in (json.dumps(said), sound[:-3]):
+            path.write_text(text)
+            with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+                read_few_shot(path, TEMPLATE)
+            assert "\n" not in str(caught.value)

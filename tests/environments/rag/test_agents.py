@@ -1,8 +1,10 @@
-"""Agents: what they search for and read, their faults, and every way in which an episode ends."""
+"""Agents: what they search for and read, their faults, how an episode ends, the policy's state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from qrag_jax.environments.rag.episode import (
     Agent,
     Broken,
     Complete,
+    Ended,
     Finished,
     Hop,
     Limits,
+    Reply,
     Retrieve,
     Seen,
+    Step,
     Task,
 )
 from qrag_jax.environments.rag.own import OwnAgent
@@ -31,21 +36,58 @@ from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted, named
 from qrag_jax.environments.rag.search_r1 import CORRECTION, LAST, SearchR1, read
 from qrag_jax.environments.rag.search_r1 import STOP as R1_STOP
+from qrag_jax.environments.rag.state_text import STATEFUL, STATELESS, Fitted, StateText, as_json
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import UNREAD, Answer, Failure
+from qrag_jax.llm.outcomes import UNREAD, Answer, ChatRequest, CompletionRequest, Failure, how_read
 from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, in_template
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.llm.text.prompts import load
-from tests.environments.rag.playing import (
-    NORWAY,
-    OSLO,
-    TASK,
-    asked,
-    continued,
-    how,
-    played,
-    searches,
-)
+from qrag_jax.llm.text.prompts import Messages, load
+
+TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")
+OSLO = (Seen("p1", "She was born\nin Oslo.", "Ada Berg"), Seen("p2", "Bergen is wet."))
+NORWAY = (Seen("p3", "The capital of Norway is Oslo.", "Norway"),)
+
+
+def played(
+    agent: Agent, replies: Sequence[Reply | str], task: Task = TASK
+) -> tuple[list[Step], Ended]:
+    """The steps of one episode and its end; a text is a whole answer. All replies are used."""
+    play, left = agent.play(task), list(replies)
+    steps = [next(play)]
+    while True:
+        reply = left.pop(0)
+        try:
+            steps.append(play.send(Answer(reply) if isinstance(reply, str) else reply))
+        except StopIteration as end:
+            assert not left, f"the episode ended before {left}"
+            return steps, end.value
+
+
+def asked(step: Step) -> Messages:
+    """The messages of a step that asks a chat model."""
+    assert isinstance(step, Complete)
+    assert isinstance(step.request, ChatRequest)
+    return step.request.messages
+
+
+def how(step: Step, reply: str | Answer) -> str:
+    """How the agent reads a reply to this step."""
+    assert isinstance(step, Complete)
+    return how_read(step.request, Answer(reply) if isinstance(reply, str) else reply)
+
+
+def continued(step: Step) -> str:
+    """The text that a step has a model continue."""
+    assert isinstance(step, Complete)
+    assert isinstance(step.request, CompletionRequest)
+    assert isinstance(step.request.prompt, str)
+    return step.request.prompt
+
+
+def searches(steps: Sequence[Step]) -> list[str]:
+    """The sub-queries, in order."""
+    return [step.sub_query for step in steps if isinstance(step, Retrieve)]
+
 
 BORN, CAPITAL = "Where was Ada Berg born?", "Of which country is Oslo the capital?"
 HOPS = (Hop(BORN, "Oslo", FOUND), Hop(CAPITAL, "Norway", FOUND))
@@ -447,3 +489,77 @@ def test_an_own_agent_searches_and_its_faults_break_the_episode(file: Path) -> N
     for wrong, says in (("narrow", r"config\.agent\.path"), ("other", "other")):
         with pytest.raises(InputError, match=says):
             own(file, wrong)
+
+
+# The text of the policy's state
+
+
+STATE_QUESTION = "Of which country is\nAda Berg's birthplace the capital?"
+STATE_HOPS = (
+    Hop("Where was Ada born?", "about Bergen", NOT_FOUND),
+    Hop('Where was "Ada Berg" born?', "Malmö\n日本", FOUND),
+)
+STEP = Retrieve("Of which country is\nMalmö the capital? ", STATE_HOPS)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_the_state() -> None:
+    stateful, stateless = (
+        StateText().of(STATE_QUESTION, STEP),
+        StateText(stateful=False).of(STATE_QUESTION, STEP),
+    )
+    query = "Query: Of which country is Malmö the capital?"
+    assert isinstance(stateful, Fitted)
+    instruction, question, history, last = stateful.text.split("\n")
+    assert instruction == f"Instruct: {STATEFUL}"
+    assert question.endswith(": " + " ".join(STATE_QUESTION.split()))
+    assert json.loads(history.partition(": ")[2]) == [
+        {"sub_query": hop.sub_query, "status": hop.status, "answer": hop.answer}
+        for hop in STATE_HOPS
+    ]
+    assert last == query
+    assert stateless == Fitted(f"Instruct: {STATELESS}\n{query}")
+    assert StateText(False, "").of(STATE_QUESTION, STEP) == Fitted(query)
+    assert json.loads(as_json((Hop("q", "a"),))) == [{"sub_query": "q", "answer": "a"}]
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_tokenizer() -> None:
+    found = StateText().of("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),)))
+    assert isinstance(found, Fitted)
+    assert "Q\ufffd?" in found.text
+    found.text.encode()
+
+
+def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
+    """No smaller cut would have fitted; the query is never cut."""
+    rng, cuts = random.Random(0), set()
+    for _ in range(200):
+        hops = tuple(
+            Hop("a " * rng.randint(1, 9), "b " * rng.randint(0, 9), FOUND)
+            for _ in range(rng.randint(0, 5))
+        )
+        question, step = "c " * rng.randint(1, 20), Retrieve("d " * rng.randint(1, 5), hops)
+        most = rng.randint(10, 80)
+        found = StateText(True, "", most, words).of(question, step)
+        every = [(n, 0) for n in range(len(hops) + 1)]
+        every += [(len(hops), n) for n in range(1, words(question) + 1)]
+        fitting = [cut for cut in every if words(written(question, step, *cut)) <= most]
+        if fitting:
+            assert found == Fitted(written(question, step, *fitting[0]), *fitting[0])
+            cuts.add((fitting[0][0] > 0, fitting[0][1] > 0))
+        else:
+            assert isinstance(found, Failure)
+            assert found.cause == "too_long"
+    assert {(False, False), (True, False), (True, True)} <= cuts
+    for stateful in (True, False):
+        found = StateText(stateful, max_tokens=40, count=words).of("Q?", Retrieve("d " * 40, ()))
+        assert isinstance(found, Failure)
+
+
+def written(question: str, step: Retrieve, hops: int, cut: int) -> str:
+    kept = question.split()[: words(question) - cut]
+    lines = [f"Original Question: {' '.join(kept)}", f"History: {as_json(step.history[hops:])}"]
+    return "\n".join([*lines, f"Query: {step.sub_query.strip()}"])
