@@ -18,15 +18,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from qrag_jax.data.episodes import (
-    EpisodeBatch,
-    EpisodeShape,
-    EpisodeSource,
-    check_steps,
-    empty_episode,
-    evaluation_batches,
-    training_batches,
-)
+from qrag_jax.data import episodes
 from qrag_jax.data.generators import haystacks
 from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.lazy_samples import LazySamples, drawn, joined
@@ -41,7 +33,7 @@ from tests.episodes_maker import random_store
 FIRST = 1000  # the first token of question 0
 STORE = random_store(0, 24, FIRST)
 OTHER = random_store(1, 10, 5000)
-SHAPE = EpisodeShape.holding([STORE, OTHER])
+SHAPE = episodes.EpisodeShape.holding([STORE, OTHER])
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +41,7 @@ def _flags() -> None:
     flags.FLAGS.mark_as_parsed()  # Grain's workers read flags; under app.run they are parsed
 
 
-def check_episode(episode: EpisodeBatch, index: int) -> None:
+def check_episode(episode: episodes.EpisodeBatch, index: int) -> None:
     first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
     texts = [(episode.question, episode.question_length)]
     texts += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
@@ -63,34 +55,34 @@ def check_episode(episode: EpisodeBatch, index: int) -> None:
 
 
 def test_episodes_are_the_samples_padded() -> None:
-    (batch,) = evaluation_batches(STORE, SHAPE, 24, range(24))
+    (batch,) = episodes.evaluation_batches(STORE, SHAPE, 24, range(24))
     assert batch.question.shape == (24, SHAPE.question_tokens)
     assert batch.chunks.shape == (24, SHAPE.chunks, SHAPE.chunk_tokens)
     assert SHAPE.chunks == max(s.chunk_counts.max() for s in (STORE, OTHER))  # no more than needed
     assert {field.dtype for field in batch} == {np.dtype(np.int32), np.dtype(bool)}
     for index in range(24):
-        check_episode(EpisodeBatch(*(field[index] for field in batch)), index)
+        check_episode(episodes.EpisodeBatch(*(field[index] for field in batch)), index)
     # The order of facts is kept where it is known.
     facts = STORE.support_of(2).tolist()
-    ordered = EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
+    ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
     assert [int(ordered[place]) for place in facts] == [0, 1]
     assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
     most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
     with pytest.raises(InputError, match=r"config\.env\.max_steps"):
-        check_steps(most + 1, {"one": STORE, "other": OTHER})
+        episodes.check_steps(most + 1, {"one": STORE, "other": OTHER})
 
 
 WITH_WORKERS = """
 import multiprocessing, sys
 from absl import flags
-from qrag_jax.data.episodes import EpisodeShape, training_batches
+from qrag_jax.data.episodes import episodes.EpisodeShape, episodes.training_batches
 from tests.episodes_maker import random_store
 
 if __name__ == "__main__":
     flags.FLAGS(sys.argv[:1])
     store = random_store(0, 24)
-    shape = EpisodeShape.holding([store])
-    batches = training_batches(
+    shape = episodes.EpisodeShape.holding([store])
+    batches = episodes.training_batches(
         {"one": store}, {"one": 1.0}, shape, batch_size=4, seed=0, workers=2
     )
     while True:
@@ -114,7 +106,6 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     command, pipe = [sys.executable, tmp_path / "program.py"], subprocess.PIPE
     trainer = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
     assert trainer.stdin is not None
-    assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
     # The first batch may be there before the second worker has begun.
@@ -154,11 +145,11 @@ def is_running(pid: int) -> bool:
 
 
 def test_rows_that_fill_up_a_batch_are_empty() -> None:
-    (_, batch) = evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
+    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
     for place in (1, 2):
-        for field, empty in zip(batch, empty_episode(SHAPE), strict=True):
+        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
             np.testing.assert_array_equal(field[place], empty)
-    assert list(evaluation_batches(STORE, SHAPE, 3, [])) == []
+    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
 
 
 STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
@@ -191,8 +182,11 @@ def stores(tokenizer: TextTokenizer) -> dict[str, RedrawnStore]:
 
 
 def batches(stores: dict[str, RedrawnStore], **settings: Any) -> Any:
-    weights, shape = {"babilong": 0.75, "niah": 0.25}, EpisodeShape.holding([*stores.values()])
-    return training_batches(stores, weights, shape, batch_size=4, seed=3, **settings)
+    weights, shape = (
+        {"babilong": 0.75, "niah": 0.25},
+        episodes.EpisodeShape.holding([*stores.values()]),
+    )
+    return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **settings)
 
 
 def test_tokens_are_those_of_the_texts(stores, tokenizer) -> None:

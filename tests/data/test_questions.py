@@ -129,7 +129,6 @@ def test_questions_of_the_invented_world_with_their_decompositions() -> None:
     crowded = dataclasses.replace(MADE, train=200, dev=200)
     every = load(dataclasses.replace(synthetic(), synthetic=crowded)).train
     for each in (*found.train, *found.dev, *every):
-        assert each.decomposition is not None
         assert each.decomposition.answers == each.sample.answers
         text = " ".join(each.gold).casefold()
         assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
@@ -151,7 +150,6 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
             step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
         write(tmp_path / f"{split}.jsonl", record)
     (question,) = load(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
-    assert question.decomposition is not None
     assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
     assert [*question.gold] == ["Ada. Born in Oslo.", "Oslo. In Norway."]
     for source in ("hotpotqa", "musique"):  # whose invented questions are not taken apart
@@ -256,19 +254,6 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
         assert found.hops[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
     unlinked = of_two_wiki(two_wiki("comparison", "yes", *evidences))
     assert unlinked.hops[1].text == "What is the mother of Ada Berg (actor)?"
-
-
-def test_comparisons() -> None:
-    facts = (
-        ("Dusk", "country", "Norway"),
-        ("Dusk", "country", "Sweden"),
-        ("Dawn", "country", "Norway"),
-    )
-    dusk = SubQuestion("What is the country of Dusk?", ("Norway", "Sweden"))
-    dawn = SubQuestion("What is the country of Dawn?", ("Norway",))
-    assert of_two_wiki(two_wiki("comparison", "Dusk", *facts)) == Decomposition(
-        (dusk, dawn), ("Dusk",)
-    )
 
 
 def test_the_invented_world_leads_to_its_answer() -> None:

@@ -15,13 +15,10 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
-from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.tokens import TextTokenizer, tokenise
 from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
-from tests.data.real_data import real
 from tests.reference import relative_positions
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -90,17 +87,8 @@ class Texts:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Texts:
-    return Texts(SAMPLES, tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module", params=["made", "hotpotqa"])
-def texts(request: pytest.FixtureRequest, tmp_path_factory) -> Texts:
-    samples = SAMPLES
-    if request.param == "hotpotqa":
-        records = read_records(real("hotpotqa/dev.jsonl.gz"))
-        samples = [hotpotqa.parse(record) for _, (_, record) in zip(range(2), records)]
-    return Texts(samples, tmp_path_factory.mktemp("texts"))
+def texts(tmp_path_factory) -> Texts:
+    return Texts(SAMPLES, tmp_path_factory.mktemp("texts"))
 
 
 @pytest.mark.parametrize("sort_by_index", [False, True])

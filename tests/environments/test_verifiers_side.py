@@ -6,20 +6,15 @@ import asyncio
 
 import pytest
 
+from qrag_jax.environments.verifiers_side import wire
 from qrag_jax.environments.verifiers_side.clock import Clock
-from qrag_jax.environments.verifiers_side.wire import (
-    EpisodeFailed,
-    Refused,
-    code_of,
-    imported,
-)
 
 
 def test_a_clock_ends_what_takes_too_long_without_the_time_of_the_model() -> None:
     async def slow() -> None:
         await asyncio.sleep(30)
 
-    with pytest.raises(EpisodeFailed, match=r"config\.env\.seconds") as found:
+    with pytest.raises(wire.EpisodeFailed, match=r"config\.env\.seconds") as found:
         asyncio.run(Clock(0.1).bounded(slow()))
     assert found.value.cause == "timeout"
     clock = Clock(0.3)
@@ -43,12 +38,12 @@ def test_the_code_of_a_package_is_all_its_files(tmp_path, monkeypatch) -> None:
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "inner" / "rubric.py").write_text("WEIGHT = 1")
-    module = imported("qrag-made-folder", package.name)
-    before = code_of(module)
-    assert code_of(module) == before
+    module = wire.imported("qrag-made-folder", package.name)
+    before = wire.code_of(module)
+    assert wire.code_of(module) == before
     (package / "inner" / "rubric.py").write_text("WEIGHT = 2")
-    assert code_of(module) != before
+    assert wire.code_of(module) != before
     (tmp_path / "qrag_broken.py").write_text("import qrag_not_there")
     for name in ("qrag_broken", "qrag_none"):
-        with pytest.raises(Refused, match=name):
-            imported(name, name)
+        with pytest.raises(wire.Refused, match=name):
+            wire.imported(name, name)

@@ -165,17 +165,6 @@ def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) 
             Columns.parse(given)
 
 
-@pytest.mark.parametrize("value", [b"bytes", math.inf, datetime.timedelta(1), 900])
-def test_further_fields_that_json_cannot_hold_are_named(tmp_path: Path, value: Any) -> None:
-    path = tmp_path / "c.parquet"
-    if value == 900:  # nested without end
-        path, nested = tmp_path / "c.jsonl", '{"a":' * 900 + "1" + "}" * 900
-        path.write_text(f'{{"id": "a", "text": "t", "odd": {nested}}}\n')
-    else:
-        written(path, [{"id": "a", "text": "t", "odd": value}])
-    refused(path, "1", "'odd'")
-
-
 def test_what_is_no_corpus(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere")
     refused(tmp_path, "corpus.jsonl")

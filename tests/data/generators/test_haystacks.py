@@ -75,19 +75,6 @@ def test_what_the_needles_lie_in(tmp_path) -> None:
         documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
 
 
-def test_deterministic_in_seed_split_length_and_number() -> None:
-    made = documents(config("multivalue"), "train")
-    assert made[3] == made[3] == documents(config("multivalue"), "train", 30, 4)[3]
-    assert (len(made), len(documents(config("multivalue"), "train", count=4))) == (8, 4)
-    others = [
-        documents(config("multivalue", seed=1), "train")[3],
-        documents(config("multivalue"), "dev")[3],
-        documents(config("multivalue"), "train", 31)[3],
-        made[4],
-    ]
-    assert all(asked(other) != asked(made[3]) for other in others)
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_epoch_draws_another_haystack_around_the_same_needles(preset: str) -> None:
     train = documents(config(preset), "train")

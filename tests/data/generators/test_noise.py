@@ -112,18 +112,6 @@ def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     )
 
 
-def test_sentences_that_books_share_are_left_out_of_dev(tmp_path: Path) -> None:
-    often = " Yes. What is it?"
-    (tmp_path / "a.txt").write_text(book("a", 6) + often)
-    (tmp_path / "b.txt").write_text(often * 2 + " Only here." + often)
-    config = NoiseConfig(str(tmp_path))
-    train, dev = noise(config, "train", 1), noise(config, "dev", 1)
-    assert "Yes." in train.sentences
-    assert not set(train.sentences) & set(dev.sentences)
-    assert (dev.left_out, len(dev.sentences)) in ((2, 6), (6, 1))
-    assert dev.starts.tolist() == [0, len(dev.sentences)]
-
-
 def test_books_of_their_own_for_dev(tmp_path: Path) -> None:
     for name, sizes in {"train": {"a": 30}, "dev": {"b": 20, "c": 4}}.items():
         (tmp_path / name).mkdir()

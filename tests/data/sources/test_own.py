@@ -47,17 +47,6 @@ def table(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
-def parquet(path: Path, records: list[dict[str, Any]]) -> Path:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    same = [r | {"id": str(r["id"]) if "id" in r else None} for r in records]
-    for each in same:  # a column of Parquet has one type
-        if isinstance(each.get("answers", each.get("truth")), str):
-            each["answers" if "answers" in each else "truth"] = ["1999"]
-    names = list(dict.fromkeys(name for record in same for name in record))
-    pq.write_table(pa.Table.from_pylist([{n: r.get(n) for n in names} for r in same]), path)
-    return path
-
-
 def test_the_schema() -> None:
     first, second, third = map(Own().parse, RECORDS)
     assert (first.id, first.question, first.chunks) == ("a", "Who?", ("Ada is.", "Bo is."))
@@ -74,7 +63,11 @@ def test_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "name"), [(jsonl, "r.jsonl"), (table, "r.csv"), (parquet, "r.parquet")]
+    ("write", "name"),
+    [
+        (jsonl, "r.jsonl"),
+        (table, "r.csv"),
+    ],
 )
 @pytest.mark.parametrize("other", [False, True])
 def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, name, other) -> None:

@@ -10,37 +10,10 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.environments.query_rewriting import output, prompt
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent
-from qrag_jax.environments.query_rewriting.output import (
-    BARE,
-    BROKEN,
-    FORMS,
-    NO_QUERY,
-    OUTCOMES,
-    REWRITTEN,
-    SEVERAL,
-    TAGGED,
-    TOO_LONG,
-    UNCLOSED,
-    UNREADABLE,
-    Parsed,
-    read_output,
-)
-from qrag_jax.environments.query_rewriting.prompt import (
-    PROMPTS,
-    PromptKind,
-    RewritePrompt,
-    prompt_kind,
-)
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import (
-    Ended,
-    Failed,
-    Look,
-    Said,
-    Speak,
-    ToolTally,
-)
+from qrag_jax.environments.tools import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
@@ -63,22 +36,22 @@ READ = [
     (tagged(r'{"query": "\u0141\u00f3d\u017a \ud83d\ude00 \ud800 \u0000"}'), "Łódź 😀 \ufffd"),
 ]
 REFUSED = [
-    ("", NO_QUERY),
-    (tagged(r'{"query": " \n\u0000 (\"\") "}'), NO_QUERY),
-    ('{"query": "Oslo"}', UNCLOSED),
-    ('<think>hm</think><answer>{"query": "Oslo"}', UNCLOSED),
-    ('<answer>{"query": "Oslo"}</answer><think>hm</think>', UNCLOSED),
-    ('<think>an <answer> then</think><answer>{"query": "Oslo"}</answer>', UNCLOSED),
-    (tagged(r'{"query": "a \u003c/answer> b"}'), UNCLOSED),
-    (tagged("Oslo"), BROKEN),
-    (tagged('{"query": "Oslo"} is it'), BROKEN),
-    (tagged('{"query": "Oslo", "why": "capital"}'), BROKEN),
-    (tagged('{"query": null}'), BROKEN),
-    (tagged(r'{"query": "{\"query\": \"Oslo\"}"}'), BROKEN),
-    (tagged('{"query": ["Oslo", "Bergen"]}'), SEVERAL),
-    (tagged('{"query": "Oslo", "query": "Bergen"}'), SEVERAL),
-    (tagged('{"query": "Oslo"}\n{"query": "Bergen"}'), SEVERAL),
-    (tagged('{"query": "Oslo"}') + '<answer>{"query": "Bergen"}</answer>', SEVERAL),
+    ("", output.NO_QUERY),
+    (tagged(r'{"query": " \n\u0000 (\"\") "}'), output.NO_QUERY),
+    ('{"query": "Oslo"}', output.UNCLOSED),
+    ('<think>hm</think><answer>{"query": "Oslo"}', output.UNCLOSED),
+    ('<answer>{"query": "Oslo"}</answer><think>hm</think>', output.UNCLOSED),
+    ('<think>an <answer> then</think><answer>{"query": "Oslo"}</answer>', output.UNCLOSED),
+    (tagged(r'{"query": "a \u003c/answer> b"}'), output.UNCLOSED),
+    (tagged("Oslo"), output.BROKEN),
+    (tagged('{"query": "Oslo"} is it'), output.BROKEN),
+    (tagged('{"query": "Oslo", "why": "capital"}'), output.BROKEN),
+    (tagged('{"query": null}'), output.BROKEN),
+    (tagged(r'{"query": "{\"query\": \"Oslo\"}"}'), output.BROKEN),
+    (tagged('{"query": ["Oslo", "Bergen"]}'), output.SEVERAL),
+    (tagged('{"query": "Oslo", "query": "Bergen"}'), output.SEVERAL),
+    (tagged('{"query": "Oslo"}\n{"query": "Bergen"}'), output.SEVERAL),
+    (tagged('{"query": "Oslo"}') + '<answer>{"query": "Bergen"}</answer>', output.SEVERAL),
 ]
 BARELY = [
     (" Oslo\n and  Bergen\x00\u2029now ", "Oslo and Bergen now"),
@@ -89,26 +62,28 @@ BARELY = [
     (tagged(FENCED), "Oslo"),
 ]
 BARELY_REFUSED = [
-    ("<think>hm</think>", NO_QUERY),
-    ("?!", NO_QUERY),
-    ("<think>hm", UNCLOSED),
-    ("</think><answer>Oslo<think></answer>", UNCLOSED),
-    ("{Oslo}", BROKEN),
-    ("<answer>Oslo</answer><answer>Bergen</answer>", SEVERAL),
+    ("<think>hm</think>", output.NO_QUERY),
+    ("?!", output.NO_QUERY),
+    ("<think>hm", output.UNCLOSED),
+    ("</think><answer>Oslo<think></answer>", output.UNCLOSED),
+    ("{Oslo}", output.BROKEN),
+    ("<answer>Oslo</answer><answer>Bergen</answer>", output.SEVERAL),
 ]
 CASES = [
-    *((text, TAGGED, Parsed(query, REWRITTEN)) for text, query in READ),
-    *((text, TAGGED, Parsed("", outcome)) for text, outcome in REFUSED),
-    *((text, BARE, Parsed(query, REWRITTEN)) for text, query in BARELY),
-    *((text, BARE, Parsed("", outcome)) for text, outcome in BARELY_REFUSED),
+    *((text, output.TAGGED, output.Parsed(query, output.REWRITTEN)) for text, query in READ),
+    *((text, output.TAGGED, output.Parsed("", outcome)) for text, outcome in REFUSED),
+    *((text, output.BARE, output.Parsed(query, output.REWRITTEN)) for text, query in BARELY),
+    *((text, output.BARE, output.Parsed("", outcome)) for text, outcome in BARELY_REFUSED),
 ]
 
 
 @pytest.mark.parametrize(("text", "form", "parsed"), CASES)
-def test_what_is_written_is_a_query_or_an_outcome(text: str, form: str, parsed: Parsed) -> None:
-    assert read_output(text, form, cut_off=False) == parsed
+def test_what_is_written_is_a_query_or_an_outcome(
+    text: str, form: str, parsed: output.Parsed
+) -> None:
+    assert output.read_output(text, form, cut_off=False) == parsed
     # Even where the query is whole, what was cut off is too long: the model did not end there.
-    assert read_output(text, form, cut_off=True) == Parsed("", TOO_LONG)
+    assert output.read_output(text, form, cut_off=True) == output.Parsed("", output.TOO_LONG)
 
 
 BOMBS = [
@@ -132,7 +107,7 @@ FORMAT = ["<think>", "hm", "</think>", "<answer>", '{"query": "Oslo"}', "</answe
 
 def test_bombs_and_random_texts() -> None:
     for text in BOMBS:
-        for form in FORMS:
+        for form in output.FORMS:
             _check(text, form)
     draw = random.Random(0)
     outcomes = set()
@@ -150,23 +125,23 @@ def test_bombs_and_random_texts() -> None:
                 pieces[place : place + 1] = change
                 draw.shuffle(pieces) if draw.random() < 0.1 else None
             text = "".join(pieces)
-        for form in FORMS:
+        for form in output.FORMS:
             outcomes.add(_check(text, form))
-    assert outcomes == set(OUTCOMES) - {TOO_LONG, UNREADABLE}
+    assert outcomes == set(output.OUTCOMES) - {output.TOO_LONG, output.UNREADABLE}
 
 
 def _check(text: str, form: str) -> str:
     """What holds of every text; the tagged form by an obvious reading, too."""
-    query, outcome = read_output(text, form, cut_off=False)
-    assert outcome in OUTCOMES
-    assert bool(query) == (outcome == REWRITTEN)
+    query, outcome = output.read_output(text, form, cut_off=False)
+    assert outcome in output.OUTCOMES
+    assert bool(query) == (outcome == output.REWRITTEN)
     if query:
         assert query == " ".join(query.split())
         query.encode()
         assert not any(unicodedata.category(letter) == "Cc" for letter in query)
         assert not any(tag in query.lower() for tag in ("<think>", "</think>", "<answer>"))
         assert not query.startswith(("{", "[{"))
-    if form == TAGGED:
+    if form == output.TAGGED:
         assert bool(query) == _is_right(text)
     return outcome
 
@@ -197,80 +172,84 @@ def _is_right(text: str) -> bool:
 
 
 TASK = RewriteTask.judged("q", "Where was Ada Berg born?", {"b": 2})
-PROMPT = RewritePrompt(load("bare_rewrite"))
+PROMPT = prompt.RewritePrompt(load("bare_rewrite"))
 
 
 def balanced(query: str) -> bool:
     return query.count("(") == query.count(")")
 
 
-WORDS = RewriteAgent(PROMPT, BARE, k=2)
-JSON = RewriteAgent(RewritePrompt(load("rewrite_boolean")), TAGGED, k=3, readable=balanced)
+WORDS = RewriteAgent(PROMPT, output.BARE, k=2)
+JSON = RewriteAgent(
+    prompt.RewritePrompt(load("rewrite_boolean")), output.TAGGED, k=3, readable=balanced
+)
 DEAD = Failure("server", "status 500")
 
 
 def asked(name: str, query: str) -> str:
-    messages = RewritePrompt(load(name)).messages(RewriteTask("q", query, ()))
+    messages = prompt.RewritePrompt(load(name)).messages(RewriteTask("q", query, ()))
     return "".join(f"<<{role}>>\n{content}\n" for role, content in messages)
 
 
-def by_hand(agent: RewriteAgent, said: Said | Failure, found: Any = None) -> tuple[Ended, list]:
+def by_hand(
+    agent: RewriteAgent, said: episode.Said | Failure, found: Any = None
+) -> tuple[episode.Ended, list]:
     """How an episode ends, and what was searched for."""
     play, looked = agent.play(TASK), []
-    assert next(play) == Speak(agent.prompt.messages(TASK))
+    assert next(play) == episode.Speak(agent.prompt.messages(TASK))
     reply: Any = said
     while True:
         try:
             step = play.send(reply)
         except StopIteration as end:
             return end.value, looked
-        assert isinstance(step, Look)
+        assert isinstance(step, episode.Look)
         looked.append((step.query, step.most))
         reply = found
 
 
 def test_a_query_is_searched_for() -> None:
-    ended, looked = by_hand(WORDS, Said(" Oslo\n city ", "stop"), (OSLO, RAIN))
+    ended, looked = by_hand(WORDS, episode.Said(" Oslo\n city ", "stop"), (OSLO, RAIN))
     assert looked == [("Oslo city", 2)]
     assert ended == Rewritten(
         answer="Oslo city",
         seen=("b", "c"),
-        tally=ToolTally(turns=1, searches=1),
-        outcome=REWRITTEN,
+        tally=episode.ToolTally(turns=1, searches=1),
+        outcome=output.REWRITTEN,
         found=(OSLO, RAIN),
     )
 
 
 def test_without_a_query_nothing_is_searched_for() -> None:
     for answer, outcome, malformed in (
-        ('{"query": ""}', NO_QUERY, 0),
-        ('{"query": "a"', BROKEN, 1),
-        ('{"query": ["a", "b"]}', SEVERAL, 1),
-        ("</answer>", UNCLOSED, 1),
+        ('{"query": ""}', output.NO_QUERY, 0),
+        ('{"query": "a"', output.BROKEN, 1),
+        ('{"query": ["a", "b"]}', output.SEVERAL, 1),
+        ("</answer>", output.UNCLOSED, 1),
     ):
-        ended, looked = by_hand(JSON, Said(f"hm</think><answer>{answer}</answer>", "stop"))
-        tally = ToolTally(turns=1, malformed=malformed)
+        ended, looked = by_hand(JSON, episode.Said(f"hm</think><answer>{answer}</answer>", "stop"))
+        tally = episode.ToolTally(turns=1, malformed=malformed)
         assert (ended, looked) == (Rewritten("", tally=tally, outcome=outcome), [])
 
 
 def test_a_query_that_the_search_cannot_read() -> None:
     text = 'hm</think><answer>{"query": "(Oslo OR"}</answer>'
-    ended, looked = by_hand(JSON, Said(text, "stop"))
-    tally = ToolTally(turns=1, malformed=1)
-    assert (ended, looked) == (Rewritten("(Oslo OR", tally=tally, outcome=UNREADABLE), [])
+    ended, looked = by_hand(JSON, episode.Said(text, "stop"))
+    tally = episode.ToolTally(turns=1, malformed=1)
+    assert (ended, looked) == (Rewritten("(Oslo OR", tally=tally, outcome=output.UNREADABLE), [])
     # A search for words reads it.
-    ended, looked = by_hand(WORDS, Said("(Oslo OR", "stop"), ())
+    ended, looked = by_hand(WORDS, episode.Said("(Oslo OR", "stop"), ())
     assert looked == [("(Oslo OR", 2)]
 
 
 def test_failures_are_values_and_what_is_cut_off_is_too_long() -> None:
-    assert by_hand(WORDS, DEAD) == (Failed("server", "status 500"), [])
-    ended, looked = by_hand(WORDS, Said("Oslo", "stop"), DEAD)
-    assert ended == Failed("server", "status 500", ToolTally(turns=1))
+    assert by_hand(WORDS, DEAD) == (episode.Failed("server", "status 500"), [])
+    ended, looked = by_hand(WORDS, episode.Said("Oslo", "stop"), DEAD)
+    assert ended == episode.Failed("server", "status 500", episode.ToolTally(turns=1))
     assert looked == [("Oslo", 2)]
-    tally = ToolTally(turns=1, truncated=True)
-    ended = by_hand(WORDS, Said("Oslo " * 40, "length"))
-    assert ended == (Rewritten("", tally=tally, outcome=TOO_LONG), [])
+    tally = episode.ToolTally(turns=1, truncated=True)
+    ended = by_hand(WORDS, episode.Said("Oslo " * 40, "length"))
+    assert ended == (Rewritten("", tally=tally, outcome=output.TOO_LONG), [])
     with pytest.raises(InputError, match=r"config\.writing\.form"):
         RewriteAgent(PROMPT, "json", k=1)
 
@@ -304,7 +283,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("query", HOSTILE)
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", prompt.PROMPTS)
 def test_hostile_queries_cannot_end_a_turn(name: str, query: str) -> None:
     hostile, plain = asked(name, query), asked(name, "Oslo")
     before, after = plain[: plain.rindex("Oslo")], plain[plain.rindex("Oslo") + 4 :]
@@ -321,12 +300,14 @@ def test_a_prompt_of_a_file_needs_its_form(tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("[user]\nFind {query} now.\n")
     assert asked(str(path), "Oslo") == "<<user>>\nFind Oslo now.\n"
-    assert prompt_kind(str(path), TAGGED, boolean=True) == PromptKind(TAGGED, True)
+    assert prompt.prompt_kind(str(path), output.TAGGED, boolean=True) == prompt.PromptKind(
+        output.TAGGED, True
+    )
     for name, form, named in ((str(path), "json", r"config\.writing\.form"), ("best", "", "best")):
         with pytest.raises(InputError, match=named):
-            prompt_kind(name, form)
+            prompt.prompt_kind(name, form)
     with pytest.raises(InputError, match="rewrite_plain"):
-        prompt_kind("rewrite_plain", TAGGED)
+        prompt.prompt_kind("rewrite_plain", output.TAGGED)
     path.write_text("[user]\n{query} {passages}\n")
     with pytest.raises(InputError, match=r"own\.txt"):
-        RewritePrompt(load(str(path)))
+        prompt.RewritePrompt(load(str(path)))

@@ -12,26 +12,8 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.environments.query_writing import few_shot, few_shot_file
 from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.few_shot import (
-    Candidate,
-    FewShotConfig,
-    Ranked,
-    Solved,
-    Tried,
-    drawn_candidates,
-    full_credit,
-    kept_variants,
-    ranked,
-    split_questions,
-)
-from qrag_jax.environments.query_writing.few_shot_file import (
-    FORMAT,
-    NAME,
-    FewShotPrompts,
-    read_few_shot,
-    write_few_shot,
-)
 from qrag_jax.environments.query_writing.prompt import (
     Example,
     QueryPrompt,
@@ -53,14 +35,7 @@ from qrag_jax.environments.query_writing.state import (
     key_of,
     normalised_title,
 )
-from qrag_jax.environments.tools.episode import (
-    Document,
-    Failed,
-    Look,
-    Said,
-    Speak,
-    ToolTally,
-)
+from qrag_jax.environments.tools import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
@@ -78,22 +53,24 @@ AGENT = QueryAgent(PROMPT, k=2, stop="Done")
 DEAD = Failure("server", "status 500")
 
 
-def tried(said: Said | Failure, agent: QueryAgent = AGENT, found: Any = (OSLO, RAIN)) -> Any:
+def tried(
+    said: episode.Said | Failure, agent: QueryAgent = AGENT, found: Any = (OSLO, RAIN)
+) -> Any:
     """The end of a try, and what was searched for."""
     play, reply, looked = agent.play(STATE), said, []
-    assert next(play) == Speak(PROMPT.messages(STATE))
+    assert next(play) == episode.Speak(PROMPT.messages(STATE))
     while True:
         try:
             step = play.send(reply)
         except StopIteration as end:
             return end.value, looked
-        assert isinstance(step, Look)
+        assert isinstance(step, episode.Look)
         looked.append((step.query, step.most))
         reply = found
 
 
-def stopped(text: str) -> Said:
-    return Said(text, "stop")
+def stopped(text: str) -> episode.Said:
+    return episode.Said(text, "stop")
 
 
 def test_a_query_is_searched_for() -> None:
@@ -102,7 +79,7 @@ def test_a_query_is_searched_for() -> None:
     assert ended == Searched(
         answer="Oslo and Bergen, Ada Berg",
         seen=("b", "c"),
-        tally=ToolTally(turns=1, searches=1),
+        tally=episode.ToolTally(turns=1, searches=1),
         outcome=SEARCHED,
         found=(OSLO, RAIN),
     )
@@ -110,27 +87,33 @@ def test_a_query_is_searched_for() -> None:
     assert (ended.outcome, looked) == (SEARCHED, [("Done", 3)])
     assert tried(stopped("Done with Oslo"))[0].found == (OSLO, RAIN)
     ended, _ = tried(stopped("Venus"), found=())  # nothing found is an outcome
-    assert ended == Searched(answer="Venus", tally=ToolTally(turns=1, searches=1))
+    assert ended == Searched(answer="Venus", tally=episode.ToolTally(turns=1, searches=1))
 
 
 @pytest.mark.parametrize(
     ("said", "outcome", "tally"),
     [
-        (stopped(" \n\t "), EMPTY, ToolTally(turns=1)),
-        (Said("Oslo " * 40, "length"), TOO_LONG, ToolTally(turns=1, truncated=True)),
-        (Said("", "length"), TOO_LONG, ToolTally(turns=1, truncated=True)),
-        (stopped(" done\n"), STOPPED, ToolTally(turns=1, completed=True)),
+        (stopped(" \n\t "), EMPTY, episode.ToolTally(turns=1)),
+        (
+            episode.Said("Oslo " * 40, "length"),
+            TOO_LONG,
+            episode.ToolTally(turns=1, truncated=True),
+        ),
+        (episode.Said("", "length"), TOO_LONG, episode.ToolTally(turns=1, truncated=True)),
+        (stopped(" done\n"), STOPPED, episode.ToolTally(turns=1, completed=True)),
     ],
 )
-def test_what_is_no_query_is_not_searched_for(said: Said, outcome: str, tally: ToolTally) -> None:
+def test_what_is_no_query_is_not_searched_for(
+    said: episode.Said, outcome: str, tally: episode.ToolTally
+) -> None:
     ended, looked = tried(said)
     assert (ended.outcome, ended.tally, ended.found, looked) == (outcome, tally, (), [])
 
 
 def test_failures_are_values() -> None:
-    assert tried(DEAD) == (Failed("server", "status 500"), [])
+    assert tried(DEAD) == (episode.Failed("server", "status 500"), [])
     ended, looked = tried(stopped("Oslo"), found=DEAD)
-    assert ended == Failed("server", "status 500", ToolTally(turns=1))
+    assert ended == episode.Failed("server", "status 500", episode.ToolTally(turns=1))
     assert looked == [("Oslo", 2)]
 
 
@@ -173,7 +156,7 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_hostile_texts_cannot_end_a_turn(name: str, text: str) -> None:
-    passage = Document("x", "X", text, False)
+    passage = episode.Document("x", "X", text, False)
     state = QueryState("q", f"Who? {text}", (), pool=(passage,), hop=2)
     shots = (Example(text, (text,), text),)
     prompt = QueryPrompt(load(name), (Variant("shots", shots),))
@@ -245,27 +228,29 @@ def test_spellings_of_one_title_agree() -> None:
 # Few-shot prompts
 
 
-CONFIG = FewShotConfig(bootstrap_questions=10, rank_questions=5)
+CONFIG = few_shot.FewShotConfig(bootstrap_questions=10, rank_questions=5)
 BARE_PROMPT = QueryPrompt(load("bare_query"))
 
 
-def a_try(state: QueryState, query: str, found: Pool, reward: float | None) -> Tried:
-    return Tried(state, query, grown(state.pool, found, "hop"), reward)
+def a_try(state: QueryState, query: str, found: Pool, reward: float | None) -> few_shot.Tried:
+    return few_shot.Tried(state, query, grown(state.pool, found, "hop"), reward)
 
 
-def queries(*tries: Tried, hops: int = 2, key: str = BY_PASSAGE) -> list[str]:
-    return [each.example.query for each in full_credit(tries, hops, key)]
+def queries(*tries: few_shot.Tried, hops: int = 2, key: str = BY_PASSAGE) -> list[str]:
+    return [each.example.query for each in few_shot.full_credit(tries, hops, key)]
 
 
-def solved(question: int, hop: int = 1, query: str = "") -> Solved:
+def solved(question: int, hop: int = 1, query: str = "") -> few_shot.Solved:
     passages = tuple(f"passage {place}" for place in range(hop - 1))
     example = Example(f"question {question}?", passages, query or f"query {question} {hop}")
-    return Solved(f"q{question}", hop, 0.5, example)
+    return few_shot.Solved(f"q{question}", hop, 0.5, example)
 
 
-def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Ranked, ...]:
+def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[few_shot.Ranked, ...]:
     return tuple(
-        Ranked(Candidate(f"{name}_{place}", (solved(place, query=query),)), score, 5, 0)
+        few_shot.Ranked(
+            few_shot.Candidate(f"{name}_{place}", (solved(place, query=query),)), score, 5, 0
+        )
         for place, score in enumerate(scores, 1)
     )
 
@@ -273,8 +258,8 @@ def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Ra
 def test_a_first_hop_with_full_credit() -> None:
     """Half of the gold pages after half of the hops; AP of [Berg, Bergen] is 1/2."""
     best = a_try(STATE, "Ada Berg", (BERG, RAIN), 0.5)
-    (found,) = full_credit([best], 2, BY_PASSAGE)
-    assert found == Solved("q", 1, 0.5, Example(QUESTION, (), "Ada Berg"))
+    (found,) = few_shot.full_credit([best], 2, BY_PASSAGE)
+    assert found == few_shot.Solved("q", 1, 0.5, Example(QUESTION, (), "Ada Berg"))
     # Found, but another try at the state did better: gold later in the order, or fewer pages.
     later = a_try(STATE, "birthplace", (RAIN, BERG), 0.25)
     assert queries(best, later) == ["Ada Berg"]
@@ -291,7 +276,7 @@ def test_a_first_hop_with_full_credit() -> None:
 def test_a_last_hop_needs_all_gold_pages() -> None:
     """From [Berg, Bergen]: with Oslo third, AP is (1 + 2/3) / 2."""
     all_found = a_try(LATER, "Oslo", (OSLO,), 5 / 6)
-    (found,) = full_credit([all_found], 2, BY_PASSAGE)
+    (found,) = few_shot.full_credit([all_found], 2, BY_PASSAGE)
     assert found.hop == 2
     assert found.example == Example(QUESTION, (BERG.text, RAIN.text), "Oslo")
     nothing_new = a_try(LATER, "Ada Berg", (BERG,), 0.5)
@@ -306,38 +291,38 @@ def test_a_last_hop_needs_all_gold_pages() -> None:
 
 def test_what_is_shown_of_masked_solved_and_other_states() -> None:
     best = a_try(STATE, "Ada Berg", (BERG,), 0.5)
-    masked = Tried(STATE, "", (), None)  # counts for nothing
+    masked = few_shot.Tried(STATE, "", (), None)  # counts for nothing
     assert queries(masked, best) == ["Ada Berg"]
     solved_state = a_try(STATE.after((BERG, OSLO)), "Oslo", (OSLO,), 1.0)
     for nothing in (masked, solved_state):
         with pytest.raises(InputError, match=r"config\.few_shot\.bootstrap_questions"):
-            full_credit([nothing], 2, BY_PASSAGE)
+            few_shot.full_credit([nothing], 2, BY_PASSAGE)
     good = a_try(LATER, "Oslo", (OSLO,), 5 / 6)
     better = a_try(STATE.after((BERG,)), "Oslo now", (OSLO,), 1.0)
     assert queries(good, better) == ["Oslo", "Oslo now"]  # other pools are other states
     # Pages are known by title where they have several passages.
     state = dataclasses.replace(STATE, pages=("ada berg", "oslo"))
-    second = Document("d", "ada  BERG", "More.", True)
+    second = episode.Document("d", "ada  BERG", "More.", True)
     assert queries(a_try(state, "Ada", (second,), 0.5), key=BY_TITLE) == ["Ada"]
     with pytest.raises(InputError):  # another passage of a page that is there is nothing new
         queries(a_try(state.after((BERG,)), "Ada", (second,), 0.5), hops=4, key=BY_TITLE)
 
 
 def test_questions_are_split_once() -> None:
-    split = split_questions(40, CONFIG)
+    split = few_shot.split_questions(40, CONFIG)
     assert (len(split.bootstrap), len(split.rank), len(split.training)) == (10, 5, 25)
     assert sorted([*split.bootstrap, *split.rank, *split.training]) == [*range(40)]
     assert split.training == tuple(sorted(split.training))
-    assert split == split_questions(40, CONFIG)
-    assert split != split_questions(40, dataclasses.replace(CONFIG, seed=1))
-    assert len(split_questions(16, CONFIG).training) == 1
+    assert split == few_shot.split_questions(40, CONFIG)
+    assert split != few_shot.split_questions(40, dataclasses.replace(CONFIG, seed=1))
+    assert len(few_shot.split_questions(16, CONFIG).training) == 1
     with pytest.raises(InputError, match="15 of them"):
-        split_questions(15, CONFIG)
+        few_shot.split_questions(15, CONFIG)
 
 
 def test_candidates_are_different_sets_of_different_questions() -> None:
     tries = [solved(number, hop) for number in range(8) for hop in (1, 2)]
-    candidates = drawn_candidates(tries, CONFIG, 1)
+    candidates = few_shot.drawn_candidates(tries, CONFIG, 1)
     assert len({frozenset(each.shown) for each in candidates}) == len(candidates) == 12
     for each in candidates:
         assert len({shown.question_id for shown in each.shown}) == 3
@@ -346,73 +331,78 @@ def test_candidates_are_different_sets_of_different_questions() -> None:
         assert set(hops) == {1, 2}  # both are shown
     # Either hop has the second example now and then.
     assert {sum(shown.hop == 1 for shown in each.shown) for each in candidates} == {1, 2}
-    assert candidates == drawn_candidates(tries, CONFIG, 1)
-    assert candidates != drawn_candidates(tries, CONFIG, 2)
-    assert candidates != drawn_candidates(tries, dataclasses.replace(CONFIG, seed=1), 1)
+    assert candidates == few_shot.drawn_candidates(tries, CONFIG, 1)
+    assert candidates != few_shot.drawn_candidates(tries, CONFIG, 2)
+    assert candidates != few_shot.drawn_candidates(tries, dataclasses.replace(CONFIG, seed=1), 1)
     # Fewer sets are all of them; a hop without examples is not waited for.
     four = [solved(number) for number in range(4)]
-    assert len(drawn_candidates(four, CONFIG, 1)) == math.comb(4, 3)
+    assert len(few_shot.drawn_candidates(four, CONFIG, 1)) == math.comb(4, 3)
     with pytest.raises(InputError, match=r"config\.few_shot\.demonstrations"):
-        drawn_candidates([*four[:2], solved(0, query="again")], CONFIG, 1)
+        few_shot.drawn_candidates([*four[:2], solved(0, query="again")], CONFIG, 1)
 
 
 def test_prompts_are_ranked_by_the_mean_of_scored_tries() -> None:
     candidates = [each.candidate for each in ranks(0, 0, 0, 0)]
     rewards = [[0.5, 0.0], [1.0, None], [None, None, 1.0], [0.25, 0.25]]
-    found = ranked(candidates, rewards)
+    found = few_shot.ranked(candidates, rewards)
     assert [(each.candidate.name, each.score) for each in found] == [
         ("few_shot_1_2", 1.0),
         ("few_shot_1_1", 0.25),  # equal ones as they were drawn
         ("few_shot_1_4", 0.25),
     ]
     assert [(each.scored, each.masked) for each in found] == [(1, 1), (2, 0), (2, 0)]
-    assert ranked(candidates[:1], [[]]) == ()
+    assert few_shot.ranked(candidates[:1], [[]]) == ()
 
 
 def test_the_best_prompts_of_all_rounds_are_kept_once() -> None:
     rounds = [ranks(0.4, 0.2), ranks(0.6, 0.4, name="few_shot_2", query="other")]
-    names = [each.name for each in kept_variants(rounds, BARE_PROMPT, 3)]
+    names = [each.name for each in few_shot.kept_variants(rounds, BARE_PROMPT, 3)]
     assert names == ["few_shot_2_1", "few_shot_1_1", "few_shot_2_2"]
     # A later round may draw the same set again.
     rounds = [ranks(0.4, 0.2), ranks(0.6, 0.1, name="few_shot_2")]
-    kept = kept_variants(rounds, BARE_PROMPT, 3)
+    kept = few_shot.kept_variants(rounds, BARE_PROMPT, 3)
     assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
     QueryPrompt(load("bare_query"), kept)  # refuses equal ones
     with pytest.raises(InputError, match="prompts"):
-        kept_variants([()], BARE_PROMPT, 3)
+        few_shot.kept_variants([()], BARE_PROMPT, 3)
     for given in ({"bootstrap_questions": 2}, {"candidates": 2}):
         with pytest.raises(InputError, match=rf"config\.few_shot\.{next(iter(given))}"):
-            FewShotConfig(**given)
+            few_shot.FewShotConfig(**given)
 
 
 TEMPLATE = BARE_PROMPT.prompt.fingerprint
 
 
-def candidate(name: str, query: str) -> Candidate:
-    first = Solved("q1", 1, 0.5, Example('Who "is"\nit?', (), query))
-    second = Solved("q2", 2, 0.1 + 0.2, Example("Où?", ("# Bø\nText.", ""), "Bø \u2028"))
-    return Candidate(name, (first, second))
+def candidate(name: str, query: str) -> few_shot.Candidate:
+    first = few_shot.Solved("q1", 1, 0.5, Example('Who "is"\nit?', (), query))
+    second = few_shot.Solved("q2", 2, 0.1 + 0.2, Example("Où?", ("# Bø\nText.", ""), "Bø \u2028"))
+    return few_shot.Candidate(name, (first, second))
 
 
 ROUNDS = (
-    (Ranked(candidate("few_shot_1_1", "a"), 1 / 3, 9, 1),),
+    (few_shot.Ranked(candidate("few_shot_1_1", "a"), 1 / 3, 9, 1),),
     (
-        Ranked(candidate("few_shot_2_1", "b"), 0.7, 10, 0),
-        Ranked(candidate("few_shot_2_2", "c"), 0.1, 5, 5),
+        few_shot.Ranked(candidate("few_shot_2_1", "b"), 0.7, 10, 0),
+        few_shot.Ranked(candidate("few_shot_2_2", "c"), 0.1, 5, 5),
     ),
 )
-PROMPTS = FewShotPrompts(TEMPLATE, ROUNDS, ("few_shot_2_1", "few_shot_1_1"))
+PROMPTS = few_shot_file.FewShotPrompts(TEMPLATE, ROUNDS, ("few_shot_2_1", "few_shot_1_1"))
 
 
 @pytest.mark.parametrize(
-    "prompts", [PROMPTS, FewShotPrompts(TEMPLATE), FewShotPrompts(TEMPLATE, ROUNDS[:1])]
+    "prompts",
+    [
+        PROMPTS,
+        few_shot_file.FewShotPrompts(TEMPLATE),
+        few_shot_file.FewShotPrompts(TEMPLATE, ROUNDS[:1]),
+    ],
 )
-def test_a_round_trip(tmp_path: Path, prompts: FewShotPrompts) -> None:
-    write_few_shot(tmp_path / NAME, prompts)
-    assert read_few_shot(tmp_path / NAME, TEMPLATE) == prompts
-    said = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
-    assert said["format"] == FORMAT
-    assert [*tmp_path.iterdir()] == [tmp_path / NAME]
+def test_a_round_trip(tmp_path: Path, prompts: few_shot_file.FewShotPrompts) -> None:
+    few_shot_file.write_few_shot(tmp_path / few_shot_file.NAME, prompts)
+    assert few_shot_file.read_few_shot(tmp_path / few_shot_file.NAME, TEMPLATE) == prompts
+    said = json.loads((tmp_path / few_shot_file.NAME).read_text(encoding="utf-8"))
+    assert said["format"] == few_shot_file.FORMAT
+    assert [*tmp_path.iterdir()] == [tmp_path / few_shot_file.NAME]
 
 
 def _prompt(said: Any) -> Any:
@@ -420,8 +410,8 @@ def _prompt(said: Any) -> Any:
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    write_few_shot(path, PROMPTS)
+    path = tmp_path / few_shot_file.NAME
+    few_shot_file.write_few_shot(path, PROMPTS)
     sound = path.read_text(encoding="utf-8")
     changes: list[Callable[[Any, Any], Any]] = [
         lambda said, first: said.update(format=2),
@@ -440,5 +430,5 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         for text in (json.dumps(said), sound[:-3]):
             path.write_text(text)
             with pytest.raises(InputError, match=re.escape(str(path))) as caught:
-                read_few_shot(path, TEMPLATE)
+                few_shot_file.read_few_shot(path, TEMPLATE)
             assert "\n" not in str(caught.value)

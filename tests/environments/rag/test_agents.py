@@ -17,7 +17,6 @@ from qrag_jax.environments.rag.episode import (
     NOT_FOUND,
     OWN_CODE,
     Agent,
-    Broken,
     Complete,
     Ended,
     Finished,
@@ -38,7 +37,7 @@ from qrag_jax.environments.rag.search_r1 import CORRECTION, LAST, SearchR1, read
 from qrag_jax.environments.rag.search_r1 import STOP as R1_STOP
 from qrag_jax.environments.rag.state_text import STATEFUL, STATELESS, Fitted, StateText, as_json
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import UNREAD, Answer, ChatRequest, CompletionRequest, Failure, how_read
+from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
 from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, in_template
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, load
@@ -65,21 +64,16 @@ def played(
 
 def asked(step: Step) -> Messages:
     """The messages of a step that asks a chat model."""
-    assert isinstance(step, Complete)
-    assert isinstance(step.request, ChatRequest)
     return step.request.messages
 
 
 def how(step: Step, reply: str | Answer) -> str:
     """How the agent reads a reply to this step."""
-    assert isinstance(step, Complete)
     return how_read(step.request, Answer(reply) if isinstance(reply, str) else reply)
 
 
 def continued(step: Step) -> str:
     """The text that a step has a model continue."""
-    assert isinstance(step, Complete)
-    assert isinstance(step.request, CompletionRequest)
     assert isinstance(step.request.prompt, str)
     return step.request.prompt
 
@@ -173,7 +167,6 @@ def test_an_episode_and_a_failure_at_each_place_of_it(name: str) -> None:
     for place, step in enumerate(steps):
         failure = Failure("too_long", "the prompt has 5,000 tokens.")
         _, ended = played(agent(), [*replies[:place], failure])
-        assert isinstance(ended, Broken)
         assert (ended.cause, ended.message) == (failure.cause, failure.message)
         known = [made.history for made in steps[: place + 1] if isinstance(made, Retrieve)]
         assert ended.history[: len(known[-1])] == known[-1] if known else not ended.history
@@ -194,7 +187,6 @@ def test_an_answer_without_a_search_is_no_episode(agent: Any, at_once: str, rest
     if rest:  # it is corrected once
         assert played(agent(), [at_once, *rest])[1] == Finished("Norway", HOPS[:1])
     _, ended = played(agent(), [at_once, at_once] if rest else [at_once])
-    assert isinstance(ended, Broken)
     assert (ended.cause, ended.history) == ("no_retrieval", ())
 
 
@@ -224,7 +216,6 @@ def test_a_step_that_cannot_be_read_is_corrected_once(agent: Any, bad: Any, name
     assert named in correction
     assert correction not in str(asked(steps[4]))  # it does not stay in the conversation
     _, ended = played(agent(), [search, OSLO, READ, bad, bad])
-    assert isinstance(ended, Broken)
     assert (ended.cause, ended.history) == ("malformed_call", HOPS[:1])
 
 
@@ -237,7 +228,6 @@ def test_at_the_limit_an_answer_is_asked_for(agent: Any) -> None:
     cut = Answer("Final answer: Nor", finish_reason="length")
     for reply, cause in ((cut, "cut_off"), ("...", "no_text")):
         _, ended = played(agent(max_hops=1), [search, OSLO, READ, reply])
-        assert isinstance(ended, Broken)
         assert (ended.cause, ended.history) == (cause, HOPS[:1])
 
 
@@ -354,7 +344,6 @@ def test_the_answer_is_forced_when_searches_or_turns_are_used_up() -> None:
         ("<think> </think>", "no_text"),
     ):
         _, ended = played(search_r1(max_turns=1), [FIRST, OSLO, reply])
-        assert isinstance(ended, Broken)
         assert ended.cause == cause
 
 
@@ -372,7 +361,6 @@ def test_a_turn_without_a_step_is_corrected() -> None:
         assert continued(steps[1]).startswith(continued(steps[0]) + "<think>Hm.")
         assert continued(steps[1]).endswith(CORRECTION)
         _, ended = played(search_r1(max_turns=3), [bad] * 3)
-        assert isinstance(ended, Broken)
         assert ended.cause == "malformed_call"
 
 
@@ -394,7 +382,6 @@ def test_a_reply_is_taken_apart_at_its_first_step() -> None:
 def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
     steps, ended = played(scripted(), [ELSEWHERE, OSLO, (), NORWAY])
     assert steps[1] == Retrieve(BORN, (Hop(BORN, "", NOT_FOUND),))
-    assert isinstance(ended, Finished)
     assert [hop.status for hop in ended.history] == [NOT_FOUND, FOUND, NOT_FOUND, FOUND]
     assert searches(steps) == [BORN, BORN, CAPITAL, CAPITAL]
     _, ended = played(scripted(max_hops=3), [ELSEWHERE, OSLO, ELSEWHERE])
@@ -403,7 +390,6 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
     # A comparison is answered when everything was found.
     for replies, answer in (([NORWAY, NORWAY], "yes"), ([ELSEWHERE, NORWAY], "")):
         _, ended = played(scripted(COMPARED, max_hops=2), replies)
-        assert isinstance(ended, Finished)
         assert ended.answer == answer
     with pytest.raises(InputError, match=r"config\.agent\.max_hops"):
         scripted(max_hops=1)
@@ -483,7 +469,6 @@ def test_an_own_agent_searches_and_its_faults_break_the_episode(file: Path) -> N
             with pytest.raises(StopIteration) as at_once:
                 next(own(file, name).play(TASK))
             ended = at_once.value.value
-        assert isinstance(ended, Broken)
         assert ended.cause == {"never": "no_retrieval", "good": "server"}.get(name, OWN_CODE)
         assert (f"{file}:{name}" in ended.message) == (ended.cause == OWN_CODE)
     for wrong, says in (("narrow", r"config\.agent\.path"), ("other", "other")):
@@ -512,7 +497,6 @@ def test_the_state() -> None:
         StateText(stateful=False).of(STATE_QUESTION, STEP),
     )
     query = "Query: Of which country is Malmö the capital?"
-    assert isinstance(stateful, Fitted)
     instruction, question, history, last = stateful.text.split("\n")
     assert instruction == f"Instruct: {STATEFUL}"
     assert question.endswith(": " + " ".join(STATE_QUESTION.split()))
@@ -528,7 +512,6 @@ def test_the_state() -> None:
 
 def test_half_a_surrogate_pair_does_not_stop_the_tokenizer() -> None:
     found = StateText().of("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),)))
-    assert isinstance(found, Fitted)
     assert "Q\ufffd?" in found.text
     found.text.encode()
 
@@ -551,7 +534,6 @@ def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
             assert found == Fitted(written(question, step, *fitting[0]), *fitting[0])
             cuts.add((fitting[0][0] > 0, fitting[0][1] > 0))
         else:
-            assert isinstance(found, Failure)
             assert found.cause == "too_long"
     assert {(False, False), (True, False), (True, True)} <= cuts
     for stateful in (True, False):

@@ -26,7 +26,6 @@ from qrag_jax.environments.tools.episode import (
     Open,
     Reply,
     Said,
-    Speak,
     Step,
     ToolTally,
     ToolTask,
@@ -177,7 +176,6 @@ def played(
 
 def told(step: Step) -> list[str]:
     """What the tools said."""
-    assert isinstance(step, Speak)
     assert {role for role, _ in step.messages} == {"tool"}
     return [content for _, content in step.messages]
 
@@ -206,7 +204,6 @@ def test_a_document_is_opened() -> None:
     ]
     assert told(steps[2]) == ["Document ID: 7\n# Oslo\nIt is the capital of Norway."]
     assert "8/tool_call>" in told(steps[4])[0]
-    assert isinstance(ended, Closed)
     assert ended.seen == ("7",)
     assert ended.tally == ToolTally(turns=4, repeated=1, completed=True)
 
@@ -285,7 +282,6 @@ def test_the_last_turn_is_not_carried_out() -> None:
     tally = ToolTally(turns=2, searches=1)
     assert ended == Closed("", (), ("3",), 0, tally)
     _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
-    assert isinstance(ended, Closed)
     assert ended.answer == "Norway"
     ten = [each for _ in range(9) for each in (SEARCH, ())]
     _, ended = played(agent(), [*ten, SEARCH])
