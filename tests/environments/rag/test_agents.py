@@ -410,43 +410,23 @@ def test_an_answer_is_named_as_whole_words() -> None:
         assert named(answers, ["Something else.", text]) == found
 
 
-CODE = """
-def good(question, max_searches):
-    assert max_searches == 2
-    texts = yield question
-    assert texts[0].endswith("in Oslo.")
-    texts = yield "Where is Oslo?", "Oslo"
-    assert len(texts) == 1
-    return "Norway"
-def once(question, max_searches):
-    yield "Oslo"
-    return "in Oslo"
-def never(question, max_searches):
-    return "Norway"
-    yield
-def raises(question, max_searches):
-    yield question
-    raise LookupError("no such place")
-def plain(question, max_searches):
-    return question
-def wild(question, max_searches):
-    yield ["Oslo", "Bergen"]
-def empty(question, max_searches):
-    yield " "
-def endless(question, max_searches):
-    while True:
-        yield question
-def number(question, max_searches):
-    yield question
-    return 7
-def narrow(question):
-    yield question
-"""
+BODIES = {
+    "good": "a = yield question; b = yield 'Where is Oslo?', 'Oslo'; return f'{len(a + b)} Norway'",
+    "once": "yield 'Oslo'; return f'in Oslo, of {max_searches}'",
+    "never": "return 'Norway'; yield",
+    "raises": "yield question; raise LookupError('no such place')",
+    "plain": "return question",
+    "wild": "yield ['Oslo', 'Bergen']",
+    "empty": "yield ' '",
+    "endless": "yield question; yield question; yield question",
+    "number": "yield question; return 7",
+}
+CODE = "".join(f"def {name}(question, max_searches): {body}\n" for name, body in BODIES.items())
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "my_agent.py").write_text(CODE)
+    (tmp_path / "my_agent.py").write_text(CODE + "def narrow(question): yield question\n")
     return tmp_path / "my_agent.py"
 
 
@@ -456,10 +436,11 @@ def own(file: Path, name: str) -> OwnAgent:
 
 def test_an_own_agent_searches_and_its_faults_break_the_episode(file: Path) -> None:
     steps, ended = played(own(file, "good"), [OSLO, NORWAY])
-    first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "Norway")
+    first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "3 Norway")
     assert steps == [Retrieve(TASK.question, ()), Retrieve("Where is Oslo?", (first,))]
-    assert ended == Finished("Norway", (first, second))
-    assert played(own(file, "once"), [OSLO])[1] == Finished("in Oslo", (Hop("Oslo", "in Oslo"),))
+    assert ended == Finished("3 Norway", (first, second))
+    _, ended = played(own(file, "once"), [OSLO])
+    assert ended == Finished("in Oslo, of 2", (Hop("Oslo", "in Oslo, of 2"),))
     faults = {"raises": [OSLO], "plain": [], "wild": [], "empty": [], "number": [OSLO]}
     faults |= {"endless": [OSLO, NORWAY], "never": [], "good": [Failure("server", "away")]}
     for name, replies in faults.items():
@@ -474,9 +455,6 @@ def test_an_own_agent_searches_and_its_faults_break_the_episode(file: Path) -> N
     for wrong, says in (("narrow", r"config\.agent\.path"), ("other", "other")):
         with pytest.raises(InputError, match=says):
             own(file, wrong)
-
-
-# The text of the policy's state
 
 
 STATE_QUESTION = "Of which country is\nAda Berg's birthplace the capital?"
