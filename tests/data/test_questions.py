@@ -185,10 +185,7 @@ MUSIQUE: dict[str, Any] = {
     "question_decomposition": [
         {"question": "Dusk >> creator", "answer": "Ada Berg"},
         {"question": "#1 >> located in", "answer": "Norway"},
-        {
-            "question": "which bay is the capital of #2 on, as #1 has it",
-            "answer": "the Oslofjord",
-        },
+        {"question": "which bay is the capital of #2 on, as #1 has it", "answer": "the Oslofjord"},
     ],
     "answer": "Oslofjord",
     "answer_aliases": ["Oslo Fjord", "NO"],

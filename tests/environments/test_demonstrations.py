@@ -24,15 +24,9 @@ from qrag_jax.environments.query_rewriting.styles import (
     draw_rewriting,
     rewritten,
 )
-from qrag_jax.environments.query_rewriting.styles import (
-    ENTITY as ENTITY_WORDS,
-)
-from qrag_jax.environments.query_rewriting.styles import (
-    STYLES as REWRITE_STYLES,
-)
-from qrag_jax.environments.query_rewriting.styles import (
-    draw_style as draw_rewrite_style,
-)
+from qrag_jax.environments.query_rewriting.styles import ENTITY as ENTITY_WORDS
+from qrag_jax.environments.query_rewriting.styles import STYLES as REWRITE_STYLES
+from qrag_jax.environments.query_rewriting.styles import draw_style as draw_rewrite_style
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import QueryState, grown
 from qrag_jax.environments.query_writing.styles import (

@@ -33,12 +33,7 @@ from qrag_jax.data.generators.synthetic import (
     puzzle_at,
     sample_at,
 )
-from qrag_jax.data.generators.talkative import (
-    BLOCK,
-    CLAUSES,
-    TalkativeQuestion,
-    talkative_question,
-)
+from qrag_jax.data.generators.talkative import BLOCK, CLAUSES, TalkativeQuestion, talkative_question
 from qrag_jax.data.sample import fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index

@@ -44,7 +44,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 def test_sentences() -> None:
     text = '“Go home.” he said.\nShe   asked, "Why? I\nlive here." * *\n\n 12. 13.\n\nMr. Fox ran.'
     assert sentences_of(text) == [
-        *("Go home.", "he said.", "She asked, Why?", "I live here.", "Mr. Fox ran."),
+        *("Go home.", "he said.", "She asked, Why?", "I live here.", "Mr. Fox ran.")
     ]
     # Single quotation marks do not hold sentences together.
     text = "'Tis late. The wind 'gan to blow. ‘Come in. Sit,’ he said. It is Ada's. 'No.' So be it."

@@ -62,13 +62,7 @@ def test_the_schema() -> None:
         Own(Columns(answers="truth")).parse(RECORDS[1])
 
 
-@pytest.mark.parametrize(
-    ("write", "name"),
-    [
-        (jsonl, "r.jsonl"),
-        (table, "r.csv"),
-    ],
-)
+@pytest.mark.parametrize(("write", "name"), [(jsonl, "r.jsonl"), (table, "r.csv")])
 @pytest.mark.parametrize("other", [False, True])
 def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, name, other) -> None:
     records = [renamed(record) for record in RECORDS] if other else RECORDS

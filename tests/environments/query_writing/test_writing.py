@@ -14,11 +14,7 @@ import pytest
 
 from qrag_jax.environments.query_writing import few_shot, few_shot_file
 from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.prompt import (
-    Example,
-    QueryPrompt,
-    Variant,
-)
+from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
 from qrag_jax.environments.query_writing.state import (
     BY_HOP,
     BY_PASSAGE,
@@ -39,14 +35,7 @@ from qrag_jax.environments.tools import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
-from tests.environments.query_writing.trying import (
-    BERG,
-    LATER,
-    OSLO,
-    QUESTION,
-    RAIN,
-    STATE,
-)
+from tests.environments.query_writing.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE
 
 PROMPT = QueryPrompt(load("bare_query"), (Variant("bridge", mark="style: bridge"),))
 AGENT = QueryAgent(PROMPT, k=2, stop="Done")
