@@ -93,16 +93,16 @@ def documents_of(path: Path) -> list[beir.Document]:
     return [read.document for read in corpora.read_corpus(path)]
 
 
-def row_of(document: beir.Document) -> dict[str, Any]:
-    return {"id": document.name, "title": document.title, "text": document.text} | document.metadata
+def rows_of(documents: Sequence[beir.Document]) -> list[dict[str, Any]]:
+    return [{"id": d.name, "title": d.title, "text": d.text} | d.metadata for d in documents]
 
 
-def as_collection(folder: Path, given: tuple[list[beir.Document], dict[str, str]]) -> None:
+def as_collection(folder: Path, content: tuple[list[beir.Document], dict[str, str]]) -> None:
     rows = [
         {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata} for d in given[0]
     ]
     as_lines(folder / "corpus.jsonl", rows)
-    as_lines(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in given[1].items()])
+    as_lines(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in content[1].items()])
 
 
 def as_stories(path: Path, stories: Sequence[babi.Story]) -> None:
@@ -132,11 +132,10 @@ def a_question(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def as_source(source: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
-    make = SOURCES[source].to_record
     (official,) = SOURCES[source].OFFICIAL["train"]
-    rows = [make(id=f"r{n}", **each) for n, each in enumerate(questions)]
-    stem = official.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
-    as_lines(folder / f"{stem}.jsonl", rows)
+    make = SOURCES[source].to_record
+    rows = [make(id=f"r{n}", **item) for n, item in enumerate(questions)]
+    as_lines(folder / f"{official.partition('.json')[0]}.jsonl", rows)
 
 
 def source_of(source: str, folder: Path) -> list[Any]:
@@ -152,7 +151,7 @@ def source_of(source: str, folder: Path) -> list[Any]:
 
 JSON_ROWS = listed(st.dictionaries(TEXTS, VALUES, max_size=4))
 NAMED = st.tuples(LINES, TEXTS, LINES | st.just(""), st.none() | TEXTS)
-DOCUMENTS = listed(NAMED, unique_by=lambda each: each[0]).map(
+DOCUMENTS = listed(NAMED, unique_by=lambda item: item[0]).map(
     lambda rows: [beir.Document(name, text, title, {"k": more}) for name, text, title, more in rows]
 )
 CELLS = st.none() | TEXTS.filter(bool)
@@ -160,8 +159,10 @@ TABLES = st.lists(WORDS, min_size=2, max_size=3, unique=True).flatmap(
     lambda names: listed(st.fixed_dictionaries(dict.fromkeys(names, CELLS)))
 )
 COLUMNS = {"id": TEXTS, "n": st.none() | st.integers(0, 9), "more": listed(TEXTS)}
-QUERIES = listed(st.tuples(WORDS, LINES), unique_by=lambda each: each[0])
-JUDGED = listed(st.tuples(WORDS, LINES, st.lists(WORDS, unique=True, max_size=3)))
+QUERY = {"id": WORDS, "query": LINES}
+QUERIES = listed(st.fixed_dictionaries(QUERY), unique_by=lambda item: item["id"])
+GRADES = {"relevant_doc_ids": st.lists(WORDS, unique=True, max_size=3)}
+JUDGED = listed(st.fixed_dictionaries(QUERY | GRADES))
 
 
 def one(name: str, values: Any, write: Any, read: Any) -> Format:
@@ -170,24 +171,26 @@ def one(name: str, values: Any, write: Any, read: Any) -> Format:
 
 
 def judged_of(path: Path) -> list[Any]:
-    found = [judged_row(*each) for each in records.read_records(path)]
-    return [(each.id, each.text, [name for name, _ in each.grades]) for each in found]
+    values = [judged_row(*item) for item in records.read_records(path)]
+    grades = [[name for name, _ in item.grades] for item in values]
+    return [dict(zip((*QUERY, *GRADES), (q.id, q.text, g))) for q, g in zip(values, grades)]
+
+
+def queries_of(read: Callable[[Path], Iterable[Any]]) -> Callable[[Path], list[Any]]:
+    return lambda path: [dict(zip(QUERY, item)) for item in read(path)]
 
 
 FORMATS = [
     one("r.jsonl", JSON_ROWS, as_lines, records_of),
     one("r.jsonl.gz", JSON_ROWS, partial(as_lines, escaped=True), records_of),
     one("r.json", JSON_ROWS, as_document, records_of),
-    one("r.csv", TABLES, as_table, records_of),
     one("r.csv.gz", TABLES, as_table, records_of),
     one("r.parquet", listed(st.fixed_dictionaries(COLUMNS)), as_parquet, records_of),
-    one("c.jsonl", DOCUMENTS, lambda at, rows: as_lines(at, map(row_of, rows)), documents_of),
-    one(
-        "c.parquet", DOCUMENTS, lambda at, rows: as_parquet(at, [*map(row_of, rows)]), documents_of
-    ),
+    one("c.jsonl", DOCUMENTS, lambda at, rows: as_lines(at, rows_of(rows)), documents_of),
+    one("c.parquet", DOCUMENTS, lambda at, rows: as_parquet(at, rows_of(rows)), documents_of),
     Format(
         "a BEIR folder",
-        st.tuples(DOCUMENTS, QUERIES.map(dict)),
+        st.tuples(DOCUMENTS, st.dictionaries(WORDS, LINES, min_size=1, max_size=3)),
         as_collection,
         lambda at: (documents_of(at), beir.read_queries(at)),
     ),
@@ -196,28 +199,11 @@ FORMATS = [
         "asked.txt",
         listed(LINES),
         lambda at, rows: at.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8"),
-        lambda at: [each.text for each in query_lists.read_query_list(at)],
+        lambda at: [item.text for item in query_lists.read_query_list(at)],
     ),
-    one(
-        "asked.jsonl",
-        QUERIES,
-        lambda at, rows: as_lines(at, [{"id": k, "query": v} for k, v in rows]),
-        lambda at: [(each.id, each.text) for each in query_lists.read_query_list(at)],
-    ),
-    one(
-        "questions.csv",
-        QUERIES,
-        lambda at, rows: as_table(at, [{"id": k, "question": v} for k, v in rows]),
-        lambda at: [*map(tuple, read_questions(at))],
-    ),
-    one(
-        "judged.jsonl",
-        JUDGED,
-        lambda at, rows: as_lines(
-            at, [dict(zip(("id", "query", "relevant_doc_ids"), row)) for row in rows]
-        ),
-        judged_of,
-    ),
+    one("asked.jsonl", QUERIES, as_lines, queries_of(query_lists.read_query_list)),
+    one("questions.csv", QUERIES, as_table, queries_of(read_questions)),
+    one("judged.jsonl", JUDGED, as_lines, judged_of),
 ]
 
 
@@ -238,11 +224,11 @@ def test_every_source_reads_what_it_writes(source: str, questions: list[Any]) ->
     """Its official file in a folder; the facts in the order of the data, all within the chunks."""
     with tempfile.TemporaryDirectory() as folder:
         as_source(source, Path(folder), questions)
-        found = source_of(source, Path(folder))
-    for sample, each in zip(found, questions, strict=True):
-        assert sample[:3] == (each["question"], (each["answer"],), tuple(each["support"]))
+        values = source_of(source, Path(folder))
+    for sample, item in zip(values, questions, strict=True):
+        assert sample[:3] == (item["question"], (item["answer"],), tuple(item["support"]))
         mark = ". " if source == "musique" else " "
-        assert [*sample[3]] == [mark.join([t, " ".join(said)]) for t, said in each["paragraphs"]]
+        assert [*sample[3]] == [mark.join([t, " ".join(said)]) for t, said in item["paragraphs"]]
 
 
 OF_SOURCES = [
@@ -271,7 +257,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_line_that_names_it(
             assert not any(mark in said for mark in "\n\r\x00"), how
 
 
-MADE = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, train=6, dev=4)
+SYNTHETIC = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, train=6, dev=4)
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "babilong", "synthetic"])
@@ -279,7 +265,7 @@ def test_every_source_has_questions_without_files(source: str, tmp_path: Path) -
     config = DataConfig(
         path="synthetic",
         sources={source: 1.0},
-        synthetic=MADE,
+        synthetic=SYNTHETIC,
         babilong=BabilongConfig(chunks=15, train=6, dev=4),
         niah=NiahConfig(chunks=15, train=6, dev=4),
         cache=str(tmp_path),
@@ -293,8 +279,8 @@ def test_every_source_has_questions_without_files(source: str, tmp_path: Path) -
         assert sample.question
         assert sample.answers
         assert 0 < len(set(sample.support)) == len(sample.support)
-        told = " ".join(sample.chunks[fact] for fact in sample.support)  # all within the chunks
-        assert all(answer in told for answer in sample.answers)
+        gold = " ".join(sample.chunks[fact] for fact in sample.support)  # all within the chunks
+        assert all(answer in gold for answer in sample.answers)
     again = load_split(config, "train", hold_out=True)
     assert [*again.all] == splits[0]
 
@@ -347,21 +333,21 @@ def test_the_parts_of_hosts_are_the_whole(seed: int, hosts: int, evaluated: int)
     ]
     for batch in whole:
         assert bits(batch) == bits(joined(next(shard) for shard in shards))
-    found = [int(number) for batch in whole for number in batch.sample]
-    assert found == indices + [episodes.PADDING_SAMPLE] * (-evaluated % 4)
+    values = [int(number) for batch in whole for number in batch.sample]
+    assert values == indices + [episodes.PADDING_SAMPLE] * (-evaluated % 4)
 
 
 @SHORT
 @given(seed=st.integers(0, 2**31), size=st.sampled_from([4, 5]))
 def test_no_question_is_lost_or_repeated_within_an_epoch(seed: int, size: int) -> None:
-    """Also where a batch runs over the end of one, and each source through its own epochs."""
+    """Also where a batch runs over the end of one, and item source through its own epochs."""
     iterator = batches(seed, size)
-    found = joined(next(iterator) for _ in range(200 // size))
+    values = joined(next(iterator) for _ in range(200 // size))
     for first, count in ((0, 24), (24, 10)):
-        own = (found.sample >= first) & (found.sample < first + count)
-        numbers, epochs = found.sample[own], found.epoch[own]
+        own = (values.sample >= first) & (values.sample < first + count)
+        numbers, epochs = values.sample[own], values.epoch[own]
         assert epochs.tolist() == [place // count for place in range(len(epochs))]
         for epoch in range(len(numbers) // count):
             part = sorted(numbers[epochs == epoch].tolist())
             assert part == list(range(first, first + count))
-    assert abs(np.sum(found.sample < 24) - 140) <= 1
+    assert abs(np.sum(values.sample < 24) - 140) <= 1
