@@ -256,16 +256,6 @@ def test_a_call_of_complete_that_lacks_fields_ends_it_too() -> None:
         assert ended == Closed(answer, cited, (), fields, tally)
 
 
-def test_complete_counts_whatever_else_is_in_the_turn() -> None:
-    text = "\n".join(
-        write_call(call, HERMES)
-        for call in (DONE, SEARCH, ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"}))
-    )
-    steps, ended = played(agent(), [text])
-    assert len(steps) == 1, "the search is not carried out"
-    assert ended == dataclasses.replace(CLOSED, answer="Oslo")
-
-
 CUT = Said(write_call(DONE, HERMES) + "and then", "length")  # its text goes on behind a whole call
 
 
@@ -273,6 +263,14 @@ CUT = Said(write_call(DONE, HERMES) + "and then", "length")  # its text goes on 
 def test_a_turn_without_a_whole_call_ends_it(said: Any) -> None:
     _, ended = played(agent(), [SEARCH, (BERG,), said])
     assert ended == Closed("", (), ("3",), 0, ToolTally(2, searches=1, truncated=said is CUT))
+
+
+def test_complete_counts_whatever_else_is_in_the_turn() -> None:
+    last = ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"})
+    text = "\n".join(write_call(call, HERMES) for call in (DONE, SEARCH, last))
+    steps, ended = played(agent(), [text])
+    assert len(steps) == 1, "the search is not carried out"
+    assert ended == dataclasses.replace(CLOSED, answer="Oslo")
 
 
 def test_the_last_turn_is_not_carried_out() -> None:
