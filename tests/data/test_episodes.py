@@ -75,14 +75,14 @@ def test_episodes_are_the_samples_padded() -> None:
 WITH_WORKERS = """
 import multiprocessing, sys
 from absl import flags
-from qrag_jax.data.episodes import episodes.EpisodeShape, episodes.training_batches
+from qrag_jax.data.episodes import EpisodeShape, training_batches
 from tests.episodes_maker import random_store
 
 if __name__ == "__main__":
     flags.FLAGS(sys.argv[:1])
     store = random_store(0, 24)
-    shape = episodes.EpisodeShape.holding([store])
-    batches = episodes.training_batches(
+    shape = EpisodeShape.holding([store])
+    batches = training_batches(
         {"one": store}, {"one": 1.0}, shape, batch_size=4, seed=0, workers=2
     )
     while True:

@@ -379,14 +379,13 @@ def test_there_is_room_for_better_queries() -> None:
         "no stop words": [" ".join(content_words(each.question)) for each in questions],
         "entity": [f"{each.entity} {each.relation}" for each in questions],
         "clause": [f"{each.clauses[0].name} {each.clauses[0].words}" for each in questions],
-        "more": [each.question for each in made(100, 4)],
     }
     found = {
         name: float(np.mean(index.search(Queries(texts), 1).numbers[:, 0] == gold))
         for name, texts in queries.items()
     }
     assert found["clause"] <= 0.03
-    assert found["more"] < found["as asked"] < found["no stop words"] < found["entity"]
+    assert found["as asked"] < found["no stop words"] < found["entity"]
     assert found["entity"] >= 0.9
 
 
@@ -460,7 +459,7 @@ def test_function_words_are_left_out_in_whatever_case() -> None:
     assert content_words("To be or not to be") == []
 
 
-WORLD = [bridge_question(0, "train", number) for number in range(60)]
+BRIDGES = [bridge_question(0, "train", number) for number in range(60)]
 
 
 def renaming(number: int = 0) -> Renaming:
@@ -468,8 +467,8 @@ def renaming(number: int = 0) -> Renaming:
 
 
 def test_only_invented_words_change_each_to_another() -> None:
-    assert renaming(1).of(WORLD[0].question) == renaming(1).of(WORLD[0].question)
-    assert renaming(1).of(WORLD[0].question) != renaming(2).of(WORLD[0].question)
+    assert renaming(1).of(BRIDGES[0].question) == renaming(1).of(BRIDGES[0].question)
+    assert renaming(1).of(BRIDGES[0].question) != renaming(2).of(BRIDGES[0].question)
     for text in (
         "",
         "Which river is longer, the River",
@@ -477,7 +476,7 @@ def test_only_invented_words_change_each_to_another() -> None:
         "style: Lantern",
     ):
         assert renaming().of(text) == text
-    for number, question in enumerate(WORLD):
+    for number, question in enumerate(BRIDGES):
         given = renaming(number)
         texts = (question.question, *(each.text for each in question.passages))
         pairs = [pair for text in texts for pair in zip(text.split(), given.of(text).split())]
