@@ -16,6 +16,7 @@ import pytest
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
+from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import SOURCES, load_samples, mix_weights
 from qrag_jax.errors import InputError
@@ -215,6 +216,9 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     write(tmp_path / "other.jsonl", records("musique", 2))
     for name in ("missing", "empty", "prose.jsonl", "other.jsonl"):
         assert str(tmp_path / name) in refusal(config(one, str(tmp_path / name)), "train", tmp_path)
+    alone = config(one, str(write(tmp_path / "alone.jsonl", records("hotpotqa", 1))))
+    empty = "train" if is_held_out("r0") else "dev"  # the record is in the other part
+    assert "config.eval.path" in refusal(alone, empty, tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "synthetic"), "train", tmp_path)
     assert "data.sources" in refusal(config({}, "synthetic"), "train", tmp_path)
 

@@ -131,3 +131,12 @@ def test_distinct_and_well_formed(kind: str) -> None:
         assert all(re.fullmatch(FORMS[kind], text) for text in texts)
         assert draw(kind, count) == texts
     assert draw(kind, count, seed=1) != texts
+
+
+def test_words_grow_when_pairs_run_out() -> None:
+    pairs = len(FIRST) * len(SECOND)
+    assert len({*FIRST, *SECOND}) == len(FIRST) + len(SECOND)
+    assert {text.count("-") for text in draw("words", pairs)} == {1}
+    assert {text.count("-") for text in draw("words", pairs + 1)} == {2}
+    with pytest.raises(InputError, match=r"config\.data"):
+        draw("words", pairs * len(FIRST) + 1)

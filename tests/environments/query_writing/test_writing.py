@@ -369,6 +369,7 @@ def test_a_round_trip(tmp_path: Path) -> None:
         few_shot_file.write_few_shot(path, prompts)
         assert few_shot_file.read_few_shot(path, TEMPLATE) == prompts
         assert [*tmp_path.iterdir()] == [path]
+    assert PROMPTS.variants == few_shot.kept_variants(ROUNDS, BARE_PROMPT, 2)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
