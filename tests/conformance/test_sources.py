@@ -99,7 +99,8 @@ def rows_of(documents: Sequence[beir.Document]) -> list[dict[str, Any]]:
 
 def as_collection(folder: Path, content: tuple[list[beir.Document], dict[str, str]]) -> None:
     rows = [
-        {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata} for d in given[0]
+        {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata}
+        for d in content[0]
     ]
     as_lines(folder / "corpus.jsonl", rows)
     as_lines(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in content[1].items()])

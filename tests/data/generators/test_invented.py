@@ -385,7 +385,7 @@ def test_there_is_room_for_better_queries() -> None:
         for name, texts in queries.items()
     }
     assert found["clause"] <= 0.03
-    assert found["as asked"] < found["no stop words"] < found["entity"]
+    assert max(found["as asked"], found["no stop words"]) < 0.5
     assert found["entity"] >= 0.9
 
 
