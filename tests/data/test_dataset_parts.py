@@ -11,7 +11,6 @@ from datasets.arrow_reader import ReadInstruction
 from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
 from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
 
@@ -29,56 +28,41 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_string_of_several_parts() -> None:
-    text = "bdsaglam/musique,answerable,train[:256]; bdsaglam/musique-mini , , validation;"
-    assert parse_parts(text[:-1]) == (
+def test_strings_of_several_parts() -> None:
+    text = "bdsaglam/musique,answerable,train[:256]; bdsaglam/musique-mini , , validation"
+    assert parse_parts(text) == (
         DatasetPart("bdsaglam/musique", "answerable", "train", "[:256]"),
         DatasetPart("bdsaglam/musique-mini", "", "validation"),
     )
-
-
-def test_parts_without_a_configuration() -> None:
-    assert parse_parts("ir/scifact,dev; rows.jsonl , train[:16]", WITHOUT) == (
-        DatasetPart("ir/scifact", "", "dev"),
-        DatasetPart("rows.jsonl", "", "train", "[:16]"),
-    )
+    assert parse_parts("ir/scifact,dev", WITHOUT) == (DatasetPart("ir/scifact", "", "dev"),)
     for text in ("a,b,train", "a", ""):
-        with pytest.raises(InputError, match="semicolon between parts"):
+        with pytest.raises(InputError, match=text):
             parse_parts(text, WITHOUT)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        (" ", "string is empty"),
-        ("a,b,train;", "dataset string"),
-        ("a,train", "'a,train'"),
-        ("a,b,train,16", "'a,b,train,16'"),
-        (",b,train", "',b,train'"),
-        ("a,b,", "such as train"),
-        ("a,b,train[16]", r"'train\[16\]'"),
-        ("a,b,train[:16", "cannot be read"),
-        ("a,b,train[:16]+dev[:2]", "cannot be read"),
-        ("a,b,train[:1e3]", "cannot be read"),
-        ("a,b,train[10:50%]", "percents with numbers"),
-        ("a,b,train[:120%]", "more than 100 %"),
+        *(" ", "a,b,train;", "a,train", "a,b,train,16", ",b,train", "a,b,", "a,b,train[16]"),
+        *("a,b,train[:16", "a,b,train[:16]+dev[:2]", "a,b,train[10:50%]", "a,b,train[:120%]"),
     ],
 )
-def test_a_string_that_cannot_be_read_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_a_string_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as caught:
         parse_parts(text)
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("count", [1, 7, 117, 200])
-@pytest.mark.parametrize(
-    "bounds",
-    ["", "[:]", "[:16]", "[3:]", "[2:20]", "[-5:]", "[:-1]", "[10%:90%]", "[-33%:]", "[:5%]"],
-)
+BOUNDS = "|[:]|[:16]|[3:]|[2:20]|[-5:]|[:-1]|[10%:90%]|[-33%:]|[:5%]"
+
+
+@pytest.mark.parametrize("count", [1, 7, 117])
+@pytest.mark.parametrize("bounds", BOUNDS.split("|"))
 def test_slices_are_those_of_datasets(bounds: str, count: int) -> None:
     (part,) = parse_parts(f"a,b,train{bounds}")
     (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
     if theirs.from_ >= theirs.to:
-        with pytest.raises(InputError, match=f"has none of its {count} records"):
+        with pytest.raises(InputError, match=str(count)):
             part.of(count)
     else:
         assert part.of(count) == range(theirs.from_, theirs.to)
@@ -106,45 +90,13 @@ def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
     file.write_text("\n".join([lines[0], '{"id": "odd"}', *lines]), encoding="utf-8")
     samples, report = read_part(parse_parts(f"{file},,train[:4]")[0])
     assert [each.sample.id for each in samples] == ["train0", "train1"]
-    assert report.skipped == {"neither 'paragraphs' nor 'context'": 1, "duplicate id": 1}
-    with pytest.raises(InputError, match="usable record among"):
-        read_part(parse_parts(f"{file},,train[1:2]")[0])
-
-
-def test_what_is_not_there_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="'test'"):
-        read_part(DatasetPart(str(folder), "", "test"))
-    with pytest.raises(InputError, match="12 records"):
-        read_part(DatasetPart(str(folder), "", "train", "[20:]"))
-
-
-def test_a_path_that_no_name_of_the_hub_looks_like_is_not_asked_for_there(folder: Path) -> None:
-    for path in (f"{folder}/musiqe", "./musiqe", "~/musiqe", "a/b/c", "../b"):
-        with pytest.raises(InputError, match=r"musiqe does not exist|/[bc] does not exist"):
-            read_part(DatasetPart(path, "", "train"))
-
-
-def test_the_hub_gets_the_split_as_it_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The library itself reads a folder by the name of its loader and cuts the slice."""
-    monkeypatch.chdir(folder)
-    (folder / "dev.jsonl").unlink()
-    (folder / "set").mkdir()
-    (folder / "train.jsonl").rename(folder / "set" / "train.jsonl")
-    part = parse_parts("set,default,train[:25%]")[0]
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: path.name != "set" and exists(path))
-    samples, report = read_part(part)
-    assert [each.sample.id for each in samples] == ["train0", "train1", "train2"]
-    assert report.files == ("hub:set",)
-    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-
-
-@pytest.mark.parametrize("name", ["musique", "hotpotqa", "2wikimultihopqa"])
-def test_real_files(name: str) -> None:
-    samples, report = read_part(parse_parts(f"{real(name)},answerable,dev[:20]")[0])
-    assert report.kept == report.read == 20
-    for sample, titles in samples:
-        assert len(titles) == len(sample.chunks)
-        assert all(chunk.startswith(title) for chunk, title in zip(sample.chunks, titles))
+    assert [*report.skipped.values()] == [1, 1]
+    # Nothing usable, no such split, no such records, no such path: the hub is not asked.
+    for part, named in (
+        (DatasetPart(str(file), "", "train", "[1:2]"), "train"),
+        (DatasetPart(str(folder), "", "test"), "'test'"),
+        (DatasetPart(str(folder), "", "train", "[20:]"), "14 records"),
+        *((DatasetPart(path, "", "train"), path[-3:]) for path in ("./musiqe", "a/b/c", "../b")),
+    ):
+        with pytest.raises(InputError, match=named):
+            read_part(part)

@@ -1,38 +1,39 @@
-"""Batches of episodes: padding, shuffling, sharding over hosts, resuming, mixing."""
+"""Batches of episodes: padding, mixtures, workers; documents that each epoch draws again."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from absl import flags
 
-from qrag_jax.data.episodes import (
-    PADDING_SAMPLE,
-    EpisodeBatch,
-    EpisodeShape,
-    EpisodeSource,
-    check_steps,
-    empty_episode,
-    evaluation_batches,
-    training_batches,
-)
-from qrag_jax.data.sources.registry import mix_weights
+from qrag_jax.data import episodes
+from qrag_jax.data.generators import haystacks
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.lazy_samples import LazySamples, drawn, joined
+from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store
 
 FIRST = 1000  # the first token of question 0
 STORE = random_store(0, 24, FIRST)
 OTHER = random_store(1, 10, 5000)
-SHAPE = EpisodeShape.holding([STORE, OTHER])
+SHAPE = episodes.EpisodeShape.holding([STORE, OTHER])
 
 
 @pytest.fixture(autouse=True)
@@ -40,112 +41,35 @@ def _flags() -> None:
     flags.FLAGS.mark_as_parsed()  # Grain's workers read flags; under app.run they are parsed
 
 
-def batches(seed: int = 0, size: int = 4, stores=None, weights=None, **settings):
-    stores = stores or {"one": STORE}
-    weights = weights or dict.fromkeys(stores, 1 / len(stores))
-    return training_batches(stores, weights, SHAPE, batch_size=size, seed=seed, **settings)
-
-
-def rows(batch: EpisodeBatch) -> list[int]:
-    """Which sample each episode is, read off its question rather than off its number."""
-    return [int(token) for token in batch.question[:, 0]]
-
-
-def check_episode(episode: EpisodeBatch, store, index: int) -> None:
-    first, end = store.sample_starts[index], store.sample_starts[index + 1]
-    question = store.text(first)
-    assert int(episode.question_length) == len(question)
-    np.testing.assert_array_equal(episode.question[: len(question)], question)
-    assert not episode.question[len(question) :].any()
-    for place in range(SHAPE.chunks):
-        there = first + 1 + place < end
-        text = store.text(first + 1 + place) if there else np.zeros(0)
-        assert bool(episode.chunk_mask[place]) == there
-        assert int(episode.chunk_lengths[place]) == len(text)
-        np.testing.assert_array_equal(episode.chunks[place, : len(text)], text)
-        assert not episode.chunks[place, len(text) :].any()
-    assert np.flatnonzero(episode.support).tolist() == store.support_of(index).tolist()
+def check_episode(episode: episodes.EpisodeBatch, index: int) -> None:
+    first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
+    texts = [(episode.question, episode.question_length)]
+    texts += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
+    for place, (row, length) in enumerate(texts):
+        text = STORE.text(first + place) if first + place < end else np.zeros(0)
+        assert int(length) == len(text)
+        np.testing.assert_array_equal(row, np.pad(text, (0, len(row) - len(text))))
+    assert np.flatnonzero(episode.chunk_mask).tolist() == [*range(end - first - 1)]
+    assert np.flatnonzero(episode.support).tolist() == STORE.support_of(index).tolist()
     assert int(episode.sample) == index
 
 
-def at(batch: EpisodeBatch, place: int) -> EpisodeBatch:
-    return EpisodeBatch(*(field[place] for field in batch))
-
-
-def test_shape_is_the_smallest_that_holds_all() -> None:
-    for size, lengths in (
-        (SHAPE.question_tokens, [s.question_lengths for s in (STORE, OTHER)]),
-        (SHAPE.chunk_tokens, [s.chunk_lengths for s in (STORE, OTHER)]),
-        (SHAPE.chunks, [s.chunk_counts for s in (STORE, OTHER)]),
-    ):
-        assert size == np.concatenate(lengths).max()
-
-
-def test_episodes_hold_the_samples() -> None:
-    source = EpisodeSource(STORE, SHAPE)
-    assert len(source) == 24
+def test_episodes_are_the_samples_padded() -> None:
+    (batch,) = episodes.evaluation_batches(STORE, SHAPE, 24, range(24))
+    assert batch.question.shape == (24, SHAPE.question_tokens)
+    assert batch.chunks.shape == (24, SHAPE.chunks, SHAPE.chunk_tokens)
+    assert SHAPE.chunks == max(s.chunk_counts.max() for s in (STORE, OTHER))  # no more than needed
+    assert {field.dtype for field in batch} == {np.dtype(np.int32), np.dtype(bool)}
     for index in range(24):
-        check_episode(source[index], STORE, index)
-
-
-def test_a_batch_stacks_episodes() -> None:
-    batch = next(batches())
-    tokens, chunks = SHAPE.chunk_tokens, SHAPE.chunks
-    assert batch.question.shape == (4, SHAPE.question_tokens)
-    assert batch.question_length.shape == batch.sample.shape == (4,)
-    assert batch.chunks.shape == (4, chunks, tokens)
-    assert batch.chunk_lengths.shape == (4, chunks)
-    assert batch.chunk_mask.shape == batch.support.shape == (4, chunks)
-    for name in ("question", "question_length", "chunks", "chunk_lengths", "sample"):
-        assert getattr(batch, name).dtype == np.int32, name
-    assert batch.chunk_mask.dtype == batch.support.dtype == np.bool_
-    for place, index in enumerate(batch.sample):
-        check_episode(at(batch, place), STORE, int(index))
-
-
-def take(iterator, count: int) -> list[int]:
-    return [row for _ in range(count) for row in rows(next(iterator))]
-
-
-def test_every_epoch_holds_every_sample_once_in_an_order_of_its_own() -> None:
-    iterator = batches()
-    epochs = [take(iterator, 6) for _ in range(3)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(FIRST, FIRST + 24))
-        assert epoch != sorted(epoch)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-
-
-def test_a_mixture_by_size_holds_every_question_once_an_epoch() -> None:
-    stores = {"one": STORE, "two": OTHER}
-    shares = mix_weights(dict.fromkeys(stores, 1.0), {n: len(s) for n, s in stores.items()})
-    epoch = take(batches(size=17, stores=stores, weights=shares), 2)
-    assert sorted(epoch) == [*range(FIRST, FIRST + 24), *range(5000, 5010)]
-    assert [row < 5000 for row in epoch] != sorted((row < 5000 for row in epoch), reverse=True)
-
-
-def test_batches_run_on_over_the_end_of_an_epoch() -> None:
-    seen = take(batches(size=5), 24)
-    assert np.bincount(np.array(seen) - FIRST).tolist() == [5] * 24
-
-
-def test_the_seed_decides_the_order() -> None:
-    assert take(batches(seed=3), 8) == take(batches(seed=3), 8)
-    assert take(batches(seed=3), 8) != take(batches(seed=4), 8)
-
-
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_out_the_batches_of_one(hosts) -> None:
-    one = batches(size=4)
-    shards = [batches(size=4 // hosts, shard=(host, hosts)) for host in range(hosts)]
-    for _ in range(9):
-        parts = [rows(next(shard)) for shard in shards]
-        together = [row for part in parts for row in part]
-        assert sorted(together) == sorted(rows(next(one)))
-    # Over the first epoch no sample goes to two hosts, and none to nobody.
-    shards = [batches(size=4 // hosts, shard=(host, hosts)) for host in range(hosts)]
-    shares = [take(shard, 6) for shard in shards]
-    assert sorted(row for share in shares for row in share) == list(range(FIRST, FIRST + 24))
+        check_episode(episodes.EpisodeBatch(*(field[index] for field in batch)), index)
+    # The order of facts is kept where it is known.
+    facts = STORE.support_of(2).tolist()
+    ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
+    assert [int(ordered[place]) for place in facts] == [0, 1]
+    assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
+    most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
+    with pytest.raises(InputError, match=r"config\.env\.max_steps"):
+        episodes.check_steps(most + 1, {"one": STORE, "other": OTHER})
 
 
 WITH_WORKERS = """
@@ -168,26 +92,24 @@ if __name__ == "__main__":
 """
 
 
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert holds()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows the memory that is shared")
 def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(WITH_WORKERS)
-    root = Path(__file__).parents[2]
-    trainer = subprocess.Popen(
-        [sys.executable, program],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    (tmp_path / "program.py").write_text(WITH_WORKERS)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command, pipe = [sys.executable, tmp_path / "program.py"], subprocess.PIPE
+    trainer = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
     assert trainer.stdin is not None
-    assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
     # The first batch may be there before the second worker has begun.
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not all(map(ignores_sigterm, workers)):
-        time.sleep(0.05)
+    until(lambda: all(map(ignores_sigterm, workers)))
     # What a scheduler or a closing terminal sends to all of a run is for the trainer alone.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in workers:
@@ -206,13 +128,7 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     assert not [path for path in shared if "psm_" in path]  # nothing large
     trainer.kill()
     trainer.communicate()
-    end = time.monotonic() + 60
-    while time.monotonic() < end and (
-        any(is_running(pid) for pid in workers) or any(map(os.path.exists, shared))
-    ):
-        time.sleep(0.1)
-    assert not [pid for pid in workers if is_running(pid)]
-    assert not [path for path in shared if os.path.exists(path)]
+    until(lambda: not any(map(is_running, workers)) and not any(map(os.path.exists, shared)))
 
 
 def ignores_sigterm(pid: int) -> bool:
@@ -228,62 +144,105 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resumes_where_it_stood(workers) -> None:
-    stores, weights = {"one": STORE, "other": OTHER}, {"one": 0.7, "other": 0.3}
-    iterator = batches(stores=stores, weights=weights, workers=workers)
-    take(iterator, 7)
-    state = json.loads(json.dumps(iterator.get_state()))
-    rest = [next(iterator) for _ in range(9)]
+def test_rows_that_fill_up_a_batch_are_empty() -> None:
+    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
+    for place in (1, 2):
+        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
+            np.testing.assert_array_equal(field[place], empty)
+    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
 
-    resumed = batches(stores=stores, weights=weights, workers=workers)
-    resumed.set_state(state)
-    for batch in rest:
-        for field, value in zip(batch, next(resumed), strict=True):
+
+STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
+NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
+
+
+def samples(config: BabilongConfig | NiahConfig) -> Any:
+    module: Any = babilong if isinstance(config, BabilongConfig) else haystacks
+    return module.documents(config, "train")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("model")
+    texts = [text for sample in samples(STORIES) for text in sample.chunks]
+    sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
+    make_scratch_folder(folder, texts, sizes, seed=0)
+    return TextTokenizer.load(folder)
+
+
+def tokens(config: BabilongConfig | NiahConfig, tokenizer: TextTokenizer, most: int = 9) -> Any:
+    most_tokens = {"max_question_tokens": 12, "max_chunk_tokens": most}
+    cache = Path(os.environ["QRAG_CACHE"])
+    return tokenise_redrawn(samples(config), tokenizer, **most_tokens, cache=cache)
+
+
+@pytest.fixture(scope="module")
+def stores(tokenizer: TextTokenizer) -> dict[str, RedrawnStore]:
+    return {"babilong": tokens(STORIES, tokenizer), "niah": tokens(NEEDLES, tokenizer, 40)}
+
+
+def batches(stores: dict[str, RedrawnStore], **settings: Any) -> Any:
+    weights, shape = (
+        {"babilong": 0.75, "niah": 0.25},
+        episodes.EpisodeShape.holding([*stores.values()]),
+    )
+    return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **settings)
+
+
+def test_tokens_are_those_of_the_texts(stores, tokenizer) -> None:
+    for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
+        for index in range(len(store)):
+            for epoch in (0, 1, 7):
+                sample, found = drawn(samples(config), index, epoch), store.document(index, epoch)
+                assert found.question.tolist() == tokenizer.encode([sample.question])[0][:12]
+                texts = [ids[:most] for ids in tokenizer.encode(sample.chunks)]
+                assert [chunk.tolist() for chunk in found.chunks] == texts
+                assert tuple(found.support.tolist()) == sample.support
+
+
+def test_what_is_kept_does_not_grow_with_documents(tokenizer, stores) -> None:
+    store = stores["babilong"]
+    longer = tokens(dataclasses.replace(STORIES, chunks=400), tokenizer)
+    assert longer.chunk_texts == store.chunk_texts
+    # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
+    assert len(pickle.dumps(store)) < 10_000
+    same = pickle.loads(pickle.dumps(store)).document(3, 2)  # noqa: S301
+    assert same.support.tolist() == store.document(3, 2).support.tolist()
+    assert 0 < store.truncated_chunks <= store.chunk_texts
+    # The key tells how documents are drawn.
+    assert tokens(STORIES, tokenizer).content_key == store.content_key
+    keys = {store.content_key, stores["niah"].content_key, longer.content_key}
+    for change in ({"seed": 1}, {"noise_repeats": 0}, {"train": 11}):
+        keys.add(tokens(dataclasses.replace(STORIES, **change), tokenizer).content_key)
+    assert len(keys) == 6
+
+
+def test_resumes_over_the_border_of_an_epoch(stores) -> None:
+    """By threads or processes: it does not matter who builds a batch."""
+    plain, iterator = batches(stores), batches(stores, workers=2)
+    every = [next(plain) for _ in range(8)]
+    assert {int(epoch) for batch in every for epoch in batch.epoch} >= {0, 1, 2}
+    first, resumed = next(iterator), batches(stores, workers=2)
+    resumed.set_state(json.loads(json.dumps(iterator.get_state())))
+    for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
+        for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
 
-    if workers:  # building ahead in processes changes no order
-        plain = batches(stores=stores, weights=weights)
-        take(plain, 7)
-        assert [rows(batch) for batch in rest] == [rows(next(plain)) for _ in range(9)]
 
-
-def test_a_mixture_keeps_its_proportions() -> None:
-    stores, weights = {"one": STORE, "other": OTHER}, {"one": 0.75, "other": 0.25}
-    seen = np.array(take(batches(stores=stores, weights=weights), 60))
-    ours = seen < 5000
-    assert ours.sum() == 180
-    assert (np.abs(ours.reshape(-1, 20).sum(1) - 15) <= 1).all()  # everywhere, not only in all
-    # Each source goes through its own epochs: 180 of 24 samples, 60 of 10.
-    assert set(np.bincount(seen[ours] - FIRST).tolist()) == {7, 8}
-    assert np.bincount(seen[~ours] - 5000).tolist() == [6] * 10
-
-
-def test_evaluation_goes_through_the_indices_and_fills_the_last_batch() -> None:
-    indices = [3, 0, 17, 5, 23, 1, 8]
-    found = list(evaluation_batches(STORE, SHAPE, 3, indices))
-    assert len(found) == 3
-    assert all(batch.question.shape == (3, SHAPE.question_tokens) for batch in found)
-    samples = [int(i) for batch in found for i in batch.sample]
-    assert samples == [*indices, PADDING_SAMPLE, PADDING_SAMPLE]
-    flat = [at(batch, place) for batch in found for place in range(3)]
-    for episode, index in zip(flat, indices):
-        check_episode(episode, STORE, index)
-    for episode in flat[len(indices) :]:
-        for field, empty in zip(episode, empty_episode(SHAPE), strict=True):
-            np.testing.assert_array_equal(field, empty)
-            assert field.dtype == np.asarray(empty).dtype
-        assert not episode.chunk_mask.any()
-        assert not episode.support.any()
-    assert list(evaluation_batches(STORE, SHAPE, 3, [])) == []
-    assert len(list(evaluation_batches(STORE, SHAPE, 3, indices[:6]))) == 2
-
-
-def test_check_steps() -> None:
-    most = {name: int(s.chunk_counts.max()) for name, s in (("one", STORE), ("other", OTHER))}
-    stores = {"one": STORE, "other": OTHER}
-    check_steps(min(most.values()), stores)
-    with pytest.raises(InputError, match=re.escape(f"max_steps is {max(most.values()) + 1}")):
-        check_steps(max(most.values()) + 1, stores)
-    with pytest.raises(InputError, match=rf"no one question .* at most {most['one']}\."):
-        check_steps(100, {"one": STORE})
+def test_lazy_samples_and_mixtures_of_them_are_sequences() -> None:
+    stories, needles = samples(STORIES), samples(NEEDLES)
+    fixed = LazySamples(2, lambda i: stories.parts[i])
+    assert joined([fixed]) is fixed
+    mixture = joined([[stories.parts[4]], stories, fixed, needles])
+    assert isinstance(mixture, LazySamples)
+    whole = [stories.parts[4], *stories, *fixed, *needles]
+    for part in (slice(None), slice(2, 9, 3), slice(None, None, -1)):
+        assert [*mixture[part]] == whole[part]
+    assert mixture[-1] == whole[-1]
+    for index in (len(whole), -len(whole) - 1):
+        with pytest.raises(IndexError):
+            mixture[index]
+    assert drawn(mixture, 0, 5) == stories.parts[4]  # the same in every epoch
+    assert drawn(mixture, 3, 5) == drawn(stories, 2, 5) != drawn(stories, 2, 4)
+    assert drawn(mixture, 12, 5) == stories.parts[1]
+    assert drawn(mixture, 18, 5) == drawn(needles, 5, 5)

@@ -1,8 +1,10 @@
-"""Rows of tokens against a tokenizer that reads the joined text, and what a step does."""
+"""Rows of tokens against a tokenizer that reads the joined text; steps; positions."""
 
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,12 +15,11 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
-from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.tokens import TextTokenizer, tokenise
 from qrag_jax.environments import chunks as env
-from tests.data.real_data import real
+from qrag_jax.environments import positions
+from tests.reference import relative_positions
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SAMPLES = [
@@ -85,58 +86,25 @@ class Texts:
         return texts
 
 
-def random_taken(rng: np.random.Generator, samples: list[Sample], steps: int) -> np.ndarray:
-    taken = np.full((len(samples), steps), env.NOT_TAKEN, np.int32)
-    for row, sample in zip(taken, samples, strict=True):
-        count = rng.integers(0, min(steps, len(sample.chunks)) + 1)
-        row[:count] = rng.permutation(len(sample.chunks))[:count]
-    return taken
-
-
-def check_state_rows(texts: Texts, taken: np.ndarray, sort_by_index: bool) -> None:
-    tokens, lengths = env.state_rows(
-        texts.batch, taken, texts.form, chunk_tokens=10_000, sort_by_index=sort_by_index
-    )
-    width = texts.batch.question.shape[1], texts.batch.chunks.shape[2], taken.shape[1]
-    assert tokens.shape[1] == env.state_width(1, *width)
-    expected = texts.state_texts(taken, sort_by_index)
-    for row, length, text in zip(np.asarray(tokens), np.asarray(lengths), expected, strict=True):
-        assert row[:length].tolist() == texts.ids(text)
-        assert (row[length:] == texts.form.pad_id).all()
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Texts:
-    return Texts(SAMPLES, tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
-def hotpot(tmp_path_factory) -> Texts:
-    records = read_records(real("hotpotqa/dev.jsonl.gz"))
-    samples = [hotpotqa.parse(record) for _, (_, record) in zip(range(12), records)]
-    return Texts(samples, tmp_path_factory.mktemp("hotpot"))
+def texts(tmp_path_factory) -> Texts:
+    return Texts(SAMPLES, tmp_path_factory.mktemp("texts"))
 
 
 @pytest.mark.parametrize("sort_by_index", [False, True])
-def test_state_rows_are_the_tokens_of_the_joined_text(made, sort_by_index) -> None:
-    orders = [[0, 1, 2, 3], [4, 2, 0], [3], [1, 0], []]
-    for order in orders:
+def test_rows_are_the_tokens_of_the_joined_text(texts, sort_by_index) -> None:
+    rows = jax.jit(
+        partial(env.state_rows, form=texts.form, chunk_tokens=10_000, sort_by_index=sort_by_index)
+    )
+    for order in ([0, 1, 2, 3], [4, 2, 0], [3], [1, 0], []):
         first = order + [env.NOT_TAKEN] * (4 - len(order))
         second = [i for i in order if i < 2]
-        second += [env.NOT_TAKEN] * (4 - len(second))
-        check_state_rows(made, np.array([first, second], np.int32), sort_by_index)
-
-
-@pytest.mark.parametrize("sort_by_index", [False, True])
-def test_state_rows_of_hotpotqa(hotpot, sort_by_index) -> None:
-    rng = np.random.default_rng(0)
-    for steps in (5, 0):
-        check_state_rows(hotpot, random_taken(rng, hotpot.samples, steps), sort_by_index)
-
-
-def check_chunk_rows(texts: Texts) -> None:
-    tokens, lengths = env.chunk_rows(texts.batch, texts.form, row_tokens=10_000)
-    tokens, lengths = np.asarray(tokens), np.asarray(lengths)
+        taken = np.array([first, second + [env.NOT_TAKEN] * (4 - len(second))], np.int32)
+        tokens, lengths = map(np.asarray, rows(texts.batch, taken))
+        for row, length, text in zip(tokens, lengths, texts.state_texts(taken, sort_by_index)):
+            assert row[:length].tolist() == texts.ids(text)
+            assert (row[length:] == texts.form.pad_id).all()
+    tokens, lengths = map(np.asarray, env.chunk_rows(texts.batch, texts.form, row_tokens=10_000))
     for b, sample in enumerate(texts.samples):
         for i, chunk in enumerate(sample.chunks):
             assert tokens[b, i, : lengths[b, i]].tolist() == texts.ids(chunk)
@@ -144,66 +112,28 @@ def check_chunk_rows(texts: Texts) -> None:
         assert (lengths[b, len(sample.chunks) :] == 0).all()
 
 
-def test_chunk_rows_are_the_tokens_of_the_chunks(made) -> None:
-    check_chunk_rows(made)
-
-
-def test_chunk_rows_of_hotpotqa(hotpot) -> None:
-    check_chunk_rows(hotpot)
-
-
-@pytest.mark.parametrize("kept", [1, 3, 7])
-@pytest.mark.parametrize("name", ["made", "hotpot"])
-def test_truncation_cuts_each_part_on_its_own(name, kept, request) -> None:
-    texts = request.getfixturevalue(name)
-    taken = random_taken(np.random.default_rng(kept), texts.samples, 3)
-    tokens, lengths = env.state_rows(
-        texts.batch, taken, texts.form, chunk_tokens=kept, sort_by_index=False
-    )
-    (cls_id,), sep_id, _ = texts.form
-    for b, sample in enumerate(texts.samples):
-        expected = texts.ids(sample.question)
-        for i in taken[b][taken[b] >= 0]:
-            expected += [*texts.ids(sample.chunks[i])[1:-1][:kept], sep_id]
-        assert np.asarray(tokens)[b, : lengths[b]].tolist() == expected
-    rows, row_lengths = env.chunk_rows(texts.batch, texts.form, row_tokens=kept + 2)
-    assert rows.shape[2] <= kept + 2
-    for b, sample in enumerate(texts.samples):
-        for i, chunk in enumerate(sample.chunks):
-            expected = [cls_id, *texts.ids(chunk)[1:-1][:kept], sep_id]
-            assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == expected
-
-
-@pytest.mark.parametrize("opening", [(), (7,), (2, 7, 8)])
-def test_rows_open_with_what_the_encoder_asks_for(made, opening) -> None:
-    form = made.form._replace(opening=opening)
-    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)[: len(made.samples)]
-    tokens, lengths = env.state_rows(made.batch, taken, form, chunk_tokens=4, sort_by_index=False)
-    kept = min(4, made.batch.chunks.shape[2])
-    width = env.state_width(len(opening), made.batch.question.shape[1], kept, 2)
+@pytest.mark.parametrize(("opening", "kept"), [((), 3), ((2,), 1), ((2, 7, 8), 4)])
+def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_on_its_own(
+    texts, opening, kept
+) -> None:
+    form = texts.form._replace(opening=opening)
+    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
+    tokens, lengths = jax.jit(
+        partial(env.state_rows, form=form, chunk_tokens=kept, sort_by_index=False)
+    )(texts.batch, taken)
+    width = env.state_width(len(opening), texts.batch.question.shape[1], kept, 2)
     assert tokens.shape[1] == width
-    sep_id = form.sep_id
-    for b, sample in enumerate(made.samples):
-        expected = [*opening, *made.ids(sample.question)[1:]]
-        for i in taken[b][taken[b] >= 0]:
-            expected += [*made.ids(sample.chunks[i])[1:-1][:4], sep_id]
+    most = len(opening) + 1 + kept
+    rows, row_lengths = env.chunk_rows(texts.batch, form, row_tokens=most)
+    assert rows.shape[2] <= most
+    for b, sample in enumerate(texts.samples):
+        parts = [[*texts.ids(chunk)[1:-1][:kept], form.sep_id] for chunk in sample.chunks]
+        expected = [*opening, *texts.ids(sample.question)[1:]]
+        expected += [token for i in taken[b][taken[b] >= 0] for token in parts[i]]
         assert np.asarray(tokens)[b, : lengths[b]].tolist() == expected
         assert (np.asarray(tokens)[b, lengths[b] :] == form.pad_id).all()
-    rows, row_lengths = env.chunk_rows(made.batch, form, row_tokens=len(opening) + 4)
-    assert rows.shape[2] <= len(opening) + 4
-    for b, sample in enumerate(made.samples):
-        for i, chunk in enumerate(sample.chunks):
-            expected = [*opening, *made.ids(chunk)[1:-1][:3], sep_id]
-            assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == expected
-
-
-def test_rows_do_not_change_under_jit(made) -> None:
-    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
-    settings = {"form": made.form, "chunk_tokens": 4, "sort_by_index": False}
-    plain = env.state_rows(made.batch, taken, **settings)
-    jitted = jax.jit(lambda batch, taken: env.state_rows(batch, taken, **settings))
-    for one, other in zip(plain, jitted(made.batch, taken), strict=True):
-        np.testing.assert_array_equal(one, other)
+        for i, part in enumerate(parts):
+            assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == [*opening, *part]
 
 
 def document(chunk_counts: list[int], support: list[list[int]]) -> EpisodeBatch:
@@ -234,80 +164,123 @@ def play(batch: EpisodeBatch, actions: list[list[int]], never_terminate: bool):
     return states
 
 
-def done(states) -> list[list[bool]]:
-    return [np.asarray(state.done).tolist() for state in states]
-
-
-def test_reset() -> None:
-    batch = document([3, 0], [[1], []])
-    state = env.reset(batch, 4)
-    assert (np.asarray(state.taken) == env.NOT_TAKEN).all()
-    assert state.taken.shape == (2, 4)
-    np.testing.assert_array_equal(state.available, batch.chunk_mask)
-    assert np.asarray(state.done).tolist() == [False, True]
-
-
-def test_ends_after_max_steps() -> None:
-    states = play(document([5], [[4]]), [[0], [3], [1]], never_terminate=True)
-    assert done(states) == [[False], [False], [False], [True]]
-    assert np.asarray(states[-1].taken).tolist() == [[0, 3, 1]]
-    assert np.asarray(states[-1].available).tolist() == [[False, False, True, False, True]]
-
-
-def test_ends_when_no_chunk_is_left_and_then_changes_no_more() -> None:
-    states = play(document([2, 4], [[0], [0]]), [[1, 1], [0, 0], [0, 3], [1, 2]], True)
-    assert [row[0] for row in done(states)] == [False, False, True, True, True]
-    assert [row[1] for row in done(states)] == [False, False, False, False, True]
-    assert np.asarray(states[-1].taken).tolist() == [[1, 0, -1, -1], [1, 0, 3, 2]]
-
-
-@pytest.mark.parametrize("never_terminate", [False, True])
-def test_ends_when_all_facts_are_found_unless_never_terminate(never_terminate) -> None:
-    batch = document([4, 4], [[1, 3], [0, 2]])
-    states = play(batch, [[1, 1], [3, 2], [0, 3]], never_terminate)
-    if never_terminate:
-        assert done(states) == [[False] * 2, [False] * 2, [False] * 2, [True] * 2]
-    else:
-        assert done(states) == [[False] * 2, [False] * 2, [True, False], [True] * 2]
-        # What came after the end left no trace.
-        assert np.asarray(states[-1].taken).tolist() == [[1, 3, -1], [1, 2, 3]]
-        assert np.asarray(states[-1].available)[0].tolist() == [True, False, True, False]
-
-
-@pytest.mark.parametrize("never_terminate", [False, True])
-def test_without_known_facts_no_fact_ends_an_episode(never_terminate) -> None:
-    states = play(document([3, 3], [[], [1]]), [[1, 1], [0, 0]], never_terminate)
-    assert [row[0] for row in done(states)] == [False, False, True]
-    assert [row[1] for row in done(states)] == [False, not never_terminate, True]
-    assert np.asarray(states[-1].taken)[0].tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("never_terminate", [False, True])
-def test_padding_episodes_have_ended_from_the_start(never_terminate) -> None:
-    states = play(document([0, 3], [[], [2]]), [[0, 0], [1, 1]], never_terminate)
-    assert [row[0] for row in done(states)] == [True, True, True]
-    assert (np.asarray(states[-1].taken)[0] == env.NOT_TAKEN).all()
-    assert not np.asarray(states[-1].available)[0].any()
-
-
 @pytest.mark.parametrize("never_terminate", [False, True])
 def test_random_episodes_against_sets(never_terminate) -> None:
+    """What comes after the end leaves no trace; a row that fills up a batch has none."""
     rng = np.random.default_rng(5)
-    counts = [int(c) for c in rng.integers(1, 7, 20)]
-    support = [sorted(rng.choice(c, min(2, c), replace=False).tolist()) for c in counts]
+    counts = [0, *(int(c) for c in rng.integers(1, 7, 20))]
+    some = rng.integers(0, 3, 21)  # without known facts, no fact ends an episode
+    support = [
+        sorted(rng.choice(c, min(f, c), replace=False).tolist()) for c, f in zip(counts, some)
+    ]
     batch, orders = document(counts, support), [rng.permutation(c) for c in counts]
     actions = [[int(order[t]) if t < len(order) else 0 for order in orders] for t in range(4)]
     states = play(batch, actions, never_terminate)
+    np.testing.assert_array_equal(states[0].available, batch.chunk_mask)
     for b, (count, facts, order) in enumerate(zip(counts, support, orders, strict=True)):
         taken: list[int] = []
-        ended = False
+        ended = not count
+        assert bool(states[0].done[b]) == ended
         for t in range(4):
             if not ended:
                 taken.append(int(order[t]))
-                found = set(facts) <= set(taken)
-                ended = t == 3 or len(taken) == count or (found and not never_terminate)
+                found = facts and set(facts) <= set(taken)
+                ended = t == 3 or len(taken) == count or bool(found and not never_terminate)
             state = states[t + 1]
             assert bool(state.done[b]) == ended
             assert np.asarray(state.taken[b]).tolist() == taken + [-1] * (4 - len(taken))
             left = set(range(count)) - set(taken)
             assert set(np.flatnonzero(state.available[b]).tolist()) == left
+
+
+def test_relative_is_as_defined_also_of_a_slice_and_of_a_batch():
+    relative = jax.jit(positions.relative)
+    for taken, count in (
+        ([], 1),
+        ([], 50),
+        ([3], 10),
+        ([9, 4], 10),
+        ([0, 1, 2], 3),
+        ([5, 30, 6], 99),
+    ):
+        padded = jnp.asarray([*taken, *[-1] * (6 - len(taken))])
+        got = relative(jnp.arange(count), padded, jnp.int32(count))
+        assert got.tolist() == relative_positions(taken, count)
+    rng = np.random.default_rng(0)
+    chunks = np.array([40, 23])
+    taken = np.array([[7, -1, 21], [-1, -1, 3]])
+    index = jnp.asarray(rng.integers(0, 23, size=(2, 5)))
+    got = positions.relative(index, jnp.asarray(taken), jnp.asarray(chunks))
+    for row in range(2):
+        whole = relative_positions([t for t in taken[row] if t >= 0], chunks[row])
+        assert got[row].tolist() == [whole[i] for i in index[row].tolist()]
+
+
+def test_relative_positions_are_the_same_at_any_length():
+    """The k-th of n parts of an interval lies at one position, however long the document."""
+    taken = jnp.asarray([30, -1])
+    short = positions.relative(jnp.arange(91), taken, jnp.int32(91))
+    ten_million_tokens = 40_000
+    far = jnp.asarray([30 * ten_million_tokens // 91, -1])
+    index = jnp.linspace(0, ten_million_tokens - 1, 91).astype(int)
+    long = positions.relative(index, far, jnp.int32(ten_million_tokens))
+    assert int(jnp.abs(short - long).max()) <= 1
+    every = positions.relative(jnp.arange(ten_million_tokens), far, jnp.int32(ten_million_tokens))
+    assert set(np.unique(every).tolist()) == set(np.unique(short).tolist())
+    assert int(every.max()) <= positions.last_position("relative", ten_million_tokens, 1)
+
+
+def test_absolute_counts_and_random_indents_leave_gaps():
+    assert positions.absolute(None, 2, 4).tolist() == [[0, 1, 2, 3]] * 2
+    drawn = positions.absolute(jax.random.split(jax.random.key(0), 3), 3, 200)
+    assert (drawn[:, 0] == 0).all()
+    gaps = np.diff(np.asarray(drawn), axis=1)
+    assert set(np.unique(gaps)) == set(range(1, positions.MOST_INDENT + 1))
+    assert (drawn[0] != drawn[1]).any()
+    assert int(drawn.max()) <= positions.last_position("random", 200, 2)
+    assert positions.last_position("absolute", 200, 2) == 199
+    assert positions.last_position("none", 200, 2) == 0
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 6, 100, 2000])
+def test_published_indents_move_five_parts(chunks: int) -> None:
+    last = positions.last_position("random_published", chunks, 2)
+    assert last == 1999
+    keys = jax.random.split(jax.random.key(chunks), 20)
+    indents = positions.draw_indents(keys, jnp.full(20, chunks))
+    for place in indents.positions(np.arange(chunks)[None].repeat(20, 0)).tolist():
+        gaps = np.diff(place)
+        assert (gaps >= 1).all()
+        assert 0 <= place[0] < max(2000 - chunks, 1)
+        assert place[-1] - (chunks - 1) < max(2000 - chunks, 1)
+        assert place[-1] <= last
+        # A part begins at four chunks at most, none of them the first or the last one.
+        assert np.count_nonzero(gaps > 1) <= min(4, max(chunks - 2, 0))
+        assert chunks < 3 or gaps[-1] == 1
+
+
+def test_published_cuts_are_any_four_and_indents_any_five() -> None:
+    draws = 3000
+    keys = jax.random.split(jax.random.key(0), draws)
+    indents = positions.draw_indents(keys, jnp.full(draws, 8))
+    sets, seen = np.unique(np.asarray(indents.cuts), axis=0, return_counts=True)
+    assert len(sets) == math.comb(6, 4)  # of the places 1, …, 6
+    assert (np.diff(sets, axis=1) > 0).all()
+    assert (sets.min(), sets.max()) == (1, 6)
+    expected = draws / len(sets)
+    assert np.abs(seen - expected).max() < 5 * math.sqrt(expected)
+    by = np.asarray(indents.by)
+    assert (np.diff(by, axis=1) >= 0).all()
+    # The order statistics of five uniform draws below 1992: j / 6 of it on average.
+    np.testing.assert_allclose(by.mean(0) / 1992, np.arange(1, 6) / 6, atol=0.015)
+    assert by.max() < 1992
+
+
+def test_the_keys_of_an_evaluation_are_those_of_the_question() -> None:
+    rows = np.array([[5, 6, 7, 0], [5, 6, 8, 0], [7, 6, 5, 0], [5, 6, 7, 9], [5, 6, 0, 0]])
+    lengths = np.array([3, 3, 3, 3, 2])
+    keys = jax.random.key_data(positions.evaluation_keys(rows, lengths)).tolist()
+    wider = np.pad(rows, ((0, 0), (0, 3)), constant_values=1)
+    assert jax.random.key_data(positions.evaluation_keys(wider, lengths)).tolist() == keys
+    assert keys[0] == keys[3]  # what lies beyond is not read
+    assert len({tuple(key) for key in keys}) == 4

@@ -1,18 +1,32 @@
-"""Reading record files, and every way in which one can be broken."""
+"""Files of records and of text: what holds beyond a round trip, and which files are found."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qrag_jax.data.files.hub import load_hub
 from qrag_jax.data.files.records import read_records, split_files
+from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
+from tests.data.real_data import ROOT
 
-RECORDS = [{"_id": "a", "n": 1}, {"_id": "b", "n": "zwölf\u2028drei"}, {"_id": "c", "n": None}]
+RECORDS = [
+    {"_id": "a", "n": 1},
+    {"_id": "b", "n": "zwölf\u2028drei\u0085"},
+    {"_id": "c", "n": None},
+]
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 
 
@@ -21,135 +35,88 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def message(path: Path) -> str:
-    """The one-sentence error that reading `path` to the end raises."""
-    with pytest.raises(InputError) as caught:
-        list(read_records(path))
-    text = str(caught.value)
-    assert str(path) in text
-    assert "\n" not in text
-    return text
-
-
-@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz", "r.json", "r.json.gz"])
-def test_json_lines_are_read_under_every_name(tmp_path: Path, name: str) -> None:
-    read = list(read_records(write(tmp_path / name, LINES)))
-    assert read == [(f"{name}:{number}", record) for number, record in enumerate(RECORDS, 1)]
-
-
-@pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_document_is_a_list_or_has_one_under_data(
-    tmp_path: Path, name: str, indent: int | None, wrapped: bool
-) -> None:
-    value = {"version": 1, "data": RECORDS} if wrapped else RECORDS
-    path = write(tmp_path / name, json.dumps(value, indent=indent).encode())
-    read = list(read_records(path))
-    assert read == [(f"{name}:{number}", record) for number, record in enumerate(RECORDS, 1)]
+def refused(path: Path, read: Callable[[Path], Any] = lambda path: [*read_records(path)]) -> str:
+    """The one line, with the file in it, by which reading it to the end is refused."""
+    with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.json"])
-def test_byte_order_mark_blank_lines_and_windows_line_ends_are_no_matter(
-    tmp_path: Path, name: str
-) -> None:
+def test_marks_blank_lines_and_windows_line_ends_are_no_matter(tmp_path: Path, name: str) -> None:
     data = b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n\r\n")
     read = list(read_records(write(tmp_path / name, data)))
-    assert [record for _, record in read] == RECORDS
-    assert [where for where, _ in read] == [f"{name}:1", f"{name}:3", f"{name}:5"]
+    assert read == [(f"{name}:{2 * n + 1}", record) for n, record in enumerate(RECORDS)]
 
 
-def test_json_lines_are_streamed(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", LINES + b"broken\n")
-    records = read_records(path)
-    assert [next(records)[1] for _ in RECORDS] == RECORDS
-    with pytest.raises(InputError, match="line 4"):
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("value", [RECORDS, {"version": 1, "data": RECORDS}])
+def test_a_document_is_a_list_or_has_one_under_data(tmp_path, indent, value) -> None:
+    path = write(tmp_path / "r.json.gz", json.dumps(value, indent=indent).encode())
+    read = list(read_records(path))
+    assert read == [(f"r.json.gz:{number}", record) for number, record in enumerate(RECORDS, 1)]
+
+
+def test_long_files_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = read_records(write(tmp_path / "r.jsonl", LINES + b"broken\n"))
+    assert [next(records)[1] for _ in RECORDS] == RECORDS  # streamed
+    with pytest.raises(InputError, match="4"):
         next(records)
+    chunks = json.dumps(["word " * 100] * 1000)  # half a megabyte
+    with (tmp_path / "r.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["chunks"], [chunks]])
+    assert [record["chunks"] for _, record in read_records(tmp_path / "r.csv")] == [chunks]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # its package is not there
+    assert "qrag_jax[parquet]" in refused(write(tmp_path / "train.parquet", b"PAR1"))
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    assert "does not exist" in message(tmp_path / "none.jsonl")
+@pytest.mark.parametrize(
+    ("name", "data", "at"),
+    [
+        ("r.jsonl.gz", b" \n\n", "empty"),
+        ("r.csv", b"a,b\n", "empty"),
+        ("r.jsonl", LINES + '{"_id": "Zürich"}'.encode("latin-1"), "4"),
+        ("r.jsonl", LINES + b"[" * 100_000 + b"\nalso broken\n", "4"),
+        ("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"),
+        ("r.json", json.dumps({"records": RECORDS}, indent=1).encode(), "data"),
+        ("r.json", b'[{"a": 1}, 3]', "2"),
+        ("r.csv", b"a,b\n1,2,3\n", "2"),
+        ("r.csv", b'a,b\n"1"x,2\n', "2"),
+        ("r.csv", b"a\n\xff\n", "2"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path, name, data, at) -> None:
+    assert at in refused(write(tmp_path / name, data)).replace(str(tmp_path), "")
 
 
-def test_other_format_by_name(tmp_path: Path) -> None:
-    assert ".jsonl.gz" in message(write(tmp_path / "train.pdf", b"PDF"))
-
-
-@pytest.mark.parametrize("data", [b"", b" \n\n"])
-@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz", "r.json", "r.json.gz"])
-def test_empty_file(tmp_path: Path, name: str, data: bytes) -> None:
-    assert "is empty" in message(write(tmp_path / name, data))
-
-
-def test_file_of_no_bytes_named_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl.gz"
-    path.touch()
-    assert "is empty" in message(path)
-
-
-def test_empty_list(tmp_path: Path) -> None:
-    assert "is empty" in message(write(tmp_path / "r.json", b"[]"))
-
-
-def test_truncated_gzip_names_the_last_whole_record(tmp_path: Path) -> None:
+def test_gzip_that_is_cut_or_none(tmp_path: Path) -> None:
     # Stored, not deflated, so that the cut leaves exactly the first two lines and half the third.
     whole = gzip.compress(LINES, compresslevel=0)
-    header = whole.index(LINES)
     path = tmp_path / "r.jsonl.gz"
-    path.write_bytes(whole[: header + len(LINES) - 5])
-    assert "truncated after record 2; download it again" in message(path)
-    path.rename(tmp_path / "r.json.gz")
-    assert "truncated after record 0; download it again" in message(tmp_path / "r.json.gz")
+    path.write_bytes(whole[: whole.index(LINES) + len(LINES) - 5])
+    assert "record 2" in refused(path)
+    damaged = bytearray(gzip.compress(LINES))
+    damaged[len(damaged) // 2] ^= 0xFF
+    for data in (bytes(damaged), LINES, b""):
+        path.write_bytes(data)
+        refused(path)
+    refused(tmp_path / "none.jsonl")
 
 
-def test_corrupt_gzip(tmp_path: Path) -> None:
-    whole = bytearray(gzip.compress(LINES))
-    whole[len(whole) // 2] ^= 0xFF
-    path = tmp_path / "r.jsonl.gz"
-    path.write_bytes(bytes(whole))
-    assert "download it again" in message(path)
-
-
-def test_plain_text_named_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl.gz"
-    path.write_bytes(LINES)
-    assert "is not sound gzip after record 0" in message(path)
-
-
-def test_gzip_named_plain(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(gzip.compress(LINES))
-    assert "line 1, is not UTF-8" in message(path)
-
-
-def test_not_utf8_names_the_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", LINES + '{"_id": "Zürich"}'.encode("latin-1"))
-    assert "line 4, is not UTF-8 at byte 10" in message(path)
-    path = write(tmp_path / "r.json", '[{"_id": "Zürich"}]'.encode("latin-1"))
-    assert "is not UTF-8 at byte 11" in message(path)
-
-
-@pytest.mark.parametrize("broken", [b'{"_id": "d", "n"\n', b"{'_id': 'd'}\n", b"[" * 100_000])
-def test_first_broken_line_is_named(tmp_path: Path, broken: bytes) -> None:
-    text = message(write(tmp_path / "r.jsonl", LINES + broken + b"also broken\n"))
-    assert "line 4, is not JSON" in text
-
-
-def test_broken_document_names_the_place(tmp_path: Path) -> None:
-    text = b'[\n{"_id": "a"},\n{"_id": "b"\n'
-    assert "is not JSON (" in message(write(tmp_path / "r.json", text))
-    assert "at line 4 column 1)" in message(write(tmp_path / "r.json", text))
-
-
-@pytest.mark.parametrize("value", [7, "text", {"records": RECORDS, "version": 1}])
-def test_document_without_a_list(tmp_path: Path, value: object) -> None:
-    path = write(tmp_path / "r.json", json.dumps(value, indent=1).encode())
-    assert 'under "data"' in message(path)
-
-
-def test_record_that_is_no_object(tmp_path: Path) -> None:
-    assert "record 2, is not a JSON object" in message(write(tmp_path / "r.json", b'[{"a": 1}, 3]'))
-    assert "record 1, is not a JSON object" in message(write(tmp_path / "r.jsonl", b"[]\n"))
+def test_texts_plain_and_packed(tmp_path: Path) -> None:
+    text = "Zoë said:\nno.\n"
+    for data in (text.encode(), b"\xef\xbb\xbf" + text.encode()):
+        for name in ("a.txt", "b.txt.gz"):
+            assert read_text(write(tmp_path / name, data)) == text
+    touch(tmp_path, "a.txt.gz", "c.md")
+    assert [path.name for path in text_files(tmp_path)] == ["a.txt", "b.txt.gz"]
+    for data in (gzip.compress(bytes(range(256)) * 99)[:100], b"not gzip"):
+        (tmp_path / "b.txt.gz").write_bytes(data)
+        refused(tmp_path / "b.txt.gz", read_text)
+    assert "2" in refused(write(tmp_path / "l.txt", "fine\nZoë\n".encode("latin-1")), read_text)
+    for path, read in ((tmp_path / "none.txt", read_text), (tmp_path / "l.txt", text_files)):
+        refused(path, read)
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -157,65 +124,66 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(b"x")
 
 
-def names(files: list[Path]) -> list[str]:
-    return [file.name for file in files]
-
-
 OFFICIAL = ("hotpot_train_v1.1.json",)
 
 
-def test_a_file_is_its_own_split(tmp_path: Path) -> None:
-    touch(tmp_path, "mine.jsonl")
-    assert split_files(tmp_path / "mine.jsonl", "dev", OFFICIAL) == [tmp_path / "mine.jsonl"]
-
-
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".json.gz", ".jsonl.gz"])
-def test_the_official_file_is_read_alone(tmp_path: Path, suffix: str) -> None:
-    touch(tmp_path, "hotpot_train_v1.1" + suffix, "train_more.jsonl", "dev.jsonl")
-    assert names(split_files(tmp_path, "train", OFFICIAL)) == ["hotpot_train_v1.1" + suffix]
-
-
-def test_else_all_files_that_begin_with_the_split(tmp_path: Path) -> None:
-    touch(tmp_path, "train_titles.jsonl.gz", "train.json", "train.txt", "open_train.jsonl")
-    touch(tmp_path, "dev.jsonl.gz", "train_b.json.gz", "train_c.jsonl.gz.part")
+@pytest.mark.parametrize(
+    ("there", "split", "found"),
+    [
+        # The official file alone; else all that begin with the split, a file and its gzip once.
+        ("hotpot_train_v1.1.jsonl.gz train_more.jsonl", "train", "hotpot_train_v1.1.jsonl.gz"),
+        (
+            "train_b.jsonl.gz train.json train.txt open_train.jsonl dev.jsonl train_c.jsonl.part",
+            "train",
+            "train.json train_b.jsonl.gz",
+        ),
+        ("train.jsonl train.jsonl.gz", "train", "train.jsonl"),
+        ("train.csv train.csv.gz train-01.parquet", "train", "train.csv train-01.parquet"),
+        ("dev.parquet train.csv", "dev", "dev.parquet"),
+    ],
+)
+def test_the_files_of_a_split(tmp_path: Path, there: str, split: str, found: str) -> None:
+    touch(tmp_path, *there.split())
     (tmp_path / "train_folder.json").mkdir()
-    found = names(split_files(tmp_path, "train", OFFICIAL))
-    assert found == ["train.json", "train_b.json.gz", "train_titles.jsonl.gz"]
-    assert names(split_files(tmp_path, "dev", OFFICIAL)) == ["dev.jsonl.gz"]
+    files = split_files(tmp_path, split, OFFICIAL)
+    assert [path.name for path in files] == found.split()
+    assert split_files(files[0], "any", OFFICIAL) == files[:1]  # a file is its own split
 
 
-def test_a_file_and_its_gzip_are_read_once(tmp_path: Path) -> None:
-    touch(tmp_path, "train.jsonl", "train.jsonl.gz", "hotpot_dev.json", "hotpot_dev.json.gz")
-    assert names(split_files(tmp_path, "train", OFFICIAL)) == ["train.jsonl"]
-    assert names(split_files(tmp_path, "dev", ("hotpot_dev.json",))) == ["hotpot_dev.json"]
+def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        refused(path, lambda path: split_files(path, "train", OFFICIAL))
+    touch(tmp_path, "dev.jsonl", "notes.md")
+    said = refused(tmp_path, lambda path: split_files(path, "train", OFFICIAL))
+    assert all(name in said for name in (*OFFICIAL, "dev.jsonl", "notes.md"))
 
 
-def test_missing_path(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere does not exist"):
-        split_files(tmp_path / "nowhere", "train", OFFICIAL)
+def test_records_of_a_local_repository(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"id": "a", "n": [1, 2]}\n{"id": "b", "n": []}\n')
+    assert list(load_hub(str(tmp_path), None, "train")) == [
+        {"id": "a", "n": [1, 2]},
+        {"id": "b", "n": []},
+    ]
 
 
-def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"hotpot_train_v1\.1\.json"):
-        split_files(tmp_path, "train", OFFICIAL)
-
-
-def test_folder_without_the_split_names_both_sides(tmp_path: Path) -> None:
-    touch(tmp_path, "dev.jsonl", "notes.md", *(f"z{number}" for number in range(9)))
-    with pytest.raises(InputError) as caught:
-        split_files(tmp_path, "train", OFFICIAL)
-    text = str(caught.value)
-    assert "looked for hotpot_train_v1.1.json and train*.jsonl, .json, .csv (.gz) or" in text
-    assert "found dev.jsonl, notes.md, z0" in text
-    assert text.endswith("and 3 more")
-
-
-def test_real_folder() -> None:
-    folder = real("hotpotqa")
-    train = split_files(folder, "train", OFFICIAL)
-    dev = split_files(folder, "dev", ("hotpot_dev_distractor_v1.json",))
-    assert names(train) == ["train.jsonl.gz", "train_titles.jsonl.gz"]
-    assert names(dev) == ["dev.jsonl.gz", "dev_titles.jsonl.gz"]
-    assert [sum(1 for _ in read_records(file)) for file in (*train, *dev)] == [991, 244, 189, 465]
-    wiki = split_files(real("2wikimultihopqa"), "dev", ("dev.json",))
-    assert names(wiki) == ["dev.jsonl.gz"]
+def test_a_hub_that_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A process of its own: both packages read these variables once, when they are imported.
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    code = (
+        "from qrag_jax.data.sources.registry import load_samples\n"
+        "from qrag_jax.errors import InputError\n"
+        "try: load_samples('musique', '', 'dev')\n"
+        "except InputError as error: print(error)\n"
+    )
+    command, env = [sys.executable, "-c", code], os.environ | offline
+    said = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert len(said.stdout.splitlines()) == 1
+    assert "data.path" in said.stdout
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"qrag_jax\[hub\]"):
+        load_hub("hotpotqa/hotpot_qa", "distractor", "validation")
+    for source in ("musique", "niah"):  # one is there, one is not
+        with pytest.raises(InputError, match=r"data\.path"):
+            load_samples(source, "", "dev")

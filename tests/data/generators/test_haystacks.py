@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
 
+import numpy as np
 import pytest
 
 from qrag_jax.data.generators.haystacks import FILLER, PRESETS, NiahConfig, documents
+from qrag_jax.data.generators.niah_words import FIRST, SECOND, distinct
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
 
@@ -53,73 +53,26 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
         assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
 
 
-def test_haystacks() -> None:
+def test_what_the_needles_lie_in(tmp_path) -> None:
     repeated = documents(config("single_1"), "train")[0]
     hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
     assert hay == (list(FILLER) * 6)[:29]
     pool = set(noise(NoiseConfig(), "train", 26).sentences)
     essay = documents(config("multivalue"), "train")[0]
     assert sum(text in pool for text in essay.chunks) == 26
-
-
-def test_needles_are_anywhere() -> None:
     places = [i for s in documents(config("multivalue", train=200), "train") for i in s.support]
     assert {*places} == {*range(30)}
-
-
-def test_knobs_go_before_the_preset() -> None:
-    knobs = config("single_1", queries=3, values=2, value_type="words", haystack="essay").knobs
-    assert knobs == ("essay", 3, 2, 3, "words", "words")
+    # Knobs go before the preset.
     sample = documents(config("multiquery", queries=2, keys=6), "dev")[0]
     assert len(asked(sample)) == len(sample.support) == 2
     assert len(needles(sample)) == 6
-
-
-def test_deterministic_in_seed_split_length_and_number() -> None:
-    made = documents(config("multivalue"), "train")
-    assert [s.id for s in made][:2] == ["niah_multivalue-train-0", "niah_multivalue-train-1"]
-    assert made[3] == made[3] == documents(config("multivalue"), "train", 30, 4)[3]
-    assert (len(made), len(documents(config("multivalue"), "train", count=4))) == (8, 4)
-    others = [
-        documents(config("multivalue", seed=1), "train")[3],
-        documents(config("multivalue"), "dev")[3],
-        documents(config("multivalue"), "train", 31)[3],
-        made[4],
-    ]
-    assert all(asked(other) != asked(made[3]) for other in others)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_length_in_tokens(preset: str) -> None:
-    for tokens in (1000, 4000):
-        for sample in documents(config(preset, chunks=0, tokens=tokens), "train", count=3):
-            assert 0.6 < sum(len(text) + 1 for text in sample.chunks) / 4 / tokens < 1.6
-    assert len(documents(config(preset, chunks=0), "train", 77)[0].chunks) == 77
-
-
-def test_bad_settings(tmp_path) -> None:
-    for field, value in {"chunks": -1, "tokens": 0, "values": 1.5, "seed": -1}.items():
-        with pytest.raises(InputError, match=rf"niah\.{field} is {value}; give an integer from"):
-            NiahConfig(**{field: value})
-    with pytest.raises(InputError, match=r"niah.preset"):
-        NiahConfig("triple")
-    for field in ("haystack", "key_type", "value_type"):
-        with pytest.raises(InputError, match=rf"niah\.{field} is 'tree'; give one of \w+, \w+"):
-            NiahConfig(**{field: "tree"})
-    with pytest.raises(InputError, match="fit 11 chunks"):
+    (long,) = documents(config("multivalue", chunks=0, tokens=2000), "train", count=1)
+    assert 0.6 < sum(len(text) + 1 for text in long.chunks) / 4 / 2000 < 1.6
+    with pytest.raises(InputError, match="11 chunks"):
         documents(config("multivalue", keys=3), "train", 11)
     (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match="gives 3 sentences"):
+    with pytest.raises(InputError, match=str(tmp_path)):
         documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
-
-
-def test_ten_million_tokens_in_a_moment() -> None:
-    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=10)
-    made = documents(settings, "dev", 400_000)
-    started = time.perf_counter()
-    sample = made[0]
-    assert time.perf_counter() - started < 1
-    assert len(needles(sample)) == len(sample.support) == 4
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -157,3 +110,33 @@ def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
         for sample in documents(settings, "dev", length):
             hay = set(sample.chunks) - {sample.chunks[i] for i in sample.support}
             assert not hay & pool
+
+
+FORMS = {"words": r"[a-z]+-[a-z]+(-[a-z]+)?", "numbers": r"[1-9]\d{6}", "uuids": r"[0-9a-f-]{36}"}
+
+
+def draw(kind: str, count: int, seed: int = 0) -> list[str]:
+    return distinct(kind, np.random.default_rng(seed), count)
+
+
+def test_lists_have_no_word_twice() -> None:
+    assert len({*FIRST, *SECOND}) == len(FIRST) + len(SECOND)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_distinct_and_well_formed(kind: str) -> None:
+    for count in (0, 1, 2000):
+        texts = draw(kind, count)
+        assert len(set(texts)) == len(texts) == count
+        assert all(re.fullmatch(FORMS[kind], text) for text in texts)
+        assert draw(kind, count) == texts
+    assert draw(kind, count, seed=1) != texts
+
+
+def test_words_grow_when_pairs_run_out() -> None:
+    pairs = len(FIRST) * len(SECOND)
+    assert len({*FIRST, *SECOND}) == len(FIRST) + len(SECOND)
+    assert {text.count("-") for text in draw("words", pairs)} == {1}
+    assert {text.count("-") for text in draw("words", pairs + 1)} == {2}
+    with pytest.raises(InputError, match=r"config\.data"):
+        draw("words", pairs * len(FIRST) + 1)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.files.babi import read_stories, story_file
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.sources.babilong import (
@@ -19,7 +17,6 @@ from qrag_jax.data.sources.babilong import (
     stories,
 )
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 
 SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
 LONG = (
@@ -57,27 +54,6 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert [s.id for s in documents(settings, "dev")] == ["qa2-valid-0"]
 
 
-def test_deterministic_in_seed_split_length_and_number() -> None:
-    made = documents(config(), "train")
-    assert len(made) == 20
-    again = documents(config(), "train")
-    assert made[7] == made[7] == again[7] == documents(config(), "train", 12, 9)[7]
-    others = [
-        documents(config(seed=1), "train")[7],
-        documents(config(), "dev")[7],
-        documents(config(), "train", 13)[7],
-        made[8],
-    ]
-    assert all(other.chunks != made[7].chunks for other in others)
-
-
-def test_places_are_spread_over_the_document() -> None:
-    places = [i / 200 for s in documents(config(chunks=200, train=300), "train") for i in s.support]
-    assert 0.4 < sum(places) / len(places) < 0.7  # the last walk is asked for: rather late
-    assert min(places) < 0.1
-    assert max(places) > 0.9
-
-
 def test_the_same_stories_at_every_length() -> None:
     lengths = (12, 50, 3000)
     for task in ("qa1", "qa2", "qa4"):
@@ -94,98 +70,37 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     settings = config(task="qa2", stories=folder(tmp_path), chunks=2)
     made, line = read_documents(settings, "train")
     assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
-    assert line == (
-        "babilong: 2 of 3 qa2 stories of qa2_train.txt, 2 chunks each "
-        "(left out: 1 with more than 2 facts); drawn anew in every epoch; "
-        "5,000 noise sentences of the invented world"
-    )
+    assert "2 of 3" in line
     assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
     fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
     made, line = read_documents(fewer, "train", count=5)
     assert [s.id for s in made] == ["qa2-train-0"]
-    made, line = read_documents(config(), "train", count=3)
-    assert len(made) == 3
-    assert line.startswith(
-        "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3; drawn"
-    )
+    assert len(read_documents(config(), "train", count=3)[0]) == 3
+    # Changed files are read again.
     (tmp_path / "qa2_train.txt").write_text(LONG)
-    with pytest.raises(InputError, match="fits 1 chunks"):
+    with pytest.raises(InputError, match="1 chunks"):
         documents(dataclasses.replace(settings, chunks=1), "train")
 
 
-def test_bad_settings(tmp_path: Path) -> None:
-    for field, value in {
-        "chunks": 0,
-        "noise_repeats": -1,
-        "seed": -1,
-        "dev": 0,
-        "train": 1.5,
-    }.items():
-        with pytest.raises(InputError, match=rf"babilong\.{field} is {value}; give an integer"):
-            config(**{field: value})
-    with pytest.raises(InputError, match="'qa7'"):
-        documents(config(task="qa7"), "train")
-    with pytest.raises(InputError, match="'qa7x'"):
-        documents(config(task="qa7x", stories=folder(tmp_path)), "train")
-    (tmp_path / "books").mkdir()
-    with pytest.raises(InputError, match="books has no books"):
-        documents(config(noise=str(tmp_path / "books")), "train")
-    (tmp_path / "books" / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match="training and evaluation"):
-        documents(config(noise=str(tmp_path / "books")), "train")
-    both = {"noise": str(tmp_path / "books"), "noise_dev": SHARED}
-    with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):
-        documents(config(**both), "train")
+def test_what_cannot_be_drawn_from_is_refused(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    for fields in ({"task": "qa7"}, {"task": "qa7x", "stories": folder(tmp_path)}):
+        with pytest.raises(InputError, match=f"'{fields['task']}'"):
+            documents(config(**fields), "train")
+    with pytest.raises(InputError, match="books"):
+        documents(config(noise=str(books)), "train")
+    (books / "a.txt").write_text("One here. Two here. Three here.")
+    both = {"noise": str(books), "noise_dev": SHARED}
+    for fields in ({"noise": str(books)}, both):  # one book for two splits; too few sentences
+        with pytest.raises(InputError, match="books"):
+            documents(config(**fields), "train")
     # Where every story leaves little room for noise, few sentences are enough.
     assert len(documents(config(**both, task="qa4", chunks=5), "dev")) == 10
 
 
-def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    settings = config(task="qa2", stories=folder(tmp_path))
-    assert len(stories(settings, "train").items) == 3
-    (tmp_path / "qa2_train.txt").write_text(SHORT)
-    assert len(stories(settings, "train").items) == 1
-
-
-def test_real_stories_and_books() -> None:
-    settings = BabilongConfig("qa2", 100, str(real("gutenberg")), stories=str(real("babi")))
-    made = documents(settings, "train")
-    assert len(made) == 9000
-    told = read_stories(story_file(real("babi"), "qa2", "train")[0])
-    for index in range(0, 9000, 500):
-        sample, story = made[index], told[index]
-        assert len(sample.chunks) == 100
-        found = [sample.chunks[i] for i in sample.support]
-        assert found == [story.facts[i] for i in sorted(story.support)]
-    qa3 = dataclasses.replace(settings, task="qa3")
-    made, line = read_documents(qa3, "dev")
-    assert len(made) == 1000 - int(line.partition("left out: ")[2].split()[0])
-    assert max(len(s.facts) for s in stories(qa3, "dev").items) > 100
-    with pytest.raises(InputError, match="asks for"):
-        documents(settings, "dev", 400_000)
-
-
-def test_ten_million_tokens_in_a_moment() -> None:
-    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
-    made = documents(settings, "dev", 400_000)
-    started = time.perf_counter()
-    sample = made[3]
-    assert time.perf_counter() - started < 1
-    assert len(sample.chunks) == 400_000
-    assert len({id(text) for text in sample.chunks}) < 70_000  # references to the pool's texts
-
-
-@pytest.mark.parametrize("books", [False, True])
-def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
-    tmp_path: Path, books: bool
-) -> None:
-    fields = {}
-    if books:
-        for name in "abcdef":
-            own = " ".join(f"Sentence {i} of {name} is here." for i in range(300))
-            (tmp_path / f"{name}.txt").write_text(f"{own} Yes. It rained. {own}")
-        fields = {"noise": str(tmp_path)}
-    settings = config(chunks=20, train=60, **fields)
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
+    settings = config(chunks=20, train=60)
     seen = {text for s in documents(settings, "train") for text in s.chunks}
     pool = set(noise(settings.background, "train", 20).sentences)
     facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
@@ -198,7 +113,11 @@ def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
 def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     settings = config(task="qa2", chunks=40)
     train, dev = documents(settings, "train"), documents(settings, "dev")
-    again = documents(settings, "train")
+    again, other = (
+        documents(settings, "train"),
+        documents(dataclasses.replace(settings, seed=1), "train"),
+    )
+    assert other[7].chunks != train[7].chunks
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs[0] == train[number]

@@ -25,7 +25,6 @@ RAIN = Document("c", "Bergen", "# Bergen\nIt is wet.", False, 3.0)
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
 LATER = STATE.after((BERG, RAIN))
-
 SIZES = TinyLMConfig(
     copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
 )

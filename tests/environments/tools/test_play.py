@@ -1,15 +1,22 @@
-"""The agent with tools: its prompt, how calls are answered, and every way in which it ends."""
+"""The agent with tools: its tasks, how calls are answered, and how an episode ends."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qrag_jax.data.dataset_parts import TitledSample
+from qrag_jax.data.sample import Sample
+from qrag_jax.environments.tools.documents import (
+    TasksConfig,
+    cleaned,
+    task_of,
+    tasks_of,
+    with_number_forms,
+)
 from qrag_jax.environments.tools.episode import (
     Closed,
     Document,
@@ -19,7 +26,6 @@ from qrag_jax.environments.tools.episode import (
     Open,
     Reply,
     Said,
-    Speak,
     Step,
     ToolTally,
     ToolTask,
@@ -29,7 +35,110 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, write_call
-from qrag_jax.retrieval.own_documents import Wanted, own_retriever
+
+SAMPLE = Sample(
+    "2hop__1_2",
+    "Who?",
+    ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled."),
+    (0, 1),
+    ("Third Lake",),
+    "musique",
+)
+TITLED = TitledSample(SAMPLE, ("J. R. R. Lake", "Ada", ""))
+
+
+def question(number: int, hops: int = 2, passages: int = 20) -> Sample:
+    chunks = tuple(f"passage {place}" for place in range(passages))
+    return Sample(f"q{number}", "Who?", chunks, tuple(range(hops)), ("Ada",), "musique")
+
+
+def ids(task: ToolTask) -> list[int]:
+    return [int(document.id) for document in task.documents]
+
+
+def test_a_task_with_titles() -> None:
+    task = task_of(TITLED)
+    assert task == ToolTask(
+        "2hop__1_2",
+        "Who?",
+        ("Third Lake", "3rd lake"),
+        (
+            Document("0", "J. R. R. Lake", '# J. R. R. Lake\nIt is "deep".', True),
+            Document("1", "Ada", "# Ada\n... sails.", True),
+            Document("2", "", "Untitled.", False),
+        ),
+        hops=2,
+    )
+    assert task.gold == ("0", "1")
+    plain = task_of(TITLED, TasksConfig(clean=False, number_forms=False))
+    assert plain.documents[0].text == "# J. R. R. Lake\nIt is ``deep''."
+    assert plain.answers == ("Third Lake",)
+
+
+def test_quotes() -> None:
+    """As they stand in MuSiQue, shortened."""
+    for text, clean in {
+        "estimate of the`` full employment'' of 4": 'estimate of the "full employment" of 4',
+        "the song ``Rudolph ''which was": 'the song "Rudolph" which was',
+        "1971`` Everyday'' (1972) ``Friends ''(1971)": '1971 "Everyday" (1972) "Friends" (1971)',
+        "B - side`` What?'' Released": 'B - side "What?" Released',
+        "twice ``a'', ``b''.": 'twice "a", "b".',
+        "only `` one": "only one",
+        "a '' b ``c'' ``": 'a b "c"',
+        "it's 'plain' and \"straight\"": "it's 'plain' and \"straight\"",
+    }.items():
+        assert cleaned(text) == clean
+        assert cleaned(clean) == clean
+
+
+def test_number_forms() -> None:
+    for answers, forms in {
+        ("Three",): ("Three", "3"),
+        (" ten ", "10"): (" ten ", "10"),
+        ("three men",): ("three men",),
+        ("The Second and Fifth",): ("The Second and Fifth", "the 2nd and 5th"),
+        ("Secondary School",): ("Secondary School", "2ndary school"),  # as RLVR has it
+        ("zero", "first"): ("zero", "first", "0", "1st"),
+    }.items():
+        assert with_number_forms(answers) == forms
+
+
+def test_noise_keeps_what_is_needed_and_is_of_the_seed_and_the_question_alone() -> None:
+    samples, config = [question(number) for number in range(100)], TasksConfig(noise_rate=0.5)
+    assert all(ids(task) == [*range(20)] for task in tasks_of(samples))
+    assert all(ids(task) == [0, 1] for task in tasks_of(samples, TasksConfig(noise_rate=0.0)))
+    half = {task.id: ids(task) for task in tasks_of(samples, config)}
+    assert all(kept[:2] == [0, 1] and kept == sorted(kept) for kept in half.values())
+    kept = sum(len(each) - 2 for each in half.values())
+    assert kept == pytest.approx(900, abs=5 * 1800**0.5 / 2), "5 standard deviations"
+    assert {task.id: ids(task) for task in tasks_of(samples[::-2], config)}.items() <= half.items()
+    assert len({tuple(each) for each in half.values()}) > 75, "questions differ"
+    other = tasks_of(samples, dataclasses.replace(config, noise_seed=1))
+    assert {task.id: ids(task) for task in other} != half
+    more = tasks_of(samples, TasksConfig(noise_rate=0.6))
+    assert all(set(half[task.id]) <= set(ids(task)) for task in more)
+
+
+def test_hops_are_filtered() -> None:
+    samples = [question(number, hops) for number, hops in enumerate((4, 2, 3, 2, 4, 1))]
+    some = tasks_of(samples, TasksConfig(min_hops=2, max_hops=3))
+    assert [task.id for task in some] == ["q1", "q2", "q3"]
+    assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
+    with pytest.raises(InputError, match="min_hops"):
+        tasks_of(samples, TasksConfig(min_hops=5))
+
+
+def test_what_cannot_be_a_task_is_refused() -> None:
+    with pytest.raises(InputError, match="'q1'"):
+        tasks_of([question(1), question(1)])
+    with pytest.raises(InputError, match="'2hop__1_2'"):
+        task_of(dataclasses.replace(SAMPLE, answers=()))
+    one = Document("7", "", "text", True)
+    with pytest.raises(InputError, match="'q' has two"):
+        ToolTask("q", "Who?", ("Ada",), (one, one))
+    with pytest.raises(InputError, match="has documents of its own"):
+        ToolTask("q", "Who?", ("Ada",), (one,), gold_ids=("7",))
+
 
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
 OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
@@ -67,7 +176,6 @@ def played(
 
 def told(step: Step) -> list[str]:
     """What the tools said."""
-    assert isinstance(step, Speak)
     assert {role for role, _ in step.messages} == {"tool"}
     return [content for _, content in step.messages]
 
@@ -79,51 +187,10 @@ def test_an_episode(form: str) -> None:
     tally = ToolTally(turns=3, searches=2, completed=True)
     assert ended == Closed("Norway", ("3", "7"), ("3", "9", "7"), 3, tally)
     assert steps[1] == Look("Ada Berg", 2)
-    assert told(steps[2]) == [
-        "Document ID: 3\n# Ada Berg\nShe was born in Oslo.\n\nDocument ID: 9\n# Bergen\nIt is wet."
-    ]
+    (answer,) = told(steps[2])
+    assert all(f"Document ID: {each.id}\n{each.text}" in answer for each in (BERG, RAIN))
     assert steps[3] == Look("capital of Oslo", 3)
     assert len(steps) == 5
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_first_prompt(form: str) -> None:
-    path = Path(__file__).parent / "golden" / f"{form}.txt"
-    messages = agent(form, tools=(RETRIEVE, GET, COMPLETE)).opening(QUESTION)
-    assert "".join(f"<<{role}>>\n{content}\n" for role, content in messages) == path.read_text()
-
-
-def test_a_bare_prompt(tmp_path: Path) -> None:
-    """A small model that was trained on its tools needs no words on them."""
-    (tmp_path / "bare.txt").write_text("[user]\n{question}")
-    bare = ToolAgent(load(str(tmp_path / "bare.txt")), XML)
-    (first,), ended = played(bare, [DONE])
-    assert first == Speak((("user", QUESTION),))
-    assert ended == CLOSED
-
-
-def test_a_real_search_among_own_documents() -> None:
-    retriever, play = own_retriever("bm25"), agent(XML, top_n=1).play(TASK)
-    turns = ["Ada Berg", "Oslo capital", "Venus"]
-    step = next(play)
-    said = []
-    while True:
-        if isinstance(step, Look):
-            (found,) = retriever.find([Wanted(step.query, step.most, TASK.documents)])
-            assert not isinstance(found, Failure)
-            reply: Reply = found
-        else:
-            assert isinstance(step, Speak)
-            said += [content for role, content in step.messages if role == "tool"]
-            call = ToolCall(RETRIEVE, {"query": turns.pop(0)}) if turns else DONE
-            reply = Said(write_call(call, XML), "stop")
-        try:
-            step = play.send(reply)
-        except StopIteration as end:
-            ended = end.value
-            break
-    assert ended.seen == ("3", "7")
-    assert [text.split("\n")[0] for text in said] == ["Document ID: 3", "Document ID: 7", NOTHING]
 
 
 def test_a_document_is_opened() -> None:
@@ -136,108 +203,74 @@ def test_a_document_is_opened() -> None:
         Open("7"),
     ]
     assert told(steps[2]) == ["Document ID: 7\n# Oslo\nIt is the capital of Norway."]
-    assert told(steps[4]) == ['There is no document with the id "8/tool_call>".']
-    assert isinstance(ended, Closed)
+    assert "8/tool_call>" in told(steps[4])[0]
     assert ended.seen == ("7",)
     assert ended.tally == ToolTally(turns=4, repeated=1, completed=True)
 
 
 def test_all_calls_of_a_turn_are_answered() -> None:
     calls = [SEARCH, ToolCall(RETRIEVE, {"query": "ada  berg"}), ToolCall("fly", {"to": "Oslo"})]
+    calls += [ToolCall(GET, {"doc_id": "7"})]  # a tool that is not offered
     text = "First,\n".join(write_call(call, HERMES) for call in calls) + "\n<tool_call>\n{"
     steps, ended = played(agent(), [text, (BERG,), (), DONE])
     assert steps[1:3] == [Look("Ada Berg", 2), Look("ada berg", 2)]
-    found, nothing, unknown, broken = told(steps[3])
+    found, nothing, unknown, withheld, broken = told(steps[3])
     assert found.startswith("Document ID: 3\n")
     assert nothing == NOTHING
-    assert unknown.startswith('There is no tool "fly"')
-    assert "is not JSON" in broken
-    tally = ToolTally(2, searches=2, malformed=1, unknown_tool=1, repeated=1, completed=True)
+    asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
+    looks, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
+    assert [step.most for step in looks if isinstance(step, Look)] == [3, 1]
+    assert '"fly"' in unknown
+    assert '"get_document"' in withheld
+    assert "JSON" in broken
+    tally = ToolTally(2, searches=2, malformed=1, unknown_tool=2, repeated=1, completed=True)
     assert ended == dataclasses.replace(CLOSED, seen=("3",), tally=tally)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"query": " \n"}, "The argument query of the tool retrieve_documents is empty."),
-        ({}, "needs the argument query, which is missing"),
-        ({"query": "x", "top_n": 0}, "must be at least 1"),
-        ({"query": "x", "top_n": "2"}, "must be an integer"),
-        ({"query": "x", "k": 2}, 'but no argument "k"'),
-    ],
-)
-def test_a_malformed_call_is_answered_and_counted(arguments: dict[str, Any], message: str) -> None:
-    steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
-    (answer,) = told(steps[1])
-    assert message in answer
-    tally = ToolTally(turns=2, malformed=1, completed=True)
-    assert ended == dataclasses.replace(CLOSED, tally=tally)
+def test_a_malformed_call_is_answered_and_counted() -> None:
+    for arguments, named in (
+        ({"query": " \n"}, "query"),
+        ({}, "query"),
+        ({"query": "x", "top_n": 0}, "top_n"),
+        ({"query": "x", "top_n": "2"}, "top_n"),
+        ({"query": "x", "k": 2}, '"k"'),
+    ):
+        steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
+        assert named in told(steps[1])[0]
+        tally = ToolTally(turns=2, malformed=1, completed=True)
+        assert ended == dataclasses.replace(CLOSED, tally=tally)
 
 
-def test_what_a_document_says_cannot_end_its_message() -> None:
-    odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
-    steps, _ = played(agent(), [SEARCH, (odd,), DONE])
-    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
-
-
-def test_a_tool_that_is_not_offered_is_unknown() -> None:
-    steps, ended = played(agent(), [ToolCall(GET, {"doc_id": "7"}), DONE])
-    assert told(steps[1])[0].startswith('There is no tool "get_document"')
-    assert ended.tally == ToolTally(turns=2, unknown_tool=1, completed=True)
-
-
-def test_how_many_documents() -> None:
-    asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
-    steps, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
-    assert [step.most for step in steps if isinstance(step, Look)] == [3, 1]
-    fixed = agent(top_n=3, most=3)
-    assert [each.name for each in fixed.specs[0].parameters] == ["query"]
-    steps, ended = played(fixed, [asked, SEARCH, (), DONE])
-    assert 'but no argument "top_n"' in told(steps[1])[0]
-    assert ended.tally.malformed == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer", "cited", "fields"),
-    [
+def test_a_call_of_complete_that_lacks_fields_ends_it_too() -> None:
+    cases: list[tuple[dict[str, Any], str, tuple[str, ...], int]] = [
         ({"final_answer": "Norway", "cited_doc_ids": ["3"]}, "Norway", ("3",), 2),
         ({"reasoning": "x", "final_answer": " ", "cited_doc_ids": []}, "", (), 1),
         ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "3"}, "", (), 1),
         ({"final_answer": "Norway", "cited_doc_ids": [3]}, "Norway", (), 1),
         ({"reasoning": "x", "cited_doc_ids": [" 7", "3", "7 "]}, "", ("7", "3"), 2),
-        ({"answer": "Norway"}, "", (), 0),
         ({}, "", (), 0),
-    ],
-)
-def test_a_call_of_complete_that_lacks_fields_ends_it_too(
-    arguments: dict[str, Any], answer: str, cited: tuple[str, ...], fields: int
-) -> None:
-    _, ended = played(agent(), [ToolCall(COMPLETE, arguments)])
+    ]
     tally = ToolTally(turns=1, malformed=1, completed=True)
-    assert ended == Closed(answer, cited, (), fields, tally)
+    for arguments, answer, cited, fields in cases:
+        _, ended = played(agent(), [ToolCall(COMPLETE, arguments)])
+        assert ended == Closed(answer, cited, (), fields, tally)
+
+
+CUT = Said(write_call(DONE, HERMES) + "and then", "length")  # its text goes on behind a whole call
+
+
+@pytest.mark.parametrize("said", ["Norway", "", "<think>I had better <tool_call>", CUT])
+def test_a_turn_without_a_whole_call_ends_it(said: Any) -> None:
+    _, ended = played(agent(), [SEARCH, (BERG,), said])
+    assert ended == Closed("", (), ("3",), 0, ToolTally(2, searches=1, truncated=said is CUT))
 
 
 def test_complete_counts_whatever_else_is_in_the_turn() -> None:
-    text = "\n".join(
-        write_call(call, HERMES)
-        for call in (DONE, SEARCH, ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"}))
-    )
+    last = ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"})
+    text = "\n".join(write_call(call, HERMES) for call in (DONE, SEARCH, last))
     steps, ended = played(agent(), [text])
     assert len(steps) == 1, "the search is not carried out"
     assert ended == dataclasses.replace(CLOSED, answer="Oslo")
-
-
-@pytest.mark.parametrize("text", ["Norway", "", "<think>I had better <tool_call>"])
-def test_a_turn_without_a_call_ends_it(text: str) -> None:
-    _, ended = played(agent(), [SEARCH, (BERG,), text])
-    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1))
-
-
-def test_a_turn_that_is_cut_off_ends_it() -> None:
-    """Also one with a whole call: its text goes on behind it."""
-    cut = Said(write_call(DONE, HERMES) + "and then", "length")
-    _, ended = played(agent(), [SEARCH, (BERG,), cut])
-    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1, truncated=True))
 
 
 def test_the_last_turn_is_not_carried_out() -> None:
@@ -247,7 +280,6 @@ def test_the_last_turn_is_not_carried_out() -> None:
     tally = ToolTally(turns=2, searches=1)
     assert ended == Closed("", (), ("3",), 0, tally)
     _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
-    assert isinstance(ended, Closed)
     assert ended.answer == "Norway"
     ten = [each for _ in range(9) for each in (SEARCH, ())]
     _, ended = played(agent(), [*ten, SEARCH])
@@ -257,80 +289,48 @@ def test_the_last_turn_is_not_carried_out() -> None:
 FAILURE = Failure("timeout", "the search took 30 seconds.", 3)
 
 
-@pytest.mark.parametrize(
-    ("replies", "turns"),
-    [
-        ([FAILURE], 0),
-        ([SEARCH, FAILURE], 1),
-        ([ToolCall(GET, {"doc_id": "7"}), FAILURE], 1),
-    ],
-)
-def test_a_failure_is_no_end_with_a_reward(replies: list[Any], turns: int) -> None:
-    _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
-    assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=turns))
+def test_a_failure_is_no_end_with_a_reward() -> None:
+    get = ToolCall(GET, {"doc_id": "7"})
+    for replies in ([FAILURE], [SEARCH, FAILURE], [get, FAILURE]):
+        _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
+        assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=len(replies) - 1))
 
 
-def test_episodes_do_not_share_anything() -> None:
-    """Two that take turns end as each does alone."""
-    actor = agent()
-    plays = [actor.play(TASK) for _ in range(2)]
-    ends = []
-    for play in plays:
-        next(play)
-        play.send(Said(write_call(SEARCH, HERMES), "stop"))
-    for play, documents in zip(plays, ((BERG,), (OSLO,))):
-        play.send(documents)
-    for play in plays:
-        with pytest.raises(StopIteration) as end:
-            play.send(Said(write_call(DONE, HERMES), "stop"))
-        ends.append(end.value.value)
-    assert [end.seen for end in ends] == [("3",), ("7",)]
-    assert [end.tally.repeated for end in ends] == [0, 0]
+def test_a_prompt_has_the_question_and_the_tools() -> None:
+    for form in FORMATS:
+        offered = agent(form, tools=(RETRIEVE, GET, COMPLETE))
+        texts = "".join(content for _, content in offered.opening(QUESTION))
+        assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
+        assert GET not in "".join(content for _, content in agent(form).opening(QUESTION))
+    # Names of tools and arguments are RLVR's, so that rewards can be compared.
+    specs = [spec.schema["function"] for spec in offered.specs]
+    assert {each["name"]: [*each["parameters"]["properties"]] for each in specs} == {
+        "retrieve_documents": ["query", "top_n"],
+        "get_document": ["doc_id"],
+        "complete": ["reasoning", "final_answer", "cited_doc_ids"],
+    }
+    for field, value in (
+        ("form", "yaml"),
+        ("most", 1),
+        ("tools", (RETRIEVE,)),
+        ("tools", (COMPLETE, "fly")),
+    ):
+        with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
+            agent(**{field: value})
+    with pytest.raises(InputError, match="open_qa"):
+        ToolAgent(load("open_qa"), XML)
+
+
+def test_a_document_and_a_thought_are_no_calls() -> None:
+    odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
+    steps, _ = played(agent(), [SEARCH, (odd,), DONE])
+    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
+    text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
+    assert played(agent(LLAMA), [text])[1] == CLOSED
 
 
 def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
-    with pytest.raises(TypeError, match="reply to Speak"):
-        played(agent(), [None])
-    with pytest.raises(TypeError, match="reply to Look"):
-        played(agent(), [SEARCH, BERG])
-    with pytest.raises(TypeError, match="reply to Open"):
-        played(agent(tools=(GET, COMPLETE)), [ToolCall(GET, {"doc_id": "7"}), (BERG,)])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"form": "yaml"}, r"config.tools.form"),
-        ({"max_turns": 0}, "config.tools.max_turns is 0"),
-        ({"top_n": 0}, "config.tools.top_n is 0"),
-        ({"top_n": 3, "most": 2}, r"config.tools.most"),
-        ({"tools": (RETRIEVE,)}, r"config.tools.tools"),
-        ({"tools": (COMPLETE, "fly")}, r"config.tools.tools"),
-        ({"tools": (COMPLETE, COMPLETE)}, "each once"),
-        ({"tools": ()}, "config.tools.tools is empty"),
-        ({"prompt": load("open_qa")}, "slots passages, question"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ToolAgent(**{"prompt": load("rlvr_tools")} | settings)
-
-
-def test_the_tools_as_an_endpoint_takes_them() -> None:
-    """Names of tools and arguments are RLVR's, so that rewards can be compared."""
-    specs = [spec.schema["function"] for spec in agent(tools=(RETRIEVE, GET, COMPLETE)).specs]
-    names = {each["name"]: list(each["parameters"]["properties"]) for each in specs}
-    assert json.dumps(names) == json.dumps(
-        {
-            "retrieve_documents": ["query", "top_n"],
-            "get_document": ["doc_id"],
-            "complete": ["reasoning", "final_answer", "cited_doc_ids"],
-        }
-    )
-    assert specs[0]["parameters"]["required"] == ["query"]
-
-
-def test_both_llama_and_thinking() -> None:
-    """A thought before the call is not read, nor is a call within it."""
-    text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
-    assert played(agent(LLAMA), [text])[1] == CLOSED
+    opened: list[Any] = [ToolCall(GET, {"doc_id": "7"}), (BERG,)]
+    for replies in ([None], [SEARCH, BERG], opened):
+        with pytest.raises(TypeError):
+            played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)

@@ -1,0 +1,158 @@
+"""Rows of judged queries, dates, and lists of queries and questions."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.files.asked_questions import read_questions
+from qrag_jax.data.files.judged_rows import judged_row, last_day
+from qrag_jax.data.files.query_lists import ListedQuery, read_query_list
+from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.errors import InputError
+
+QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}
+PICO = {
+    "id": 12,
+    "pico": {"P": "adults with pain.", "I": "rest", "C": "", "O": "less  pain"},
+    "publication_pmids": ["101", "102"],
+    "pub_date": "2015/10/07",
+    "origin": {"pmid": "9"},
+}
+PLACE = "train.jsonl:17"
+
+
+def test_a_row_of_the_remake() -> None:
+    grades = (("d1", 1), ("7", 1))
+    assert judged_row(PLACE, QUERY) == JudgedQuery("q1", "Does it help?", grades)
+    answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"]})
+    assert answered.answers == ("yes", "Yes")
+    assert judged_row(PLACE, QUERY | {"answers": None, "query": " a\n b "}).text == "a b"
+    assert judged_row(PLACE, QUERY | {"relevant_doc_ids": []}).grades == ()
+
+
+def test_a_row_of_deepretrieval() -> None:
+    assert judged_row(PLACE, PICO) == JudgedQuery(
+        "12",
+        "Patient: adults with pain; Intervention: rest; Outcome: less pain",
+        (("101", 1), ("102", 1)),
+        until="2015-10-07",
+    )
+    assert judged_row(PLACE, PICO | {"pub_date": 2015}).until == "2015-12-31"
+    assert judged_row(PLACE, PICO | {"pub_date": None}).until == ""
+    assert judged_row(PLACE, PICO | QUERY).text == "Does it help?"
+    assert judged_row(PLACE, PICO | QUERY).until == "2015-10-07"
+    assert judged_row(PLACE, PICO | {"pico": {"C": "none"}}).text == "Comparison: none"
+
+
+def test_rows_without_an_id_get_one_from_place_and_content() -> None:
+    bare = {key: value for key, value in QUERY.items() if key != "id"}
+    name = judged_row(PLACE, bare).id
+    assert re.fullmatch(r"row-17-[0-9a-f]{8}", name)
+    assert judged_row(PLACE, bare).id == name
+    others = [
+        judged_row("train.jsonl:18", bare).id,
+        judged_row("dev.jsonl:17", bare).id,
+        judged_row(PLACE, bare | {"query": "Does it harm?"}).id,
+        judged_row(PLACE, bare | {"relevant_doc_ids": ["d2"]}).id,
+        judged_row(PLACE, bare | {"id": None, "relevant_doc_ids": ["d3"]}).id,
+    ]
+    assert len({name, *others}) == 6
+
+
+DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00Z|2015 Oct 7
+2015-10-07 08:30:00|2015-Oct-07|7 October 2015|07-Oct-2015|7th Oct. 2015|October 7, 2015|oct 7 2015
+ Oct.  7th, 2015 """
+SPANS = {"2015": "2015-12-31", "2015-02": "2015-02-28", "2016/02": "2016-02-29"}
+NO_DATES = """|soon|7/10/2015|15|2015-13|2015-02-30|2015-1/2|2015 Foo|2015-00-01|2015-01-00
+0215-01-01|201510|2015-10-07T|Ju 2015|20151301|2015 Oct-Dec|1444176000000"""
+
+
+def test_dates() -> None:
+    for text in DAYS.replace("\n", "|").split("|"):
+        assert last_day(text) == "2015-10-07"
+    for text, day in (SPANS | {"2015 Sept": "2015-09-30", "May, 2015": "2015-05-31"}).items():
+        assert last_day(text) == day
+    for number in range(1, 13):
+        name, short = calendar.month_name[number], calendar.month_abbr[number]
+        day = datetime.date(1999, number, 3).isoformat()
+        assert last_day(f"3 {name} 1999") == last_day(f"1999 {short} 3") == day
+    for text in NO_DATES.replace("\n", "|").split("|"):
+        with pytest.raises(ValueError, match=r"date|day|month|year"):
+            last_day(text)
+
+
+def rows(path: Path, *given: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return path
+
+
+def test_a_query_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "asked.txt"
+    path.write_bytes("\ufeffwhere is  Oslo?\r\n\n  why \u2028 not?".encode())
+    assert read_query_list(path) == [
+        ListedQuery("1", "where is Oslo?"),
+        ListedQuery("3", "why not?"),
+    ]
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = rows(
+        tmp_path / "asked.jsonl",
+        {"query": "a  query", "id": 7},
+        {"_id": "8", "text": "of BEIR", "metadata": {"x": 1}},
+        {"_id": "8", "text": "again", "collection": "two"},
+        {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
+        {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
+    )
+    assert read_query_list(path) == [
+        ListedQuery("7", "a query"),
+        ListedQuery("8", "of BEIR"),
+        ListedQuery("8", "again", collection="two"),
+        ListedQuery("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
+        ListedQuery("10", "judged"),
+    ]
+    packed = tmp_path / "asked.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_query_list(packed) == read_query_list(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("q.csv", 'id,question\n,"one, two"\n7,a\u2028b\u0085c\n'),
+        ("q.txt", 'one, two\n\n{"id": 7, "text": "a\u2028b\u0085c"}\n'),
+        (
+            "q.jsonl",
+            '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a\u2028b\u0085c"}\n',
+        ),
+    ],
+)
+def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert [*read_questions(path)] == [("", "one, two"), ("7", "a\u2028b\u0085c")]
+
+
+def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
+    found = read_query_list(rows(tmp_path / "x.jsonl", {"query": "same"}, {"query": "same"}))
+    assert len({each.id for each in found}) == 2
+    twice = rows(tmp_path / "x.jsonl", {"query": "x", "id": "1"}, {"query": "y", "id": "1"})
+    with pytest.raises(InputError, match=r"x\.jsonl:2"):
+        read_query_list(twice)
+    for row, named in (
+        ({"query": "q"}, "relevant_doc_ids"),
+        (QUERY | {"query": "\ud800"}, "query"),
+        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
+        (QUERY | {"id": ""}, "id"),
+        (PICO | {"pub_date": 1444176000000}, "pub_date"),
+    ):
+        with pytest.raises(InputError, match=rf"^{PLACE}: .*'{named}'"):
+            judged_row(PLACE, row)

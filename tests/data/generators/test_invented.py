@@ -1,0 +1,496 @@
+"""Invented questions: reproducible, split without overlap, not answerable in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from qrag_jax.data.generators.dropped_words import (
+    STREAM,
+    content_words,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+    words_of,
+)
+from qrag_jax.data.generators.invented_names import Draw, invented_word
+from qrag_jax.data.generators.invented_puzzle import Entity, Puzzle
+from qrag_jax.data.generators.invented_world import KINDS
+from qrag_jax.data.generators.renamed import Renaming
+from qrag_jax.data.generators.synthetic import (
+    SyntheticConfig,
+    generate,
+    passages_at,
+    puzzle_at,
+    sample_at,
+)
+from qrag_jax.data.generators.talkative import BLOCK, CLAUSES, TalkativeQuestion, talkative_question
+from qrag_jax.data.sample import fingerprint
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
+from qrag_jax.retrieval.protocol import Passage, Queries
+from tests.environments.query_writing.trying import Listed
+
+MIXED = SyntheticConfig(comparison=0.4)
+FINGERPRINT = "4fd3cddf882500fa"  # of the first 25 questions of training
+
+
+def puzzles(config: SyntheticConfig, count: int, split: str = "train") -> list[Puzzle]:
+    return [puzzle_at(config, split, i) for i in range(count)]  # type: ignore[arg-type]
+
+
+def text(passage: Any) -> str:
+    return passage.entity.title + " " + " ".join(passage.sentences)
+
+
+def invented_words(puzzle: Puzzle) -> set[str]:
+    """All invented words of the entities that a puzzle's passages are about or mention."""
+    told = [p.entity for p in puzzle.passages]
+    told += [o for p in puzzle.passages for o in p.facts.values() if isinstance(o, Entity)]
+    return {word for entity in told for word in entity.words}
+
+
+def hidden(puzzle: Puzzle) -> list[int]:
+    """Places in the chain of the passages about what the question does not name."""
+    named = 1 if not puzzle.comparison else 2
+    return list(range(named, len(puzzle.chain)))
+
+
+def tokens(s: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", s.lower())
+
+
+def bm25(query: str, documents: list[str]) -> list[float]:
+    """Robertson's BM25 with k1 0.9, b 0.4 over the documents of one question."""
+    counts = [Counter(tokens(d)) for d in documents]
+    mean = sum(c.total() for c in counts) / len(counts)
+    scores = []
+    for c in counts:
+        score = 0.0
+        for token in tokens(query):
+            n = sum(token in other for other in counts)
+            idf = math.log(1 + (len(counts) - n + 0.5) / (n + 0.5))
+            score += idf * c[token] * 1.9 / (c[token] + 0.9 * (0.6 + 0.4 * c.total() / mean))
+        scores.append(score)
+    return scores
+
+
+def test_a_sample_holds_what_the_config_asks_for() -> None:
+    for i, sample in enumerate(generate(MIXED, "dev", 60)):
+        assert len(set(sample.chunks)) == len(sample.chunks) == 10
+        assert 2 <= len(sample.support) <= 4
+        assert sample.support == tuple(sorted(set(sample.support)))
+        assert sample.question.endswith("?")
+        assert "{" not in sample.question + "".join(sample.chunks)
+        question = passages_at(MIXED, "dev", i)  # the same question in parts
+        assert sample.chunks == tuple(t + " " + " ".join(s) for t, s in question.paragraphs)
+        assert (question.question, (question.answer,)) == (sample.question, sample.answers)
+    for hops, chunks in (((2,), 4), ((2, 3, 4), 6), ((4,), 25)):
+        for sample in generate(SyntheticConfig(hops, 0.3, chunks), "train", 20):
+            assert len(sample.chunks) == chunks
+    for fields, named in (({"hops": (1, 2)}, "hops"), ({"hops": (3,), "chunks": 4}, "chunks")):
+        with pytest.raises(InputError, match=named):
+            SyntheticConfig(**fields)
+    with pytest.raises(InputError, match="split"):
+        sample_at(MIXED, "test", 0)  # type: ignore[arg-type]
+
+
+def test_hops_comparisons_and_places_come_in_the_asked_shares() -> None:
+    made = puzzles(SyntheticConfig(comparison=0.3), 450)
+    hops = Counter(len(p.chain) for p in made)
+    assert set(hops) == {2, 3, 4}
+    assert all(abs(n - 150) < 4 * math.sqrt(450 * 2 / 9) for n in hops.values())
+    assert not any(p.comparison for p in made if len(p.chain) == 3)
+    compared = [p.comparison for p in made if len(p.chain) != 3]
+    assert abs(sum(compared) - 0.3 * len(compared)) < 4 * math.sqrt(len(compared) * 0.21)
+    places = Counter(place for p in made if len(p.chain) == 2 for place in p.chain)
+    assert set(places) == set(range(10))
+
+
+def test_samples_depend_on_seed_split_and_index_alone() -> None:
+    ten = generate(MIXED, "train", 10)
+    assert (ten[:5], ten[7]) == (generate(MIXED, "train", 5), sample_at(MIXED, "train", 7))
+    other = generate(SyntheticConfig(comparison=0.4, seed=1), "train", 10)
+    far = sample_at(MIXED, "train", 10**15)
+    every = {s.question for s in (*ten, *other, *generate(MIXED, "dev", 10), far)}
+    assert len(every) == 31
+    assert generate(MIXED, "train", 0) == []
+
+
+def test_draws_are_those_written_down() -> None:
+    """Fixed numbers: a change of numpy or of the drawing code would make other data silently."""
+    draw = Draw(seed=5, stream=1, index=17)
+    assert [draw.below(1000) for _ in range(6)] == [971, 879, 329, 564, 541, 718]
+    assert [invented_word(draw, 1, 2) for _ in range(3)] == ["Drarmind", "Thenend", "Riassond"]
+    assert fingerprint(generate(MIXED, "train", 25)) == FINGERPRINT
+
+
+def test_train_and_dev_share_no_invented_word() -> None:
+    """By construction: so many of the 10^5 words that a split by luck would overlap."""
+    words = []
+    for stream in (0, 1):
+        draw = Draw(0, stream, 0)
+        words.append({invented_word(draw, stream, 2) for _ in range(10_000)})
+        assert len(words[stream]) > 9000
+    assert not words[0] & words[1]
+    train, dev = (
+        set().union(*(invented_words(p) for p in puzzles(MIXED, 150, split)))
+        for split in ("train", "dev")
+    )
+    assert len(train) > 3000
+    assert not train & dev
+    said = {
+        t for s in generate(MIXED, "dev", 150) for c in (*s.chunks, s.question) for t in tokens(c)
+    }
+    assert not {w.lower() for w in train} & said
+
+
+def test_each_passage_of_a_chain_names_the_next_and_the_last_has_the_answer() -> None:
+    for p in puzzles(SyntheticConfig(comparison=0), 150):
+        links = [p.passages[k] for k in p.chain]
+        assert links[0].entity.mention in p.question
+        for here, after, relation in zip(links, links[1:], p.path):
+            assert here.facts[relation] is after.entity
+            assert after.entity.mention in " ".join(here.sentences)
+        last = links[-1].facts[p.path[-1]]
+        assert p.answer == (last.title if isinstance(last, Entity) else str(last))
+        assert p.answer in " ".join(links[-1].sentences)
+        assert p.answer not in p.question
+
+
+def test_a_comparison_is_won_by_the_right_entity() -> None:
+    for p in puzzles(SyntheticConfig((2, 4), comparison=1), 150):
+        links = [p.passages[k] for k in p.chain]
+        named, compared = links[:2], links[-2:]
+        assert all(x.entity.mention in p.question for x in named)
+        if len(links) == 4:
+            for here, after, relation in zip(named, compared, p.path):
+                assert here.facts[relation] is after.entity
+        values = [int(str(x.facts[p.path[-1]])) for x in compared]
+        asks_greater = bool(
+            re.search(r"younger|later|longer|deeper|more", p.question.split(",")[0])
+        )
+        best = max(values) if asks_greater else min(values)
+        assert values[0] != values[1]
+        assert p.answer == compared[values.index(best)].entity.title
+
+
+def test_no_other_passage_states_a_fact_of_the_chain() -> None:
+    """The subject of a sentence is the longest mention it begins with, or else the title's."""
+    for p in puzzles(MIXED, 200):
+        everything = [x.entity for x in p.passages]
+        everything += [o for x in p.passages for o in x.facts.values() if isinstance(o, Entity)]
+        for i, passage in enumerate(p.passages):
+            for sentence in passage.sentences:
+                lower = sentence[0].lower() + sentence[1:]
+                subjects = [e for e in everything if sentence.startswith(e.mention + " ")] + [
+                    e for e in everything if lower.startswith(e.mention + " ")
+                ]
+                if subjects:
+                    longest = max(subjects, key=lambda e: len(e.mention))
+                    assert longest.mention == passage.entity.mention
+                else:
+                    assert sentence.split()[0] in ("He", "She", "It", "The")
+            assert [k for k, x in enumerate(p.passages) if x.entity is passage.entity] == [i]
+        assert len({e.title for e in everything}) == len(set(everything))
+
+
+def test_no_word_of_the_question_tells_later_passages_from_their_rivals() -> None:
+    for p in puzzles(MIXED, 200):
+        said, named = set(tokens(p.question)), p.chain[: len(p.chain) - len(hidden(p))]
+        compared = range(2) if p.comparison and len(p.chain) == 2 else ()
+        for step in (*compared, *hidden(p)):
+            kind = p.passages[p.chain[step]].entity.kind
+            same = [
+                x for i, x in enumerate(p.passages) if i not in p.chain and x.entity.kind == kind
+            ]
+            assert len(same) >= 2  # rivals that state the same
+            assert all(p.path[step] in x.facts for x in same)
+        for step in hidden(p):
+            kind = p.passages[p.chain[step]].entity.kind
+            for place, passage in enumerate(p.passages):
+                if passage.entity.kind == kind and place not in named:
+                    assert not said & {w.lower() for w in passage.entity.words}
+
+
+def test_the_question_alone_ranks_later_passages_by_chance_and_the_chain_finds_them() -> None:
+    """The rivals of passage k: all of its kind that have no word of the first entity's name."""
+    hits = {"alone": 0.0, "chain": 0.0}
+    expected = variance = 0.0
+    for p in puzzles(SyntheticConfig(comparison=0), 150, "dev"):
+        documents = [text(x) for x in p.passages]
+        first = {w.lower() for w in p.passages[p.chain[0]].entity.words}
+        alone = bm25(p.question, documents)
+        for before, k in zip(p.chain, p.chain[1:]):
+            kind = p.passages[k].entity.kind
+            rivals = [
+                i
+                for i, x in enumerate(p.passages)
+                if x.entity.kind == kind and not first & set(tokens(documents[i])) and i != before
+            ]
+            assert k in rivals
+            assert len(rivals) >= 3
+            expected += 1 / len(rivals)
+            variance += (len(rivals) - 1) / len(rivals) ** 2
+            chain = bm25(p.question + " " + documents[before], documents)
+            for name, scores in (("alone", alone), ("chain", chain)):
+                top = max(scores[i] for i in rivals)
+                best = [i for i in rivals if scores[i] == top]
+                hits[name] += (k in best) / len(best)
+    assert abs(hits["alone"] - expected) < 4 * math.sqrt(variance)
+    assert hits["chain"] > 2 * expected
+
+
+# Bridge and talkative questions
+
+
+WORLD = SyntheticConfig(hops=(2,), comparison=0.0)
+COUNT = 100
+ALL: dict[str, Any] = {"seed": 0, "split": "dev", "index": 0}
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[BridgeQuestion]:
+    return [bridge_question(0, "dev", i) for i in range(COUNT)]
+
+
+def test_a_question_is_that_of_the_synthetic_data(questions: list[BridgeQuestion]) -> None:
+    for i, question in enumerate(questions):
+        sample = sample_at(WORLD, "dev", i)
+        own = dataclasses.replace(sample, id=f"bridge-dev-0-{i}", source="bridge")
+        assert question.sample == own
+    assert questions[7] == bridge_question(0, "dev", 7)
+    assert questions[7].question != bridge_question(1, "dev", 7).question
+    assert len(bridge_question(0, "dev", 7, passages=5).passages) == 5
+    for given in ({"split": "test"}, {"index": -1}, {"seed": -1}):
+        with pytest.raises(InputError, match=next(iter(given))):
+            bridge_question(**(ALL | given))
+
+
+def test_the_parts_lead_from_the_question_to_the_answer(questions: list[BridgeQuestion]) -> None:
+    for question in questions:
+        first, second = question.supporting
+        assert question.entity in question.question
+        assert question.bridge not in question.question
+        assert (first.title, second.title) == (question.entity, question.bridge)
+        assert (first.said[0], second.said[1]) == (question.bridge, question.answer)
+        asked = set(re.findall(r"\w+", question.question.replace(question.entity, "").lower()))
+        assert all({*relation.lower().split()} <= asked for relation in question.relations)
+        for passage in question.passages:  # what it says and names stands in its text
+            assert passage.names[0] == passage.title
+            assert all(name in passage.text for name in (*passage.names, *passage.said))
+    rivals = [p for q in questions for p in q.passages if not p.is_supporting and p.said[1]]
+    assert len(rivals) > 2 * COUNT  # wrong passages that say something for the last relation
+
+
+def test_only_the_bridge_finds_the_second_passage(questions: list[BridgeQuestion]) -> None:
+    found = []
+    for question in questions:
+        corpus = Listed([Passage(p.id, p.text, p.title) for p in question.passages])
+        queries = (question.question, question.entity, question.bridge)
+        hits = BM25Index.build(corpus, BM25Config()).search(Queries(queries), 1)
+        by_question, by_entity, by_bridge = hits.numbers[:, 0]
+        first, second = question.chain
+        found.append(
+            (by_question == first, by_entity == first, by_question == second, by_bridge == second)
+        )
+    first_by_question, first_by_entity, second_by_question, second_by_bridge = np.mean(found, 0)
+    assert first_by_question >= 0.7
+    assert first_by_entity >= 0.85
+    assert second_by_question <= 0.1
+    assert second_by_bridge >= 0.85
+
+
+@cache
+def made(count: int = COUNT, clauses: int = 2) -> tuple[TalkativeQuestion, ...]:
+    return tuple(talkative_question(0, "dev", index, clauses) for index in range(count))
+
+
+def test_a_talkative_question_depends_on_its_arguments_only() -> None:
+    assert talkative_question(0, "dev", 7) == made()[7]
+    texts = {
+        talkative_question(seed, split, index).question
+        for seed in (0, 1)
+        for split in ("train", "dev")
+        for index in (7, 8)
+    }
+    assert len(texts) == 8
+    for clauses in CLAUSES:  # other clauses around the same question
+        other = talkative_question(0, "dev", 7, clauses)
+        assert len(other.clauses) == clauses
+        assert (other.plain, other.passages) == (made()[7].plain, made()[7].passages)
+    for index, each in enumerate(made()):
+        bridge = bridge_question(0, "dev", index)
+        assert (each.passages, each.gold) == (bridge.passages, bridge.chain[0])
+        assert (each.entity, each.answer) == (bridge.entity, bridge.bridge)
+        assert each.answer not in each.question
+        names = [document.name for document in each.documents]
+        assert each.judged.grades == ((names[each.gold], 1),)
+        assert (each.judged.text, each.judged.answers) == (each.question, (each.answer,))
+    for given in ({"split": "test"}, {"index": -1}, {"clauses": 0}, {"clauses": 5}):
+        with pytest.raises(InputError, match=next(iter(given))):
+            talkative_question(**(ALL | given))
+
+
+def test_clauses_are_about_persons_of_other_questions_and_do_not_answer() -> None:
+    titles = [{passage.title for passage in each.passages} for each in made()]
+    for index, each in enumerate(made()):
+        first = index - index % BLOCK
+        others = [place for place in range(first, first + BLOCK) if place != index]
+        assert each.plain[1:] in each.question
+        assert each.question.count("?") == 1
+        for clause in each.clauses:
+            assert clause.text in each.question
+            assert any(clause.title in titles[place] for place in others)
+            assert clause.title not in titles[index]
+            assert clause.name in (clause.title, clause.title.split()[0])
+            words = iter(words_of(clause.text))
+            assert all(word in words for word in clause.words.split())  # in their order
+            assert each.entity not in clause.text
+        assert len({clause.text for clause in each.clauses}) == 2
+    short = sum(clause.name != clause.title for each in made() for clause in each.clauses)
+    assert abs(short / (2 * COUNT) - 0.5) < 0.15
+    # No invented word is in both splits.
+    train = [talkative_question(0, "train", index) for index in range(COUNT)]
+    english = {word for kind in KINDS.values() for form in kind.forms for word in words_of(form)}
+    names = {word for each in train for word in words_of(each.entity)} - english
+    assert len(names) > COUNT
+    assert not names & {word for each in made() for word in words_of(each.question)}
+
+
+def test_there_is_room_for_better_queries() -> None:
+    """The figures that the experiment rests on, on a smaller corpus."""
+    questions = made(100)
+    passages = [Passage(*each) for question in questions for each in question.documents]
+    words = BM25Config(k1=0.9, b=0.4, stemmer="", stop_words="")
+    index = BM25Index.build(Listed(passages), words)
+    gold = [10 * number + question.gold for number, question in enumerate(questions)]
+    queries = {
+        "as asked": [each.question for each in questions],
+        "no stop words": [" ".join(content_words(each.question)) for each in questions],
+        "entity": [f"{each.entity} {each.relation}" for each in questions],
+        "clause": [f"{each.clauses[0].name} {each.clauses[0].words}" for each in questions],
+    }
+    found = {
+        name: float(np.mean(index.search(Queries(texts), 1).numbers[:, 0] == gold))
+        for name, texts in queries.items()
+    }
+    assert found["clause"] <= 0.03
+    assert max(found["as asked"], found["no stop words"]) < 0.5
+    assert found["entity"] >= 0.9
+
+
+# Words
+
+
+SENTENCE = "the flow of a gas in a long pipe , as seen here ."
+
+
+def every(text: str) -> list[str]:
+    return list(sentences_of([text], 100, 1))
+
+
+def test_where_sentences_end() -> None:
+    for text in (
+        "It rains.|Is it wet?|Yes!|So",
+        'He said "it rains."|(It did.)|Then',
+        "As J. Berg et al. show (e.g. in Fig. 3) it holds.",
+        "It is 3.5 m long, i.e. short",
+        "Vitamin A?|B!|Type 2.|End",
+    ):
+        assert every(text.replace("|", "  ")) == text.split("|")
+    texts = ["One. One two . One two three - ! One two three four", "a b"]
+    assert list(sentences_of(texts, 3, 2)) == ["One two .", "One two three - !", "a b"]
+    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
+    assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
+    for limits in ((1, 2), (3, 0), (9, 1, 0)):
+        with pytest.raises(ValueError, match="sentences"):
+            list(sentences_of(texts, *limits))
+    text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"  # no marks around words
+    assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
+
+
+def test_one_word_is_always_left() -> None:
+    assert dropped(SENTENCE, Draw(0, STREAM, 0), 0.0) == SENTENCE
+    left = [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
+    assert set(left) == {"a", "b", "c"}
+    assert all(60 < left.count(word) < 140 for word in "abc")
+    assert left == [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
+    for sentence, share in (("- .", 0.5), ("", 0.0), (SENTENCE, -0.1), (SENTENCE, math.nan)):
+        with pytest.raises(ValueError, match=r"\w"):
+            dropped(sentence, Draw(0, STREAM, 0), share)
+    for index in range(200):
+        kept = dropped(SENTENCE, Draw(1, STREAM, index), 0.8).split()
+        tokens = iter(SENTENCE.split())
+        assert all(token in tokens for token in kept)  # a part, in the same order
+        assert re.search(r"\w", " ".join(kept))
+
+
+def test_only_what_may_be_dropped_is_and_with_the_share() -> None:
+    found = dropped(SENTENCE, Draw(0, STREAM, 0), 1.0, lambda t: t in ("the", "of", "a", "in"))
+    assert found == "flow gas long pipe , as seen here ."
+    # Whether a token may be dropped moves none of the draws of the others.
+    whole, part = (
+        dropped(SENTENCE, Draw(0, STREAM, 0), 0.5, may).split()
+        for may in (lambda _: True, lambda each: each != "of")
+    )
+    assert [each for each in part if each != "of"] == [t for t in whole if t != "of"]
+    left = [dropped(SENTENCE, Draw(0, STREAM, index), 0.25).split() for index in range(500)]
+    missing = sum("pipe" not in each for each in left)
+    assert abs(missing - 125) < 4 * math.sqrt(500 * 0.25 * 0.75)
+    texts = ["The flow, the pipe", "the gas", "A flow", "heat"]
+    assert frequent_words(texts, 0.25) == {"the", "flow"}
+    words = frozenset(("the", "of"))
+    for token, frequent in (("The", True), ("(of", True), ("of/the", True), ("of/gas", False)):
+        assert is_among(token, words) == frequent
+
+
+def test_function_words_are_left_out_in_whatever_case() -> None:
+    assert content_words("Which company IS the owner of The Sea?") == ["company", "owner", "Sea"]
+    assert content_words("To be or not to be") == []
+
+
+BRIDGES = [bridge_question(0, "train", number) for number in range(60)]
+
+
+def renaming(number: int = 0) -> Renaming:
+    return Renaming(Draw(0, 5, number))
+
+
+def test_only_invented_words_change_each_to_another() -> None:
+    assert renaming(1).of(BRIDGES[0].question) == renaming(1).of(BRIDGES[0].question)
+    assert renaming(1).of(BRIDGES[0].question) != renaming(2).of(BRIDGES[0].question)
+    for text in (
+        "",
+        "Which river is longer, the River",
+        "She keeps bees on Lake",
+        "style: Lantern",
+    ):
+        assert renaming().of(text) == text
+    for number, question in enumerate(BRIDGES):
+        given = renaming(number)
+        texts = (question.question, *(each.text for each in question.passages))
+        pairs = [pair for text in texts for pair in zip(text.split(), given.of(text).split())]
+        assert len({*pairs}) == len({one for one, _ in pairs}) == len({two for _, two in pairs})
+        assert given.of(question.entity) != question.entity
+
+
+def test_new_names_are_of_the_training_split_alone() -> None:
+    """So names of dev stay unseen: no word of one split is one of the other."""
+    draw, given = Draw(9, 0, 0), renaming(3)
+    old = {invented_word(draw, 0, 2) for _ in range(400)}
+    new = {given.of(word) for word in old}
+    dev = {invented_word(draw, 1, 2) for _ in range(20_000)}
+    assert not new & dev
+    # So that this can fail: the words of both splits are few enough to meet.
+    train = {invented_word(draw, 0, 2) for _ in range(20_000)}
+    assert new & train

@@ -1,0 +1,355 @@
+"""Records of each data set: its layouts, what is mended, what is unusable, and real ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.files.records import read_records
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
+from qrag_jax.data.sources import hotpotqa, hover, musique, titled_context, two_wiki
+from qrag_jax.data.sources.niah import parse as parse_needles
+from qrag_jax.data.sources.own import Own
+from tests.data.real_data import real
+
+HOTPOT: dict[str, Any] = {
+    "_id": "5a7a",
+    "question": " Where was the painter of Dusk born? ",
+    "answer": "Oslo",
+    "supporting_facts": [["Ada Berg", 1], ["Dusk", 0], ["Ada Berg", 0]],
+    "context": [
+        ["Dusk", ["Dusk is a painting by Ada Berg.", "  It hangs in Bergen."]],
+        ["Dawn", ["Dawn is a film."]],
+        ["Ada Berg", ["Ada Berg was a painter.", " She was born in Oslo.", ""]],
+        ["Nothing", []],
+    ],
+    "type": "bridge",
+    "level": "hard",
+}
+HOTPOT_SAMPLE = Sample(
+    id="5a7a",
+    question="Where was the painter of Dusk born?",
+    chunks=(
+        "Dusk Dusk is a painting by Ada Berg. It hangs in Bergen.",
+        "Dawn Dawn is a film.",
+        "Ada Berg Ada Berg was a painter. She was born in Oslo.",
+        "Nothing",
+    ),
+    support=(2, 0),  # in the order of the data
+    answers=("Oslo",),
+    source="hotpotqa",
+)
+
+
+def hotpot(**fields: Any) -> dict[str, Any]:
+    return copy.deepcopy(HOTPOT) | fields
+
+
+def test_other_layouts_of_hotpotqa() -> None:
+    supporting = {"title": ["Ada Berg", "Dusk", "Ada Berg"], "sent_id": [1, 0, 0]}
+    context = {
+        "title": [title for title, _ in HOTPOT["context"]],
+        "sentences": [sentences for _, sentences in HOTPOT["context"]],
+    }
+    hub = HOTPOT | {"id": "5a7a", "supporting_facts": supporting, "context": context}
+    titles = HOTPOT | {"supporting_titles": ["Ada Berg", "Dusk"]}
+    del hub["_id"], titles["supporting_facts"]
+    for record in (HOTPOT, hub, titles):
+        assert hotpotqa.parse(record) == HOTPOT_SAMPLE
+    aliases = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
+    assert hotpotqa.parse(aliases).answers == ("Oslo", "Kristiania")
+    with pytest.raises(ValueError, match="distinct"):
+        hotpotqa.to_record("r1", "Who?", "Ada", [("X", ["a"]), ("X", ["b"])], [1])
+
+
+@pytest.mark.parametrize("fact", [["Dusk", 2], ["Dusk", -1], ["Nothing", 0]])
+def test_wrong_sentence_index_keeps_the_paragraph(fact: list[Any]) -> None:
+    record = hotpot(supporting_facts=[fact])
+    titles = [title for title, _ in record["context"]]
+    assert hotpotqa.parse(record).support == (titles.index(fact[0]),)
+    assert hotpotqa.mended(record) == "sentence index out of range, paragraph kept"
+    hub = {"title": [fact[0]], "sent_id": [fact[1]]}
+    assert hotpotqa.parse(hotpot(supporting_facts=hub)) == hotpotqa.parse(record)
+    assert hotpotqa.mended(HOTPOT) == ""
+
+
+def test_a_title_that_stands_twice_supports_once() -> None:
+    """As in 2WikiMultihopQA, whose layout is HotpotQA's."""
+    twice = hotpot(context=[*HOTPOT["context"], HOTPOT["context"][2]])
+    sample = two_wiki.parse(twice)
+    assert (sample.support, len(sample.chunks), sample.source) == ((2, 0), 5, "two_wiki")
+    count = 0
+    for _, record in read_records(real("2wikimultihopqa/train.jsonl.gz")):
+        titles = [title for title, _ in record["context"]]
+        assert len(set(two_wiki.parse(record).chunks)) == len(set(titles))
+        count += len(set(titles)) < len(titles)
+    assert count == 13
+
+
+CLAIM: dict[str, Any] = {
+    "uid": "a0cf",
+    "claim": " The painter of Dusk was born in Oslo. ",
+    "supporting_facts": [["Dusk", 0], ["Ada Berg", 1], ["Dusk", 2]],
+    "label": "SUPPORTED",
+    "num_hops": 2,
+    "hpqa_id": "5a7a",
+}
+CLAIM_QUESTION = QueryQuestion(
+    "a0cf",
+    "Is the following claim supported: The painter of Dusk was born in Oslo?",
+    ("yes",),
+    (Page("Dusk"), Page("Ada Berg")),
+)
+
+
+def test_layouts_of_hover() -> None:
+    assert hover.parse(CLAIM) == CLAIM_QUESTION
+    assert hover.parse(CLAIM | {"label": "NOT_SUPPORTED"}).answers == ("no",)
+    facts = [{"key": title, "value": place} for title, place in CLAIM["supporting_facts"]]
+    record = CLAIM | {"id": 7, "supporting_facts": facts, "label": 1}
+    assert hover.parse(record) == CLAIM_QUESTION
+    assert hover.parse(record | {"label": 0}).answers == ("no",)
+
+
+def paragraph(idx: int, title: str, text: str, supporting: bool) -> dict[str, Any]:
+    return {"idx": idx, "title": title, "paragraph_text": text, "is_supporting": supporting}
+
+
+def step(idx: int | None) -> dict[str, Any]:
+    return {"id": 1, "question": "?", "answer": "!", "paragraph_support_idx": idx}
+
+
+MUSIQUE: dict[str, Any] = {
+    "id": "2hop__1_2",
+    "paragraphs": [
+        paragraph(0, "Norway", "Oslo is its capital.", True),
+        paragraph(1, "Sweden", "Malmö is a city.", False),
+        paragraph(2, "Dusk", "A painting from Norway.", True),
+    ],
+    "question": "What is the capital of the land of Dusk?",
+    "question_decomposition": [step(2), step(0)],
+    "answer": "Oslo",
+    "answer_aliases": ["Kristiania"],
+    "answerable": True,
+}
+MUSIQUE_SAMPLE = Sample(
+    id="2hop__1_2",
+    question="What is the capital of the land of Dusk?",
+    chunks=(
+        "Norway. Oslo is its capital.",
+        "Sweden. Malmö is a city.",
+        "Dusk. A painting from Norway.",
+    ),
+    support=(2, 0),  # in the order of the data
+    answers=("Oslo", "Kristiania"),
+    source="musique",
+)
+
+
+def test_steps_name_idx_not_position() -> None:
+    record = copy.deepcopy(MUSIQUE) | {"question_decomposition": [step(12), step(10)]}
+    for each in record["paragraphs"]:
+        each["idx"] += 10
+        each["is_supporting"] = False  # not looked at where there is a decomposition
+    assert musique.parse(record) == MUSIQUE_SAMPLE
+
+
+@pytest.mark.parametrize("steps", [[], None])
+def test_without_decomposition_the_marked_paragraphs_support(steps: list | None) -> None:
+    assert musique.parse(MUSIQUE) == MUSIQUE_SAMPLE
+    record = copy.deepcopy(MUSIQUE) | {"question_decomposition": steps}
+    expected = dataclasses.replace(MUSIQUE_SAMPLE, support=(0, 2))
+    assert musique.parse(record) == expected
+    del record["question_decomposition"]
+    assert musique.parse(record) == expected
+
+
+OPEN: dict[str, Any] = {
+    "_id": "8813",
+    "question": "When was the director of Web born?",
+    "supporting_facts": [["Web", 1], ["Max Varn", 1], ["Web", 0]],
+    "answer": "1925",
+}
+OPEN_QUESTION = QueryQuestion("8813", OPEN["question"], ("1925",), (Page("Web"), Page("Max Varn")))
+
+
+def test_gold_pages_are_known_by_title() -> None:
+    assert titled_context.parse_open(OPEN) == OPEN_QUESTION
+    titles = OPEN | {"supporting_facts": None, "supporting_titles": ["Web", "Max Varn"]}
+    assert titled_context.parse_open(titles) == OPEN_QUESTION
+
+
+def test_the_corpus_that_comes_with_the_data_has_ids() -> None:
+    found = titled_context.parse_open(OPEN | {"gold_doc_ids": ["d4", "d0"]})
+    assert found.gold == (Page("Web", id="d4"), Page("Max Varn", id="d0"))
+
+
+def test_real_records_are_sound() -> None:
+    folder = real("2wikimultihopqa")
+    corpus = (record for _, record in read_records(folder / "open_corpus.jsonl.gz"))
+    titles = {record["_id"]: record["title"] for record in corpus}
+    for _, record in read_records(folder / "open_dev.jsonl.gz"):
+        gold = titled_context.parse_open(record).gold
+        assert all(titles[page.id] == page.title for page in gold)
+    for _, record in read_records(real("hotpotqa/dev.jsonl.gz")):
+        sample = hotpotqa.parse(record)
+        parts = (sample.id, sample.question, sample.answers[0], record["context"], sample.support)
+        assert hotpotqa.parse(hotpotqa.to_record(*parts)) == sample
+    for _, record in read_records(real("musique/dev.jsonl.gz")):
+        by_marks = musique.parse(record | {"question_decomposition": []})
+        assert by_marks.support == tuple(sorted(musique.parse(record).support))
+
+
+NEEDLES = [
+    "Mr. Fox saw 77123 geese.",
+    "One of the special magic numbers for red-fox is: 7712.",
+    "It rained.",
+    "One of the special magic numbers for red-fox is: 4410.",
+    "One of the special magic numbers for red-hen is: 9081.",
+]
+ASKED = "What are all the special magic numbers for red-fox mentioned in the provided text?"
+PREFIX = (
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the numbers afterwards.\n"
+)
+
+
+def split_record(**fields: Any) -> dict[str, Any]:
+    return {
+        "index": 4,
+        "task": "niah_multivalue",
+        "input_prefix": PREFIX,
+        "sentences": NEEDLES,
+        "input_suffix": f"\n{ASKED}",
+        "outputs": ["4410", "7712"],
+        "query": "red-fox",
+        "supporting": [3, 1],
+        "length": 40,
+    } | fields
+
+
+def ruler_record(text: str, suffix: str = "", **fields: Any) -> dict[str, Any]:
+    prompt = f"{PREFIX}{text}\n{ASKED}{suffix}"
+    return {"index": 4, "input": prompt, "outputs": ["4410", "7712"], "length": 40} | fields
+
+
+def test_sentences_already_split() -> None:
+    sample = parse_needles(split_record())
+    assert (sample.id, sample.source) == ("niah_multivalue-4", "niah")
+    assert sample.question == ASKED
+    assert sample.chunks == tuple(NEEDLES)
+    assert sample.support == (3, 1)
+    assert sample.answers == ("4410", "7712")
+    assert parse_needles(split_record(supporting=None)).support == (3, 1)
+    begun = split_record(input_suffix=f"\n{ASKED} The special magic numbers for red-fox are")
+    assert parse_needles(begun) == sample
+
+
+def test_rulers_own_prompt() -> None:
+    expected = parse_needles(split_record())
+    for text in (" ".join(NEEDLES), "\n".join(NEEDLES), "\n\n".join(NEEDLES) + "\n"):
+        for suffix in ("", " The special magic numbers for red-fox mentioned in it are", "\n"):
+            sample = parse_needles(ruler_record(text, suffix))
+            assert (sample.id, sample.question) == ("niah-4", ASKED)
+            assert sample.chunks == expected.chunks
+            assert sample.support == expected.support
+            assert sample.answers == expected.answers
+    # A question inside the text is not the one asked; without the instruction all is text.
+    text = "Why? " + " ".join(NEEDLES)
+    plain = {"index": 4, "input": f"{text}\n{ASKED}", "outputs": ["9081"]}
+    assert parse_needles(plain).chunks == ("Why?", *NEEDLES)
+    assert parse_needles(plain).support == (5,)
+
+
+def test_outputs_are_words_of_their_own() -> None:
+    text = ["The magic word for a is: calm-sea.", "A calm-sea-bird flew.", "So calm-seas came."]
+    record = ruler_record(" ".join(text), outputs=["calm-sea"])
+    assert parse_needles(record).support == (0,)
+
+
+RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
+    "hotpotqa": (hotpotqa.parse, HOTPOT),
+    "two_wiki": (two_wiki.parse, HOTPOT),
+    "open": (titled_context.parse_open, OPEN | {"gold_doc_ids": ["d4", "d0"]}),
+    "hover": (hover.parse, CLAIM),
+    "musique": (musique.parse, MUSIQUE),
+    "needles": (parse_needles, split_record()),
+    "ruler": (parse_needles, ruler_record(" ".join(NEEDLES))),
+    "own": (
+        Own().parse,
+        {"id": "a", "question": "?", "chunks": ["a"], "support": [0], "answers": ["a"]},
+    ),
+}
+ODD = [None, "", " ", "half a pair \ud83d", "x", -1, 7, 1.5, True, [], {}, ["x"], [7], [["x"]]]
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) within a value."""
+    listed = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in [*listed]:
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_odd_values_are_a_reason_of_one_line_or_a_sound_sample(name: str) -> None:
+    parse, sound = RECORDS[name]
+    reasons = set()
+    for number in range(sum(1 for _ in places(sound))):
+        for odd in ODD[:3] + ODD[4:] if name == "ruler" else ODD:
+            record = copy.deepcopy(sound)
+            container, key = [*places(record)][number]
+            container[key] = odd
+            try:
+                found = parse(record)
+            except BadRecord as bad:
+                reasons.add(str(bad))
+                continue
+            asked = dataclasses.astuple(found)
+            json.dumps(asked, ensure_ascii=False).encode()  # valid Unicode
+            assert found.id.strip(), record
+            assert found.question.strip(), record
+            if isinstance(found, QueryQuestion):
+                assert found.gold, record
+                assert all(page.title for page in found.gold), record
+            else:
+                assert all(chunk.strip() for chunk in found.chunks), record
+                assert len(set(found.support)) == len(found.support), record
+                assert all(0 <= fact < len(found.chunks) for fact in found.support), record
+                assert found.support or (found.source == "own" and found.answers), record
+    assert len(reasons) > 5
+    assert all(reason.strip() and "\n" not in reason and len(reason) < 200 for reason in reasons)
+
+
+@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="it is split before a check")
+def test_half_a_surrogate_pair_in_rulers_prompt_is_a_reason() -> None:
+    with pytest.raises(BadRecord):
+        parse_needles(ruler_record("half a pair \ud83d"))
+
+
+@pytest.mark.parametrize(
+    ("parse", "record", "named"),
+    [
+        (hotpotqa.parse, hotpot(supporting_facts=[["Noon", 0]]), "support title"),
+        (hotpotqa.parse, hotpot(supporting_facts=[["Dusk", True]]), "supporting_facts"),
+        (hotpotqa.parse, hotpot(answer=None), "answer"),  # a test split
+        (hover.parse, CLAIM | {"supporting_facts": None}, "supporting facts"),
+        (hover.parse, CLAIM | {"label": -1}, "label"),
+        (musique.parse, MUSIQUE | {"answerable": False}, "answerable"),
+        (musique.parse, MUSIQUE | {"question_decomposition": [step(-1)]}, "support index"),
+        (musique.parse, MUSIQUE | {"paragraphs": MUSIQUE["paragraphs"] * 2}, "idx"),
+        (titled_context.parse_open, OPEN | {"gold_doc_ids": ["d4"]}, "gold_doc_ids"),
+        (parse_needles, split_record(supporting=[-1]), "support index"),
+        (parse_needles, ruler_record("It rained."), "output"),
+        (parse_needles, ruler_record("x", input="It rained 7712 times."), "question"),
+    ],
+)
+def test_what_is_unusable_has_its_reason(parse: Any, record: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRecord, match=named):
+        parse(record)

@@ -1,0 +1,281 @@
+"""Questions of query writers and agents, taken apart or with judgements on a corpus."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.config import DataConfig
+from qrag_jax.data.decompositions import (
+    Decomposition,
+    SubQuestion,
+    of_musique,
+    of_puzzle,
+    of_two_wiki,
+    read,
+)
+from qrag_jax.data.files.records import read_records
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.generators.synthetic import SyntheticConfig, puzzle_at
+from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.rag_questions import RagQuestions, load_questions
+from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.data.sources import hotpotqa, musique
+from qrag_jax.environments.rag.scripted import named
+from qrag_jax.errors import InputError
+from tests.data.real_data import real
+
+PARAGRAPHS = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
+PAGES = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
+FACTS = [["Ada Berg", 0]]
+CLAIM = {"uid": "h0", "claim": "Ada sails.", "supporting_facts": FACTS, "label": "SUPPORTED"}
+OPEN_RECORD = {"_id": "w0", "question": "Who sails?", "answer": "Ada", "supporting_facts": FACTS}
+OPEN_RECORD |= {"gold_doc_ids": ["doc7"]}
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
+    hotpot = hotpotqa.to_record("a", "Where?", "a lake", PARAGRAPHS, [1, 0])
+    steps = musique.to_record("b", "Where else?", "a lake", PARAGRAPHS, [1])
+    parts = [
+        write(tmp_path / "hotpot.jsonl", hotpot),
+        write(tmp_path / "musique.jsonl", steps),
+        write(tmp_path / "hover.jsonl", CLAIM),
+        write(tmp_path / "open.jsonl", OPEN_RECORD),
+    ]
+    found, reports = read_query_questions(";".join(f"{path},,dev" for path in parts))
+    assert found == [
+        QueryQuestion("a", "Where?", ("a lake",), PAGES[::-1], PAGES, "hotpotqa"),
+        QueryQuestion("b", "Where else?", ("a lake",), PAGES[1:], PAGES, "musique"),
+        QueryQuestion(
+            "h0", "Is the following claim supported: Ada sails?", ("yes",), (Page("Ada Berg"),)
+        ),
+        QueryQuestion("w0", "Who sails?", ("Ada",), (Page("Ada Berg", id="doc7"),)),
+    ]
+    assert [report.kept for report in reports] == [1, 1, 1, 1]
+    assert PAGES[0].whole == "J. R. R. Lake It is deep. Old."
+
+
+def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) -> None:
+    none = [CLAIM | {"uid": f"h{number}", "supporting_facts": []} for number in (1, 2)]
+    path = write(tmp_path / "hover.jsonl", *none, CLAIM, {"uid": "h3"})
+    found, (report,) = read_query_questions(f"{path},,dev")
+    assert [each.id for each in found] == ["h0"]
+    assert sorted(report.skipped.values()) == [1, 2]
+    with pytest.raises(InputError, match="'h0'"):  # twice
+        read_query_questions(f"{path},,dev;{path},,dev")
+    with pytest.raises(InputError, match=r"hover\.jsonl"):
+        read_query_questions(f"{write(path, *none)},,dev")
+    # HoVer's folder, by its official names.
+    folder = tmp_path / "hover"
+    folder.mkdir()
+    for split, count in (("train", 3), ("dev", 2)):
+        claims = [CLAIM | {"uid": f"{split}{number}"} for number in range(count)]
+        (folder / f"hover_{split}_release_v1.1.json").write_text(json.dumps(claims))
+    for place in (tmp_path, folder):
+        found, _ = read_query_questions(f"{place},hover,train[1:];{place},hover,validation")
+        assert [each.id for each in found] == ["train1", "train2", "dev0", "dev1"]
+
+
+def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None:
+    made = bridge_question(0, "train", 0)
+    found = of_bridge(made)
+    assert (found.id, found.question, found.answers) == (made.id, made.question, (made.answer,))
+    assert [page.title for page in found.gold] == [made.entity, made.bridge]
+    assert [page.whole for page in found.passages] == list(made.sample.chunks)
+    # Questions of both splits are evaluated on alone.
+    same, other, dev = (QueryQuestion(name, text, (), ()) for name, text in ("aA", "bB", "cA"))
+    assert unseen([same, other], [dev]) == [other]
+    with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
+        unseen([same], [dev])
+
+
+MADE = SyntheticConfig(hops=(2, 3, 4), train=30, dev=10)
+
+
+def synthetic(**fields: Any) -> DataConfig:
+    return DataConfig(path="synthetic", synthetic=MADE, sources={"synthetic": 1.0}, **fields)
+
+
+def load(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> RagQuestions:
+    return load_questions(config, config, taken_apart=taken_apart, max_hops=max_hops)
+
+
+def test_questions_of_the_invented_world_with_their_decompositions() -> None:
+    found = load(synthetic())
+    assert (len(found.train), len(found.dev)) == (30, 10)
+    # Also where questions before it are left out, as those are that evaluation has, too.
+    crowded = dataclasses.replace(MADE, train=200, dev=200)
+    every = load(dataclasses.replace(synthetic(), synthetic=crowded)).train
+    for each in (*found.train, *found.dev, *every):
+        assert each.decomposition.answers == each.sample.answers
+        text = " ".join(each.gold).casefold()
+        assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
+    few = load(synthetic(), max_hops=2).train
+    assert 0 < len(few) < 30
+    assert all(len(each.decomposition.hops) <= 2 for each in few if each.decomposition)
+    whole = load(synthetic(), taken_apart=False)
+    assert whole.train[0].decomposition is None
+    passages = whole.passages()  # those of all questions, once
+    assert len(set(passages)) == len(passages)
+    assert {text for each in whole.dev for text in each.sample.chunks} <= set(passages)
+
+
+def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        paragraphs = [("Ada", ["Born in Oslo."]), ("Oslo", ["In Norway."]), ("Rome", ["Old."])]
+        record = musique.to_record(split, f"{split}: where?", "Norway", paragraphs, [0, 1])
+        for step, text in zip(record["question_decomposition"], ("Ada?", "Where is #1 ?")):
+            step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
+        write(tmp_path / f"{split}.jsonl", record)
+    (question,) = load(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
+    assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
+    assert [*question.gold] == ["Ada. Born in Oslo.", "Oslo. In Norway."]
+    for source in ("hotpotqa", "musique"):  # whose invented questions are not taken apart
+        with pytest.raises(InputError, match=source):
+            load(DataConfig(path="synthetic", sources={source: 1.0}))
+    with pytest.raises(InputError, match="1 hop"):
+        load(synthetic(), max_hops=1)
+
+
+ALL = JudgedQuery("all", "a", (("d1", 1), ("d2", 2)))
+SOME = JudgedQuery("some", "b", (("d2", 1), ("x1", 1)))
+NONE = JudgedQuery("none", "c", (("x1", 1), ("x2", 1)))
+KNOWN = {"d1", "d2", "d3"}
+FROM = Origin("config.queries.train", "the corpus of data/north", "name another folder")
+
+
+def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
+    found = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    assert found.queries == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
+    assert (found.dropped, found.documents, found.lacking) == (("none",), 3, 1)
+    # The ids of the judged documents are all that is needed.
+    assert check_in_corpus([ALL], frozenset({"d2"}), FROM).lacking == 1
+    four = [ALL, SOME, NONE, JudgedQuery("other", "d", (("x3", 1),))]
+    assert check_in_corpus(four, KNOWN, FROM, 0.5).dropped == ("none", "other")
+    for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
+        with pytest.raises(InputError, match=r"config\.queries\.train"):
+            check_in_corpus(given, KNOWN, FROM, share)
+
+
+MUSIQUE: dict[str, Any] = {
+    "id": "3hop1__1_2_3",
+    "question": "Which bay is the capital of the land of Dusk's painter on?",
+    "question_decomposition": [
+        {"question": "Dusk >> creator", "answer": "Ada Berg"},
+        {"question": "#1 >> located in", "answer": "Norway"},
+        {"question": "which bay is the capital of #2 on, as #1 has it", "answer": "the Oslofjord"},
+    ],
+    "answer": "Oslofjord",
+    "answer_aliases": ["Oslo Fjord", "NO"],
+}
+
+
+def test_musique() -> None:
+    found = of_musique(MUSIQUE)
+    assert found.hops == (
+        SubQuestion("What is the creator of Dusk?", ("Ada Berg",)),
+        SubQuestion("#1 located in what?", ("Norway",)),
+        SubQuestion("which bay is the capital of #2 on, as #1 has it", ("the Oslofjord",)),
+    )
+    assert found.answers == ("Oslofjord", "Oslo Fjord", "NO")
+    assert [hop.needs for hop in found.hops] == [(), (0,), (0, 1)]
+    record = copy.deepcopy(MUSIQUE)
+    record["question_decomposition"][2]["answer"] = "OSLOFJORD."
+    # The aliases of the answer that a text can show: "NO" stands in almost every passage.
+    assert of_musique(record).hops[-1].answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
+    filled = found.hops[2].filled(["Ada #2", "Norway"])
+    assert filled == "which bay is the capital of Norway on, as Ada #2 has it"
+
+
+def two_wiki(kind: str, answer: str, *evidences: tuple[str, str, str], ids: Any = ()) -> Any:
+    return {
+        "_id": "x",
+        "type": kind,
+        "answer": answer,
+        "evidences": [list(triple) for triple in evidences],
+        "evidences_id": [list(triple) for triple in ids],
+    }
+
+
+def test_a_chain_by_name() -> None:
+    facts = (("Dusk (film)", "director", "Ada Berg"), ("ada berg", "place of birth", "Oslo"))
+    record = two_wiki("compositional", "Oslo", *facts) | {"answer_aliases": ["Kristiania"]}
+    director = SubQuestion("What is the director of Dusk (film)?", ("Ada Berg",))
+    birth = SubQuestion("What is the place of birth of #1?", ("Oslo", "Kristiania"))
+    assert of_two_wiki(record) == Decomposition((director, birth), ("Oslo", "Kristiania"))
+
+
+def test_a_chain_by_wikidata_id_or_by_order() -> None:
+    evidences = (("Dusk", "director", "A. Berg"), ("Ada Berg (actor)", "mother", "Eva Berg"))
+    ids = (("Q1", "director", "Q2"), ("Q2", "mother", "Q3"))
+    by_id = two_wiki("comparison", "yes", *evidences, ids=ids)
+    for record in (by_id, two_wiki("inference", "Eva Berg", *evidences)):
+        found = of_two_wiki(record)
+        assert [hop.needs for hop in found.hops] == [(), (0,)]
+        assert found.hops[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
+    assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}).hops] == [(), ()]
+
+
+def test_the_invented_world_leads_to_its_answer() -> None:
+    config, kinds = SyntheticConfig(), set()
+    for index in range(150):
+        puzzle = puzzle_at(config, "train", index)
+        found = of_puzzle(puzzle)
+        assert found.answers == (puzzle.answer,)
+        for hop, place in zip(found.hops, puzzle.chain, strict=True):
+            assert named(hop.answers, [" ".join(puzzle.passages[place].sentences)])
+        needs = [hop.needs for hop in found.hops]
+        if puzzle.comparison:
+            assert needs in ([(), ()], [(), (), (0,), (1,)])
+        else:
+            assert found.hops[-1].answers == (puzzle.answer,)
+            assert needs == [(), (0,), (1,), (2,)][: len(needs)]
+        kinds.add((puzzle.comparison, len(needs)))
+    assert kinds == {(False, 2), (False, 3), (False, 4), (True, 2), (True, 4)}
+
+
+def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    later = [{"question": "#1?", "answer": "a"}]  # a step that needs its own answer
+    broken = [MUSIQUE | {"id": "b", "question_decomposition": steps} for steps in ([], later)]
+    found, report = read("musique", [write(path, MUSIQUE, MUSIQUE, *broken)])
+    assert found == {"3hop1__1_2_3": of_musique(MUSIQUE)}
+    assert (report.read, report.kept, [*report.skipped.values()]) == (4, 1, [1, 1, 1])
+    with pytest.raises(InputError, match=r"train\.jsonl:1"):
+        read("musique", [write(path, broken[0])])
+    with pytest.raises(InputError, match="'hotpotqa'"):
+        read("hotpotqa", [path])
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("musique", "musique/dev.jsonl.gz"), ("two_wiki", "2wikimultihopqa/train.jsonl.gz")],
+)
+def test_the_passages_of_real_records_have_the_answers(source: str, name: str) -> None:
+    found, report = read(source, [real(name)])
+    assert report.skipped == {}
+    hops = answered = 0
+    for _, record in read_records(real(name)):
+        if source == "musique":
+            gold = {step["paragraph_support_idx"] for step in record["question_decomposition"]}
+            chosen = [each for each in record["paragraphs"] if each["idx"] in gold]
+            texts = [f"{each['title']} {each['paragraph_text']}" for each in chosen]
+        else:
+            titles = {title for title, _ in record["supporting_facts"]}
+            context = [each for each in record["context"] if each[0] in titles]
+            texts = [f"{title} {' '.join(text)}" for title, text in context]
+        for hop in found[record.get("_id") or record["id"]].hops:
+            hops += 1
+            answered += bool(named(hop.answers, texts))
+    assert 0.98 < answered / hops < 1

@@ -1,0 +1,286 @@
+"""Scripted demonstrations: their shares, what they may know, and what they find."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
+from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.talkative import TalkativeQuestion, talkative_question
+from qrag_jax.environments.query_rewriting.styles import (
+    COPY,
+    NO_STOP_WORDS,
+    SOME_WORDS,
+    WRONG_CLAUSE,
+    RewriteStylesConfig,
+    draw_rewriting,
+    rewritten,
+)
+from qrag_jax.environments.query_rewriting.styles import ENTITY as ENTITY_WORDS
+from qrag_jax.environments.query_rewriting.styles import STYLES as REWRITE_STYLES
+from qrag_jax.environments.query_rewriting.styles import draw_style as draw_rewrite_style
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import QueryState, grown
+from qrag_jax.environments.query_writing.styles import (
+    BRIDGE,
+    ENTITY,
+    PASSAGE,
+    QUESTION,
+    STYLES,
+    Start,
+    Style,
+    StyledPlay,
+    StyledWriter,
+    StylesConfig,
+    Written,
+    draw_renamed,
+    draw_style,
+    draw_styles,
+    style_variants,
+)
+from qrag_jax.environments.tools.demonstrations import (
+    EXPERT,
+    Demonstration,
+    DemonstrationsConfig,
+    draw_choices,
+)
+from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import load
+from qrag_jax.llm.text.tool_calls import HERMES, read_calls
+from qrag_jax.retrieval.own_documents import Wanted, own_retriever
+from tests.environments.query_writing.trying import WorldSearch, world, world_state
+
+DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
+
+
+def near(count: int, draws: int, share: float, name: Any = "") -> None:
+    """A count is within four standard deviations of its share."""
+    assert abs(count - draws * share) < 4 * math.sqrt(draws * share * (1 - share)), name
+
+
+def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str, Any]]:
+    """The queries, the id of the best document of each, and the arguments of `complete`."""
+    retriever, documents = own_retriever("bm25"), bridge_task(demonstration.question).documents
+    shown: list[str] = []
+    queries: list[str] = []
+    names: list[str] = []
+    while True:
+        (call,) = read_calls(demonstration.say(shown), HERMES)
+        if call.name == "complete":
+            return queries, names, dict(call.arguments)
+        queries.append(call.arguments["query"])
+        (found,) = retriever.find([Wanted(queries[-1], 1, documents)])
+        names += [each.id for each in found]
+        texts = [f"Document ID: {each.id}\n{each.text}" for each in found]
+        shown.append("\n\n".join(texts) or "Nothing found.")
+
+
+def test_tool_calls_have_their_shares_and_know_what_was_shown() -> None:
+    config, done, found_both = DemonstrationsConfig(), Counter(), 0
+    for episode in range(600):
+        question = bridge_question(0, "train", episode % TASKS)
+        choices = draw_choices(config if episode % 4 else EXPERT, 0, episode)
+        queries, names, end = acted(Demonstration(question, choices))
+        known = {
+            question.entity: "search_entity",
+            question.question: "search_question",
+            " ".join(question.relations): "search_relations",
+        }
+        assert known[queries[0]] == choices[0]
+        assert (len(queries) == 1) == (choices.then == "then_answer")
+        assert (queries[-1] == queries[0]) == (choices.then != "then_bridge" or not names)
+        passages = [question.passages[int(name)] for name in names]
+        texts = [question.question, *(passage.text for passage in passages)]
+        assert end["final_answer"] in "\n".join(texts)
+        if choices.then == "then_bridge" and names:
+            assert queries[1].removesuffix(f" {question.relations[1]}") in "\n".join(texts[:2])
+        if passages and passages[-1].said[1]:  # the answer was read off what was shown last
+            right = end["final_answer"] == passages[-1].said[1]
+            assert right == (choices.answer == "answer_right")
+        supporting = [p.id for p in dict.fromkeys(passages) if p.is_supporting]
+        cited = {"cite_right": supporting, "cite_all": [*dict.fromkeys(names)], "cite_none": []}
+        assert end["cited_doc_ids"] == cited[choices.cite]
+        if episode % 4 == 0 and names == [passage.id for passage in question.supporting]:
+            found_both += end["final_answer"] == question.answer
+    assert found_both >= 0.6 * 150  # the expert is right where the passages are found
+    drawn = [draw_choices(config, 0, index) for index in range(DRAWS)]
+    assert drawn != [draw_choices(config, 1, index) for index in range(DRAWS)]
+    done = Counter(name for choices in drawn for name in choices[:-1])
+    for shares in config.decisions.values():
+        for name, share in shares.items():
+            near(done[name], DRAWS, share, name)
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "share"),
+    [
+        (DemonstrationsConfig, "search_entity", 0.5),
+        (DemonstrationsConfig, "then_bridge", math.nan),
+        (RewriteStylesConfig, "entity", 0.5),
+        (StylesConfig, "bridge", -0.25),
+        (StylesConfig, "marked", 1.5),
+    ],
+)
+def test_shares_that_are_refused(config: Any, field: str, share: float) -> None:
+    with pytest.raises(InputError, match=rf"config\..*{field}"):
+        config(**{field: share})
+
+
+@cache
+def talkative(index: int = 0) -> TalkativeQuestion:
+    return talkative_question(0, "train", index)
+
+
+def test_what_each_style_of_rewriting_leaves_out() -> None:
+    for index in range(40):
+        each = talkative(index)
+        words = words_of(each.question)
+        said = {style: rewritten(style, each, Draw(0, 99, index)) for style in REWRITE_STYLES}
+        assert said[COPY] == each.question
+        stopped = words_of(said[NO_STOP_WORDS])
+        assert stopped == [word for word in words if word.lower() not in FUNCTION_WORDS]
+        some, ordered = words_of(said[SOME_WORDS]), iter(words)
+        assert len(some) == round(0.6 * len(words))
+        assert all(word in ordered for word in some)
+        assert said[ENTITY_WORDS] == f"{each.entity} {each.relation}"
+        assert said[WRONG_CLAUSE] in {f"{clause.name} {clause.words}" for clause in each.clauses}
+        assert each.entity not in said[WRONG_CLAUSE]
+        assert not any("\n" in text for text in said.values())
+
+
+def test_shares_of_rewritings_are_met_by_seed_and_index() -> None:
+    config = RewriteStylesConfig(0.1, 0.15, 0.2, 0.25, 0.3)
+    made = [draw_rewriting(config, 0, index, talkative()) for index in range(DRAWS)]
+    assert [each.style for each in made] == [draw_rewrite_style(config, 0, n) for n in range(DRAWS)]
+    assert made[:50] == [draw_rewriting(config, 0, index, talkative()) for index in range(50)]
+    assert made[:50] != [draw_rewriting(config, 1, index, talkative()) for index in range(50)]
+    counts = Counter(each.style for each in made)
+    for name, share in config.shares.items():
+        near(counts[name], DRAWS, share, name)
+    # What is chosen within a style does not depend on the number that chose the style.
+    clauses = Counter(each.query for each in made if each.style == WRONG_CLAUSE)
+    assert len(clauses) == 2
+    for count in clauses.values():
+        near(count, clauses.total(), 0.5)
+
+
+@pytest.fixture(scope="module")
+def search() -> WorldSearch:
+    return WorldSearch(world(QUESTIONS))
+
+
+def demonstrated(search: WorldSearch, *names: str) -> list[tuple[Written, ...]]:
+    """All questions in these styles, one a hop, by the bare prompt."""
+    styles = tuple(Style(name, False) for name in names)
+    starts = [Start(world_state(each), each, styles) for each in world(QUESTIONS)]
+    return StyledPlay(search).play(starts)
+
+
+def document_of(question: int, place: int) -> Document:
+    """A supporting passage of a question, as a corpus may have it."""
+    passage = world(QUESTIONS)[question].supporting[place]
+    return Document("7", passage.title, f"# {passage.title}\n{passage.text}", True)
+
+
+def test_queries_of_each_style_by_hand() -> None:
+    question = world(1)[0]
+    first, second = question.supporting
+    start, own = world_state(question), document_of(0, 0)
+    text = f"{question.question} {first.title} {first.text}"
+    wanted = {
+        QUESTION: (question.question, question.question),
+        ENTITY: (question.entity, question.entity),
+        PASSAGE: (question.question, " ".join(text.split()[:24])),
+        BRIDGE: (question.entity, question.bridge),
+    }
+    for style, (one, other) in wanted.items():
+        writer = StyledWriter(style)
+        later = start.after((own,))
+        assert (writer.query(start, question), writer.query(later, question)) == (one, other)
+    for pool, said in (
+        ((document_of(1, 0), own), question.bridge),
+        ((own, document_of(0, 1)), second.title),
+        # Only the entity's own passage says it: no other, none of its title, none of its text.
+        ((document_of(1, 0), document_of(0, 1)), question.entity),
+        ((own._replace(text=document_of(1, 0).text),), question.entity),
+        ((own._replace(title="Other"),), question.entity),
+    ):
+        assert StyledWriter(BRIDGE).query(start.after(pool), question) == said
+    lines = dataclasses.replace(question, question="Who\nis it?")
+    assert StyledWriter(QUESTION).query(QueryState("q", "", ()), lines) == "Who is it?"
+
+
+def test_a_demonstration_with_other_names_is_as_true(search: WorldSearch) -> None:
+    """What a style says with the new names, it says of a state with the new names."""
+    prompt, config = QueryPrompt(load("bare_query")), StylesConfig(renamed=1.0)
+    for style in STYLES:
+        for number, hops in enumerate(demonstrated(search, QUESTION, style)):
+            changed = draw_renamed(config, 0, number, hops)
+            assert changed == draw_renamed(config, 0, number, hops)
+            assert hops == draw_renamed(StylesConfig(), 0, number, hops)
+            for old, new in zip(hops, changed, strict=True):
+                assert new.query != old.query
+                assert new.state.question != old.state.question
+                assert new.state.pages == old.state.pages
+                assert [each.id for each in new.found] == [each.id for each in old.found]
+                ((_, before),) = prompt.messages(old.state)
+                ((_, after),) = prompt.messages(new.state)
+                # Words stand for each other one to one, in the prompt and in the query.
+                read = {*zip(f"{before} {old.query}".split(), f"{after} {new.query}".split())}
+                assert len(read) == len({one for one, _ in read}) == len({two for _, two in read})
+            # What one hop found is what the next one shows, with the same names.
+            pool = grown(changed[0].state.pool, changed[0].found, "hop")
+            assert changed[1].state.pool == pool
+    changed = [draw_renamed(StylesConfig(renamed=0.3), 0, index, hops) for index in range(300)]
+    near(sum(each != hops for each in changed), 300, 0.3)
+    assert len({each[0].query for each in changed}) > 60  # other names each time
+
+
+def test_styles_of_hops_are_drawn_apart_or_together_by_seed_and_index() -> None:
+    config = StylesConfig(question=0.1, entity=0.2, passage=0.3, bridge=0.4, marked=0.7)
+    pairs = [draw_styles(config, 0, index, 2) for index in range(DRAWS)]
+    first = [draw_style(config, 0, index) for index in range(DRAWS)]
+    assert [each[0] for each in pairs] == first
+    assert first[:50] != [draw_style(config, 1, index) for index in range(50)]
+    near(sum(each.marked for each in first), DRAWS, 0.7)
+    both = Counter((one.name, other.name) for one, other in pairs)
+    for one, share in config.shares.items():
+        for other, then in config.shares.items():
+            near(both[one, other], DRAWS, share * then, (one, other))
+    kept = dataclasses.replace(config, mixed=False)
+    assert draw_styles(kept, 0, 7, 3) == (draw_style(config, 0, 7),) * 3
+    # The bridge may have a share of its own behind marks; the others have theirs of the rest.
+    marked = dataclasses.replace(config, marked_bridge=0.8)
+    counts = Counter(each.name for n in range(DRAWS) if (each := draw_style(marked, 0, n)).marked)
+    for name, share in {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8}.items():
+        near(counts[name], counts.total(), share, name)
+
+
+def test_marks_are_prompts_and_a_search_that_fails_ends_its_demonstration(search) -> None:
+    first, other = world(2)
+
+    def failing(queries: Sequence[str]) -> list[Any]:
+        found = zip(queries, search(queries), strict=True)
+        return [Failure("server", "down") if q == first.bridge else pool for q, pool in found]
+
+    styles = (Style(ENTITY, False), Style(BRIDGE, True))
+    starts = [Start(world_state(each), each, styles) for each in (first, other)]
+    one, two, none = StyledPlay(failing).play([*starts, starts[0]._replace(styles=())])
+    assert [each.query for each in one] == [first.entity]
+    assert [each.query for each in two] == [other.entity, other.bridge]
+    assert (none, two[1].state.pool) == ((), two[0].found)  # a pool grows from hop to hop
+    prompt = QueryPrompt(load("bare_query"), style_variants())
+    bare, marked = (prompt.messages(each.state)[-1][1] for each in two)
+    assert ("style: bridge\n" in bare, marked.startswith("style: bridge\n")) == (False, True)
+    assert prompt.names[two[1].state.variant] == BRIDGE
