@@ -24,6 +24,10 @@ def text(value: Any, name: str) -> str:
     """Returns `value` if it is a string; BadRecord naming the field otherwise."""
     if not isinstance(value, str):
         raise BadRecord(f"field '{name}' is not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
     return value
 
 

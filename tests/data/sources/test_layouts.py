@@ -327,7 +327,6 @@ def test_odd_values_are_a_reason_of_one_line_or_a_sound_sample(name: str) -> Non
     assert all(reason.strip() and "\n" not in reason and len(reason) < 200 for reason in reasons)
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="it is split before a check")
 def test_half_a_surrogate_pair_in_rulers_prompt_is_a_reason() -> None:
     with pytest.raises(BadRecord):
         parse_needles(ruler_record("half a pair \ud83d"))
