@@ -55,15 +55,10 @@ URL: list[str] = []  # of the Qdrant server
 Slow = Callable[[Task, Where | None], np.ndarray]  # → scores `[queries, passages]`; -inf: no hit
 
 
-def only(scores: np.ndarray, task: Task, where: Where | None) -> np.ndarray:
-    allowed = np.ones(len(task.corpus), bool) if where is None else task.corpus.matching(where)
-    return np.where(allowed, scores, -np.inf)
-
-
 def by_vectors(task: Task, where: Where | None) -> np.ndarray:
     assert task.queries.vectors is not None
     scores = task.queries.vectors.astype(np.float64) @ task.vectors.astype(np.float64).T
-    return only(scores, task, where)
+    return np.where(task.corpus.matching(where or {}), scores, -np.inf)
 
 
 def by_words(task: Task, where: Where | None, every: bool = False) -> np.ndarray:
@@ -75,7 +70,7 @@ def by_words(task: Task, where: Where | None, every: bool = False) -> np.ndarray
         scores = slow_bm25(texts, asked, BM25Config()).round(6)
         able = [{*asked} <= {*text} if every else score > 0 for text, score in zip(texts, scores)]
         rows.append(np.where(np.array(able) & bool(asked), scores, -np.inf))
-    return only(np.array(rows), task, where)
+    return np.where(task.corpus.matching(where or {}), rows, -np.inf)
 
 
 def by_both(task: Task, where: Where | None) -> np.ndarray:
@@ -98,7 +93,7 @@ def qdrant(corpus: StoredCorpus, vectors: np.ndarray) -> QdrantIndex:
 
 
 class Engine(NamedTuple):
-    """slow: what it finds. write: its folders. make: in memory, if it compares vectors."""
+    """What it finds; how its folders are written; how it is made in memory, if of vectors."""
 
     slow: Slow
     write: Callable[[Path, StoredCorpus, np.ndarray], Any]
@@ -218,16 +213,17 @@ def test_an_index_that_is_open_stays_what_it_was(name: str, copied: Path, shelf:
     task, old = shelf.task, opened(copied, name)
     shutil.rmtree(copied)
     passages = list(task.corpus)[::-1]
-    corpus = write_corpus(copied / "corpus", passages)
-    ENGINES[name].write(copied, corpus, task.vectors[::-1].copy())
+    turned = task._replace(
+        corpus=write_corpus(copied / "corpus", passages), vectors=task.vectors[::-1].copy()
+    )
+    ENGINES[name].write(copied, turned.corpus, turned.vectors)
     for where in (None, {"kind": [0, 1]}):
-        assert_same(
-            old.search(task.queries, 10, where), shelf.index(name).search(task.queries, 10, where)
-        )
+        wanted = shelf.index(name).search(task.queries, 10, where)
+        assert_same(old.search(task.queries, 10, where), wanted)
     assert old.corpus.passages([3, 80]) == [passages[79], passages[2]]
     new = opened(copied, name).search(task.queries, 1)
-    turned = task._replace(corpus=corpus, vectors=task.vectors[::-1])
-    np.testing.assert_array_equal(new.numbers, best_of(ENGINES[name].slow(turned, None), 1).numbers)
+    wanted = best_of(ENGINES[name].slow(turned, None), 1)
+    np.testing.assert_array_equal(new.numbers, wanted.numbers)
 
 
 @pytest.mark.parametrize("name", ["faiss", "qdrant", "bm25", "boolean"])
@@ -269,32 +265,34 @@ def test_another_corpus_and_foreign_folders_are_refused(name: str, copied: Path)
 @every_engine
 def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
     """Cut, missing, no JSON; and a pickle in place of an array is not loaded."""
+
+    def refused(path: Path, data: bytes | None, word: str) -> None:
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(InputError, match=word):
+            opened(copied, name)
+
     for manifest in manifests(copied):
         whole = manifest.read_bytes()
         for text in (b"", b"[", b"{}"):
-            manifest.write_bytes(text)
-            with pytest.raises(InputError, match=r"manifest\.json"):
-                opened(copied, name)
+            refused(manifest, text, r"manifest\.json")
         manifest.write_bytes(whole)
         for file in json.loads(whole)["files"]:
             path = manifest.parent / file
             sound = path.read_bytes()
-            path.write_bytes(sound[:-1])
-            with pytest.raises(InputError, match=file):
-                opened(copied, name)
-            path.unlink()
-            with pytest.raises(InputError, match=file):
-                opened(copied, name)
+            refused(path, sound[:-1], file)
             path.write_bytes(sound)
+            refused(path, None, file)
             if file.endswith((".npy", ".json")):
-                path.write_bytes(pickle.dumps(np.array([{"a": 1}], object)))
+                evil = pickle.dumps(np.array([{"a": 1}], object))
                 said = json.loads(whole)
-                said["files"][file] = path.stat().st_size
+                said["files"][file] = len(evil)
                 manifest.write_text(json.dumps(said))
-                with pytest.raises(InputError, match="damaged"):
-                    opened(copied, name)
-                path.write_bytes(sound)
+                path.touch()
+                refused(path, evil, "damaged")
                 manifest.write_bytes(whole)
+            path.write_bytes(sound)
     opened(copied, name)
 
 
@@ -310,23 +308,19 @@ def made(name: str, corpus: StoredCorpus, vectors: np.ndarray) -> VectorIndex:
 @of_vectors
 def test_other_shapes_and_equal_vectors(name: str, shelf: Shelf, tmp_path: Path) -> None:
     """One passage, one number, all scores equal; and numbers that round."""
-    for passages, width in ((1, 1), (2, 5), (15, 1)):
-        task = task_of(tmp_path / f"{passages}", passages, width)
+    tasks = [task_of(tmp_path / f"{n}", n, width) for n, width in ((1, 1), (2, 5), (15, 1))]
+    tasks.append(shelf.task._replace(vectors=np.full_like(shelf.task.vectors, -3.0)))
+    for task in tasks:
         index = made(name, task.corpus, task.vectors)
         for where in (None, {"kind": 0}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
-    alike = shelf.task._replace(vectors=np.full_like(shelf.task.vectors, -3.0))
-    found = made(name, alike.corpus, alike.vectors).search(alike.queries, 10)
-    assert_same(found, searched(alike, 10))
-    rng = np.random.default_rng(5)
-    vectors, asked = rng.standard_normal((2, 83, WIDTH)).astype(np.float32)
-    queries = Queries([""] * 9, asked[:9])
-    task = Task(shelf.task.corpus, vectors, queries)
-    found, wanted = made(name, task.corpus, vectors).search(queries, 10), searched(task, 10)
-    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5, atol=1e-5)
-    every = queries.vectors.astype(np.float64) @ vectors.astype(np.float64).T
-    of_found = np.take_along_axis(every, found.numbers, axis=1)
-    np.testing.assert_allclose(of_found, found.scores, rtol=1e-5, atol=1e-5)
+    vectors, asked = np.random.default_rng(5).standard_normal((2, 83, WIDTH)).astype(np.float32)
+    task = Task(shelf.task.corpus, vectors, Queries([""] * 9, asked[:9]))
+    found = made(name, task.corpus, vectors).search(task.queries, 10)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(found.scores, searched(task, 10).scores, **near)
+    of_found = np.take_along_axis(by_vectors(task, None), found.numbers, axis=1)
+    np.testing.assert_allclose(of_found, found.scores, **near)
 
 
 @of_vectors

@@ -271,17 +271,6 @@ def test_trees_find_what_the_definitions_say(
     assert hits.scores[0, : len(found)].tolist() == [scored.get(number, 0.0) for number in found]
 
 
-def test_what_matches_is_ranked_by_what_is_looked_for(tmp_path: Path) -> None:
-    texts = ["dog", "bird", "cat cow", "cat cat", "dog cat", "cow"]
-    index = BooleanIndex.build(stored(tmp_path / "c", texts), BM25Config(b=0.0))
-    assert numbers_of(index, "cat OR NOT dog") == [3, 2, 4, 1, 5]
-    hits = index.search(Queries(["cat OR NOT dog", "cat OR NOT bird"]), 6)
-    assert hits.scores[0, 3:5].tolist() == [0.0, 0.0]  # no hits of BM25's
-    assert np.isneginf(hits.scores[0, 5:]).all()
-    assert hits.numbers[1].tolist() == [3, 2, 4, 0, 5, NONE]
-    assert numbers_of(index, "cat OR NOT dog", 4) == [3, 2, 4, 1]
-
-
 def test_beginnings_are_those_of_words_before_they_are_stemmed(tmp_path: Path) -> None:
     """And words that are left out leave a gap within a phrase, but none at its ends."""
     texts = ["hypertension", "hypertensive", "hyper", "cardiac arrest", "cardiology", "general"]

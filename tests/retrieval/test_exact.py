@@ -130,14 +130,6 @@ def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_same(index.search(task.queries, 10), searched(task, 10))
 
 
-def test_candidates() -> None:
-    assert ExactSettings("int8").candidates_of(10) == 40
-    assert ExactSettings("int8", 1.5).candidates_of(5) == 8
-    assert ExactSettings().candidates_of(7) == 7
-    with pytest.raises(InputError, match=r"retrieval\.candidates"):
-        ExactSettings(candidates=0.5)
-
-
 # ---------------------------------------------------------------------- ranks
 
 
