@@ -95,11 +95,12 @@ def test_folders_of_rows_and_several_parts(tmp_path: Path) -> None:
     queries, reports = read_judged_queries(f"{tmp_path},train[1:] ; {tmp_path},test")
     assert [each.id for each in queries] == ["q1", "q2", "q3"]
     assert [report.kept for report in reports] == [2, 1]
+    two = written(tmp_path / "two.jsonl", ROWS[0], ROWS[1])
     twice = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1], ROWS[0])
     for text, word in (
         (f"{tmp_path},dev", r"dev\.jsonl"),
         (f"{twice},train", r"rows\.jsonl:3.*'q0'"),
-        (f"{twice},train[:2];{twice},dev[1:2]", "'q1'"),
+        (f"{two},train[:1];{two},dev[1:];{two},dev[1:]", "'q1'"),
     ):
         with pytest.raises(InputError, match=word):
             read_judged_queries(text)
