@@ -17,7 +17,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
-from qrag_jax.metrics.answer_table import answer_scores, table
+from qrag_jax.metrics.answer_table import answer_scores, causes_text, table
 from qrag_jax.metrics.answers import BABILONG_LABELS, score
 from qrag_jax.metrics.bootstrap import mean_interval
 
@@ -264,6 +264,7 @@ def test_scores_by_group_with_failures_beside() -> None:
     assert (judged["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
     assert answer_scores(ROWS, MISSES, {"a": True})["all"]["judge"]["mean"] == 0.5
     assert len(table(scores)) == 1 + len(scores)
+    assert (causes_text(MISSES), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 
 def test_without_its_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def test_optional_fields_are_written_where_there_are_any(tmp_path: Path) -> None
     not_played = dataclasses.replace(ROW, q_values=[])
     retrieval_log.append(log, [ROW, row, stopped, not_played])
     assert retrieval_log.read(log) == [ROW, row, stopped, not_played]
+    names = retrieval_log.log_name(42), retrieval_log.log_name(7, num_chunks=400_000)
+    assert names == ("eval_seed42.jsonl", "eval_seed7_ns400000.jsonl")
     first, second = (json.loads(line) for line in log.read_text().splitlines()[:2])
     keys = "id question answer sf_idx pred_idx q_values sf_texts pred_texts return text_len f1 em"
     assert list(first) == keys.split()

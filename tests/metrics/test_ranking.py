@@ -220,6 +220,7 @@ def test_names_with_blanks_fit_into_beirs_form_alone(tmp_path: Path) -> None:
     [
         (read_run, b"q Q0 a 1 0.7 t\nq Q0 b 2 0.5"),
         (read_run, b"q Q0 a 1 0.7 t\nq Q0 b first 0.5 t"),
+        (read_run, b"q Q0 a 1 0.7 t\nq Q0 b 2 high t"),
         (read_run, b"q Q0 a 1 0.7 t\nq Q0 b 2 nan t"),
         (read_run, b"q Q0 a 1 0.7 t\nq Q0 b 2 inf t"),
         (read_run, b"q Q0 a 1 0.7 t\nq Q0 a 2 0.1 t"),

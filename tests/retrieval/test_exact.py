@@ -49,8 +49,8 @@ def test_numbers_are_those_of_numpy(
     for passages, width, k in ((3, 5, 5), (1003, 7, 40)):
         task = task_of(tmp_path / f"{passages}", passages, width)
         index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage))
-        for where in (None, {"kind": [0, 3]}):
-            assert_same(index.search(task.queries, k, where), searched(task, k, where))
+        for where, most in ((None, 1), (None, k), ({"kind": [0, 3]}, k)):
+            assert_same(index.search(task.queries, most, where), searched(task, most, where))
 
 
 @pytest.mark.parametrize("devices", [(1, 1, 1), (2, 2, 2)])
