@@ -1,0 +1,1 @@
+"""What every member of a family does: each is tested by registering it."""

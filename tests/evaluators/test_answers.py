@@ -19,11 +19,13 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics import answer_log
-from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
+from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.retrieval_log import Row
 
 NONE = chunk_filter("none")
+
+
 LOG = Path("log.jsonl")
 
 
@@ -79,58 +81,40 @@ def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
     answered, misses = answers.answer(reader, generation, asked_of(rows), out, 3, told=told.append)
     assert misses == []
     assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
-    assert told == [3, 3, 1]
-    assert [len(batch) for batch in reader.batches] == [3, 3, 1]
+    assert told == [len(batch) for batch in reader.batches] == [3, 3, 1]
     assert answer_log.read_partial(out, AnswerRow) == answered
     # "Oslo3" is an alias of question 3; question 2 has only "Oslo", a different token.
     assert [(each.em, each.f1) for each in answered] == [(n % 2, n % 2) for n in range(7)]
-    assert answered[3] == AnswerRow(
-        id="q3",
-        question="Which town is number 3?",
-        answers=["Oslo", "Oslo3"],
-        prediction="Oslo3",
-        text="I see.\n**Final answer:** Oslo3.",
-        em=1.0,
-        f1=1.0,
-        rule="squad",
-        chunks=[4, 2, 1],
-        cut_chunks=0,
-        cut_characters=0,
-        version="v1",
-        finish_reason="stop",
-        hops=2,
-        type="",
-    )
-    (system, user), request = reader.requests[3].messages, reader.requests[3]
-    assert (system[0], user[0]) == ("system", "user")
-    assert "[1] The town is Oslo3.\n\n[2] It rains.\n\n[3] Towns have numbers." in user[1]
+    third, text = answered[3], "I see.\n**Final answer:** Oslo3."
+    assert (third.answers, third.prediction, third.text) == (["Oslo", "Oslo3"], "Oslo3", text)
+    assert (third.rule, third.chunks, third.version, third.hops) == ("squad", [4, 2, 1], "v1", 2)
+    request = reader.requests[3]
+    assert "Oslo3.\n" in request.messages[-1][1]
     assert (request.temperature, request.max_tokens, request.seed) == (0.0, 9, 5)
     assert request.top_p == 0.9
     assert request.extra == {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-@pytest.mark.parametrize("batch", [1, 2, 50])
+@pytest.mark.parametrize("batch", [2, 50])
 def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> None:
     out = tmp_path / "answers.jsonl"
     questions = asked_of([row(n) for n in range(9)])
     down = {2: Failure("timeout", "no reply in 5 s.", 3), 5: Failure("server", "503.")}
     texts = {3: "<think>Oslo3", 7: "", 8: "Final answer: Osl"}
 
+    def number_of(prompt: str) -> int:
+        return int(re.search(r"number (\d)\?", prompt)[1])  # type: ignore[index]
+
     def says(prompt: str) -> Outcome:
-        number = int(re.search(r"number (\d)\?", prompt)[1])  # type: ignore[index]
+        number = number_of(prompt)
         if number in texts:
             return Answer(texts[number], finish_reason="length")
         return down.get(number) or reads_town(prompt)
 
     answered, misses = answers.answer(Reader(says), Generation(), questions, out, batch)
     assert [each.id for each in answered] == ["q0", "q1", "q4", "q6"]
-    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [
-        ("q2", "timeout", 3),
-        ("q3", "unfinished_thinking", 1),
-        ("q5", "server", 1),
-        ("q7", "no_text", 1),
-        ("q8", "cut_off", 1),
-    ]
+    causes = {2: "timeout", 3: "unfinished_thinking", 5: "server", 7: "no_text", 8: "cut_off"}
+    assert {int(miss.id[1]): miss.cause for miss in misses} == causes
     assert misses[0] == Miss("q2", "timeout", "no reply in 5 s.", 3, hops=2, type="")
     # A row cut off in the middle by a kill is asked again too.
     with out.open("ab") as file:
@@ -138,23 +122,17 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> Non
     again = Reader(reads_town)
     rows, misses = answers.answer(again, Generation(), questions, out, batch)
     assert misses == []
-    asked = [prompt for prompts in again.batches for prompt in prompts]
-    numbers = [int(re.search(r"number (\d)\?", prompt)[1]) for prompt in asked]  # type: ignore[index]
-    assert numbers == [2, 3, 5, 7, 8]
-    assert [each.id for each in rows] == [f"q{n}" for n in (0, 1, 4, 6, 2, 3, 5, 7, 8)]
+    assert [number_of(prompt) for prompts in again.batches for prompt in prompts] == [*causes]
+    assert [each.id for each in rows] == [f"q{n}" for n in (0, 1, 4, 6, *causes)]
     assert answer_log.read_partial(out, AnswerRow) == rows
     nothing = Reader(reads_town)
     assert answers.answer(nothing, Generation(), questions, out, batch) == (rows, [])
     assert nothing.batches == []
-
-
-def test_an_answer_that_is_cut_off_may_be_scored(tmp_path: Path) -> None:
-    reader = Reader(lambda prompt: Answer("Final answer: Osl", finish_reason="length"))
-    out = tmp_path / "answers.jsonl"
+    # An answer that is cut off may be scored.
+    cut = Reader(lambda prompt: Answer("Final answer: Osl", finish_reason="length"))
     generation = Generation(score_cut_off=True)
-    rows, misses = answers.answer(reader, generation, asked_of([row(0)]), out, 4)
-    assert misses == []
-    assert (rows[0].prediction, rows[0].finish_reason, rows[0].em) == ("Osl", "length", 0.0)
+    (scored,), misses = answers.answer(cut, generation, questions[:1], tmp_path / "b.jsonl", 4)
+    assert (scored.prediction, scored.finish_reason, misses) == ("Osl", "length", [])
 
 
 def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
@@ -188,7 +166,6 @@ def test_prompts_are_cut_to_the_budget_and_too_long_questions_missed(tmp_path: P
     shown = [(each.id, each.cut_chunks, each.cut_characters, each.prediction) for each in rows]
     lost = len("The town is Oslo0.")
     assert shown == [("q0", 1, lost, "unknown"), ("q2", 1, lost, "unknown")]
-    assert "[1] It rains.\n\n[2] Towns" in reader.requests[0].messages[-1][1]
     assert len(reader.requests) == 2
     assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [("q1", "too_long", 0)]
 
@@ -225,44 +202,37 @@ def test_questions_of_each_data_set() -> None:
     assert (named.prompt.name, named.rule) == ("open_qa", "squad")
 
 
-def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"log\.jsonl"):
-        asked_of([row(0), row(1, " ")])
-    with pytest.raises(InputError, match=r"log\.jsonl"):
-        asked_of([row(0), row(0)])
-    with pytest.raises(InputError, match="'Oslo'"):
-        asked_of([row(0, id="qa1-dev-0", source="babilong")])
-    with pytest.raises(InputError, match=r"prompt .*better\.txt cannot be read"):
-        asked_of([row(0)], prompt="better")
-    with pytest.raises(InputError, match=r"judge\.txt"):
-        asked_of([row(0)], prompt="judge")
+def test_refusals() -> None:
+    for rows, options, word in (
+        ([row(0), row(1, " ")], {}, r"log\.jsonl"),
+        ([row(0), row(0)], {}, r"log\.jsonl"),
+        ([row(0, id="qa1-dev-0", source="babilong")], {}, "'Oslo'"),
+        ([row(0)], {"prompt": "better"}, r"better\.txt"),
+        ([row(0)], {"prompt": "judge"}, r"judge\.txt"),
+    ):
+        with pytest.raises(InputError, match=word):
+            asked_of(rows, **options)
 
 
 def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
     out, verdict_file = tmp_path / "answers.jsonl", tmp_path / "judge.jsonl"
-    rows, _ = answers.answer(
-        Reader(reads_town), Generation(), asked_of([row(n) for n in range(5)]), out, 8
-    )
+    questions = asked_of([row(n) for n in range(5)])
+    rows, _ = answers.answer(Reader(reads_town), Generation(), questions, out, 8)
 
     def judges(prompt: str) -> Outcome:
         if "number 3?" in prompt:
             return Failure("rate_limit", "429.", 2)
         if "number 4?" in prompt:
             return Answer("Hard to say.")
-        return Answer(
-            f"Final answer: {'yes' if '<prediction>Oslo1</prediction>' in prompt else 'no'}"
-        )
+        right = "<prediction>Oslo1</prediction>" in prompt
+        return Answer(f"Final answer: {'yes' if right else 'no'}")
 
     reader, told = Reader(judges), []
     verdicts, misses = answers.judge(reader, Generation(), rows, verdict_file, 2, told=told.append)
     assert verdicts == {"q0": False, "q1": True, "q2": False}
-    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [
-        ("q3", "rate_limit", 2),
-        ("q4", "unclear_verdict", 1),
-    ]
+    causes = [("q3", "rate_limit", 2), ("q4", "unclear_verdict", 1)]
+    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == causes
     assert told == [2, 2, 1]
-    last = reader.requests[2].messages[-1][1]
-    assert "<golds>Oslo</golds>\n\nGiven answer: <prediction>Oslo2</prediction>" in last
     # Another prediction needs another verdict; those without one are asked again.
     rows[0] = dataclasses.replace(rows[0], prediction="Bergen")
     again = Reader(lambda prompt: Answer("yes"))
@@ -270,14 +240,11 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
     assert verdicts == {"q0": True, "q1": True, "q2": False, "q3": True, "q4": True}
     assert misses == []
     assert sum(map(len, again.batches)) == 3
-    assert answer_log.read_partial(verdict_file, VerdictRow)[0].text == "Final answer: no"
 
 
 def test_settings_hold_what_the_answers_depend_on() -> None:
     used = [asked_of([row(0)])[0].prompt]
-    made = answers.settings(Generation(temperature=0.5, count=words), used)
-    assert made["prompts"] == {"open_qa": used[0].fingerprint}
-    assert made["temperature"] == 0.5
-    assert json.loads(json.dumps(made)) == made
+    found = answers.settings(Generation(temperature=0.5, count=words), used)
+    assert found["prompts"] == {"open_qa": used[0].fingerprint}
     names = {field.name for field in dataclasses.fields(Generation)}
-    assert set(made) == (names - {"count"}) | {"prompts"}
+    assert json.loads(json.dumps(found)).keys() == (names - {"count"}) | {"prompts"}

@@ -1,24 +1,32 @@
+"""Intervals of the bootstrap, votes and passes of several draws, and the best return there is."""
+
 from __future__ import annotations
 
+import itertools
 import math
 import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.metrics.bootstrap import (
-    columns_text,
-    crossed_interval,
-    interval_text,
-    mean_interval,
-    paired_interval,
+from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.metrics import prediction_scores
+from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval, paired_interval
+from qrag_jax.metrics.prediction_scores import (
+    by_question,
+    columns_of,
+    gains,
+    numbers_of_draws,
+    summarised,
+    voted,
 )
-
-
-def test_same_seed_same_interval_other_seed_another() -> None:
-    values = np.random.default_rng(3).random(40)
-    assert mean_interval(values, seed=1) == mean_interval(values, seed=1)
-    assert mean_interval(values, seed=1) != mean_interval(values, seed=2)
+from qrag_jax.metrics.predictions import ScoredEpisode
+from qrag_jax.metrics.regret import BestReturn
 
 
 def test_interval_agrees_with_the_normal_one_for_many_values() -> None:
@@ -48,22 +56,23 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says(
 def test_one_value_and_equal_values_give_no_width() -> None:
     assert mean_interval([0.7]) == (0.7, 0.7, 0.7)
     assert mean_interval([0.1] * 1001) == (0.1, 0.1, 0.1)
+    assert crossed_interval(np.full((3, 4), 0.25)) == (0.25, 0.25, 0.25)
+    values = np.random.default_rng(0).random((1, 50))  # one training: that over questions
+    assert crossed_interval(values, seed=3) == mean_interval(values[0], seed=3)
+    assert mean_interval(values[0], seed=1) != mean_interval(values[0], seed=2)
 
 
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(5).random(100)
-    whole = mean_interval(values, resamples=500)
-    monkeypatch.setattr("qrag_jax.metrics.bootstrap._BLOCK", 700)
-    assert mean_interval(values, resamples=500) == whole
-
-
-def test_memory_stays_small_for_many_values() -> None:
+def test_many_values_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which change no result; at once, the draws alone would take 320 MB."""
     values = np.random.default_rng(5).random(100_000)
     tracemalloc.start()
-    mean_interval(values, resamples=200)  # at once, the draws alone would take 320 MB
+    mean_interval(values, resamples=200)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 40e6
+    whole = mean_interval(values[:100], resamples=500)
+    monkeypatch.setattr("qrag_jax.metrics.bootstrap._BLOCK", 700)
+    assert mean_interval(values[:100], resamples=500) == whole
 
 
 def test_pairs_cancel_what_both_share() -> None:
@@ -77,43 +86,23 @@ def test_pairs_cancel_what_both_share() -> None:
     assert high - low < apart / 4
 
 
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="least one value"):
-        mean_interval([])
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        mean_interval([1.0, math.nan])
-    with pytest.raises(ValueError, match="level"):
-        mean_interval([1.0], level=95.0)
-    with pytest.raises(ValueError, match="resamples"):
-        mean_interval([1.0], resamples=0)
-    with pytest.raises(ValueError, match="equal lengths"):
-        paired_interval([1.0], [1.0, 2.0])
-
-
-def test_intervals_as_text() -> None:
-    interval = {"mean": 0.8124, "low": -0.01, "high": 1.0}
-    assert interval_text(interval) == "0.812 [-0.010, 1.000]"
-    assert interval_text(interval, sign=True) == "+0.812 [-0.010, +1.000]"
-
-
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    lines = [["", "f1", "steps"], ["no stopping", "0.5", "1"], ["x", "0.25", ""]]
-    assert columns_text(lines) == [
-        "             f1    steps",
-        "no stopping  0.5   1",
-        "x            0.25",
-    ]
-    with pytest.raises(ValueError):
-        columns_text([["a"], ["b", "c"]])
-
-
-def test_one_training_is_the_bootstrap_over_questions() -> None:
-    values = np.random.default_rng(0).random((1, 50))
-    assert crossed_interval(values, seed=3) == mean_interval(values[0], seed=3)
-
-
-def test_equal_values_have_no_width() -> None:
-    assert crossed_interval(np.full((3, 4), 0.25)) == (0.25, 0.25, 0.25)
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: mean_interval([]),
+        lambda: mean_interval([1.0, math.nan]),
+        lambda: mean_interval([1.0], level=95.0),
+        lambda: mean_interval([1.0], resamples=0),
+        lambda: paired_interval([1.0], [1.0, 2.0]),
+        lambda: crossed_interval(np.zeros((0, 3))),
+        lambda: crossed_interval(np.zeros(3)),
+        lambda: crossed_interval(np.array([[1.0, math.nan], [1.0, 1.0]])),
+        lambda: crossed_interval(np.eye(2), level=1.0),
+    ],
+)
+def test_bad_input_is_refused(refused: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        refused()
 
 
 @pytest.mark.parametrize(("of_trainings", "of_questions"), [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)])
@@ -128,28 +117,108 @@ def test_the_width_is_that_of_both_sources(of_trainings: float, of_questions: fl
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
 
 
-def test_many_questions_are_drawn_in_blocks() -> None:
-    values = np.random.default_rng(2).random((2, 3_000_000))
-    _, low, high = crossed_interval(values, resamples=3)
-    assert 0.49 < low <= high < 0.51
+TALLY = {
+    **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 1),
+    **dict.fromkeys(("completed", "truncated"), False),
+}
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        (np.zeros((0, 3)), "table of trainings"),
-        (np.zeros(3), "table of trainings"),
-        (np.array([[1.0, math.nan], [1.0, 1.0]]), "NaN or infinite"),
-    ],
-)
-def test_what_is_refused(values: np.ndarray, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        crossed_interval(values)
+def episode(name: str, draw: int, said: str | None, hops: int = 2, **tally: Any) -> ScoredEpisode:
+    """An episode whose right answer is "Right"; None: it failed."""
+    em = float(said is not None and normalise(said) == "right")
+    parts = dict.fromkeys(prediction_scores.OF_PARTS, 0.5) | {"em": em, "f1": em}
+    text, end = said or "", (None, "timeout") if said is None else (em, "done")
+    return ScoredEpisode(
+        *(draw + 1, 0, name, f"What is {name}?", ("Right",), hops, draw, text, *end),
+        parts={} if said is None else parts,
+        tally=TALLY | tally,
+    )
 
 
-def test_level_and_resamples_are_checked() -> None:
-    values = np.array([[0.0, 1.0], [1.0, 0.0]])
-    with pytest.raises(ValueError, match="level"):
-        crossed_interval(values, level=1.0)
-    with pytest.raises(ValueError, match="resamples"):
-        crossed_interval(values, resamples=0)
+def slow_vote(answers: list[str]) -> str:
+    forms = [normalise(each) for each in answers]
+    counts = Counter(form for form in forms if form)
+    best = [form for form in forms if form and counts[form] == max(counts.values())]
+    return answers[forms.index(best[0])] if best else ""
+
+
+def test_votes_as_the_slow_version() -> None:
+    said = ("Right", "the right!", "wrong", "Wrong.", "other", "", "the")
+    for answers in itertools.product(said, repeat=4):
+        assert voted(list(answers)) == slow_vote(list(answers)), answers
+    assert voted([]) == ""
+    assert voted(["", "a", "b", "The B", "A"]) == "b"
+    assert [numbers_of_draws(n) for n in (1, 4, 5)] == [[1], [1, 2, 4], [1, 2, 4, 5]]
+
+
+def test_votes_and_passes_of_questions_as_counted_by_hand() -> None:
+    rng, words = np.random.default_rng(0), ["right", "The right", "wrong", "other", ""]
+    said = {f"q{n}": [words[i] for i in rng.integers(0, 5, 5)] for n in range(20)}
+    rows = [episode(q, d, a) for q, own in said.items() for d, a in enumerate(own)]
+    found = summarised(rows)["all"]
+    for k in (1, 2, 4, 5):
+        votes = [normalise(slow_vote(own[:k])) == "right" for own in said.values()]
+        assert found[f"vote_em@{k}"]["mean"] == pytest.approx(np.mean(votes))
+        # pass@k: the share of all subsets of k draws with a right answer in them.
+        passes = [
+            np.mean([any(normalise(a) == "right" for a in s) for s in itertools.combinations(o, k)])
+            for o in said.values()
+        ]
+        assert found[f"pass@{k}"]["mean"] == pytest.approx(np.mean(passes))
+    assert found["pass@1"]["mean"] == pytest.approx(found["em"]["mean"])
+    assert "pass@3" not in found
+
+
+def test_rows_by_hops_and_weights() -> None:
+    rows = [
+        episode("a", 0, "right", 2, completed=True, malformed=0, unknown_tool=0),
+        episode("a", 1, "wrong", 2, malformed=0),
+        episode("b", 0, "right", 4, truncated=True),
+        *(episode("b", 1, None, 4), episode("c", 0, None, 2), episode("c", 1, None, 2)),
+    ]
+    found = summarised(rows)
+    assert list(found) == ["all", "2 hops", "4 hops"]
+    whole = found["all"]
+    assert (whole["questions"], whole["episodes"], whole["failed"]) == (3, 6, 3)
+    assert (whole["failed_share"], whole["hops"]) == (0.5, pytest.approx(8 / 3))
+    means = {"em": 0.75, "weighted_em": (0.5 * 1 + 1.0 * 2) / 2, "completed": 0.25}
+    means |= {"malformed": (0.5 + 1.0) / 2, "truncated": 0.5}
+    assert {name: whole[name]["mean"] for name in means} == means
+    assert found["4 hops"]["em"]["mean"] == 1
+    assert "vote_em@2" not in found["4 hops"]
+    assert columns_of(by_question(rows)).keys() == {"a", "b"}
+    assert len(prediction_scores.table(prediction_scores.score_lines(found))) == 4
+
+
+def test_gains_are_over_questions_of_both() -> None:
+    one = [episode("a", 0, "right"), episode("b", 0, "right"), episode("c", 0, None)]
+    other = [episode("a", 0, "wrong"), episode("b", 0, "right"), episode("c", 0, "right")]
+    assert gains(one, other)["em"]["mean"] == 0.5
+    assert gains(one, [episode("a", 0, None)]) == {}
+    lost = summarised([episode("a", 0, None)])["all"]
+    assert ("em" in lost, lost["failed"]) == (False, 1)
+
+
+@pytest.mark.parametrize("facts", [1, 2, 4])
+@pytest.mark.parametrize("settings", [{}, {"per_fact": 0.2}, {"step_cost": 0.1}])
+def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict) -> None:
+    """Of three steps, or as many as facts, in five chunks: no order of chunks has more return."""
+    orders = np.array([*itertools.permutations(range(5), max(facts, 3))])
+    support = np.tile(np.arange(5) < facts, (len(orders), 1))
+    for penalized in (True, False):
+        rewards = ground_truth(
+            jnp.array(support),
+            jnp.array(orders),
+            jnp.ones(orders.shape, bool),
+            penalize_extra_steps=penalized,
+            per_fact_reward=settings.get("per_fact", 0.0),
+            step_cost=settings.get("step_cost", 0.0),
+        )
+        played = max((np.asarray(rewards) * 0.9 ** np.arange(orders.shape[1])).sum(1))
+        assert BestReturn(0.9, 3, penalized=penalized, **settings)(facts) == pytest.approx(played)
+    fields = {"pqn.gamma": 0.9, "env.max_steps": 3, "env.stop_action": True, "reward.step_cost": 1}
+    best = BestReturn.of(fields)
+    assert best == BestReturn(0.9, 3, stops=True, step_cost=1)
+    assert best(1) == pytest.approx(1, abs=1e-4)  # it stops, and pays for no other step
+    assert BestReturn.of({"pqn.gamma": 0.9}) is None
+    assert BestReturn.of({"pqn.gamma": "0.9", "env.max_steps": 3}) is None

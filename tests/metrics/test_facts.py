@@ -1,9 +1,15 @@
+"""Facts found, what filters keep of a row, and the threshold at which play should stop."""
+
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import chunk_filters
+from qrag_jax.metrics.chunk_filters import chunk_filter, qvalue, until_found
 from qrag_jax.metrics.facts import (
     fact_columns,
     fact_em,
@@ -14,28 +20,24 @@ from qrag_jax.metrics.facts import (
     summarise,
 )
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.stop_threshold import OBJECTIVES, choose, sweep
 
 
-def row(sf_idx: list[int], pred_idx: list[int], ret: float = 0.0, name: str = "q") -> Row:
-    return Row(
-        id=name,
-        question="?",
-        answer="",
-        sf_idx=sf_idx,
-        pred_idx=pred_idx,
-        q_values=[0.0] * len(pred_idx),
-        sf_texts=[""] * len(sf_idx),
-        pred_texts=[""] * len(pred_idx),
-        ret=ret,
-        text_len=1,
-        f1=0.123,  # wrong on purpose: the summary counts from the indices
-        em=0.456,
-    )
+def row(
+    sf_idx: list[int],
+    pred_idx: list[int],
+    q_values: list[float] | None = None,
+    name: str = "hotpot-7",
+    ret: float = 0.0,
+) -> Row:
+    """F1 and EM are wrong on purpose: they shall be counted from the indices."""
+    q = [1.0 - 0.125 * i for i in range(len(pred_idx))] if q_values is None else q_values
+    texts = ([f"chunk {index}" for index in indices] for indices in (sf_idx, pred_idx))
+    return Row(name, "?", "", sf_idx, pred_idx, q, *texts, ret, 99, 0.123, 0.456)
 
 
-@pytest.mark.parametrize(
-    ("support", "predicted", "em", "precision", "recall", "f1"),
-    [
+def test_facts_by_hand() -> None:
+    for support, taken, em, precision, recall, f1 in (
         ([1, 4], [4, 1], 1.0, 1.0, 1.0, 1.0),
         ([1, 4], [4, 2, 1, 7], 1.0, 0.5, 1.0, 2 / 3),  # extra chunks cost F1, not EM
         ([1, 4], [4], 0.0, 1.0, 0.5, 2 / 3),
@@ -43,34 +45,15 @@ def row(sf_idx: list[int], pred_idx: list[int], ret: float = 0.0, name: str = "q
         ([1, 4], [2, 3], 0.0, 0.0, 0.0, 0.0),
         ([1, 4], [], 0.0, 0.0, 0.0, 0.0),
         ([0, 0, 3], [3, 3, 0], 1.0, 1.0, 1.0, 1.0),  # sets: doubles count once
-    ],
-)
-def test_metrics_by_hand(
-    support: list[int], predicted: list[int], em: float, precision: float, recall: float, f1: float
-) -> None:
-    assert fact_em(support, predicted) == em
-    assert fact_precision(support, predicted) == pytest.approx(precision)
-    assert fact_recall(support, predicted) == pytest.approx(recall)
-    assert fact_f1(support, predicted) == pytest.approx(f1)
-
-
-def test_recall_at_looks_at_the_first_k_in_the_order_taken() -> None:
+    ):
+        found = [m(support, taken) for m in (fact_em, fact_precision, fact_recall, fact_f1)]
+        assert found == pytest.approx([em, precision, recall, f1])
     assert [recall_at([5, 2], [9, 5, 2], k) for k in (1, 2, 3, 4)] == [0.0, 0.5, 1.0, 1.0]
-    assert recall_at([5, 2], [], 1) == 0.0
-
-
-@pytest.mark.parametrize("metric", [fact_em, fact_f1, fact_precision, fact_recall])
-def test_empty_support_and_padding_are_refused(metric) -> None:
-    with pytest.raises(ValueError, match="support is empty"):
-        metric([], [1])
-    with pytest.raises(ValueError, match="negative"):
-        metric([1], [1, -1])
-    with pytest.raises(ValueError, match="negative"):
-        metric([-1], [])
-
-
-def test_recall_at_refuses_k_below_one() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    for metric in (fact_em, fact_f1, fact_precision, fact_recall):
+        for support, taken in (([], [1]), ([1], [1, -1]), ([-1], [])):
+            with pytest.raises(ValueError, match=r"support|negative"):
+                metric(support, taken)
+    with pytest.raises(ValueError, match="1"):
         recall_at([1], [1], 0)
 
 
@@ -78,41 +61,22 @@ def test_summary_of_a_small_log() -> None:
     rows = [
         row([0, 1], [0, 1], ret=1.0),
         row([0, 1], [1, 5, 0], ret=0.5),
-        row([2], [3], ret=0.0),
-        row([2, 3], [], ret=0.0),
+        row([2], [3]),
+        row([2, 3], []),
     ]
     summary = summarise(rows)
-    assert list(summary) == [
-        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps"),
-        *("recall@1", "recall@2", "recall@3", "return", "samples"),
-    ]
-    assert summary["samples"] == 4
-    means = {name: value["mean"] for name, value in summary.items() if name != "samples"}
-    assert means == pytest.approx(
-        {
-            "fact_em": 0.5,
-            "fact_f1": (1.0 + 0.8) / 4,
-            "fact_precision": (1.0 + 2 / 3) / 4,
-            "fact_recall": 0.5,
-            "steps": 1.5,
-            "recall@1": 0.25,
-            "recall@2": 1.5 / 4,
-            "recall@3": 0.5,
-            "return": 0.375,
-        }
-    )
-    for name in means:
-        assert summary[name]["low"] < summary[name]["mean"] < summary[name]["high"]
-
-
-def test_summary_of_a_retriever_that_always_stopped_at_once() -> None:
-    summary = summarise([row([1], []), row([2, 3], [], ret=0.5)])
-    assert list(summary) == [
-        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps", "return", "samples")
-    ]
-    for name in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps"):
-        assert summary[name] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert summary["return"]["mean"] == 0.25
+    assert summary.pop("samples") == 4
+    wanted = {"fact_em": 2, "fact_f1": 1.8, "fact_precision": 1 + 2 / 3, "fact_recall": 2}
+    wanted |= {"steps": 6, "recall@1": 1, "recall@2": 1.5, "recall@3": 2, "return": 1.5}
+    assert {name: 4 * value["mean"] for name, value in summary.items()} == pytest.approx(wanted)
+    assert all(value["low"] <= value["mean"] <= value["high"] for value in summary.values())
+    stopped = summarise([row([1], []), row([2, 3], [], ret=0.5)])  # always at once
+    assert not any(name.startswith("recall@") for name in stopped)
+    assert stopped["fact_f1"] == stopped["steps"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    with pytest.raises(ValueError, match="hotpot-7"):
+        fact_columns([row([1], [1]), row([], [1], name="hotpot-7")])
+    with pytest.raises(ValueError, match="row"):
+        summarise([])
 
 
 def test_scores_that_need_facts_are_left_out_without_them() -> None:
@@ -126,20 +90,193 @@ def test_scores_that_need_facts_are_left_out_without_them() -> None:
     wordless = without("yes", "Yes", 1.0)  # no passage says it
     summary = summarise([row([1], [1], ret=1.0), found, missed, wordless])
     means = {name: value["mean"] for name, value in summary.items() if isinstance(value, dict)}
-    assert means["fact_em"] == means["recall@1"] == 1.0
-    assert means["steps"] == 1.0
+    assert means["fact_em"] == means["recall@1"] == means["steps"] == 1.0
     assert means["return"] == pytest.approx(2.5 / 3)
     assert (summary["samples"], summary["with_facts"]) == (4, 1)
     assert means["answer_found"] == 0.5  # of the two rows whose answers have words
     only = summarise([missed, found])
-    assert list(only) == ["steps", "answer_found", "return", "samples", "with_facts"]
+    assert only.keys() == {"steps", "answer_found", "return", "samples", "with_facts"}
     assert only["answer_found"]["mean"] == only["return"]["mean"] == 0.5
     assert "answer_found" not in summarise([wordless])
     assert "return" not in summarise([missed])
 
 
-def test_summary_needs_a_row() -> None:
-    with pytest.raises(ValueError, match="hotpot-7"):
-        fact_columns([row([1], [1]), row([], [1], name="hotpot-7")])
-    with pytest.raises(ValueError, match="least one row"):
-        summarise([])
+PLAYED = row([6, 2], [4, 2, 9, 6, 1], [0.5, 0.75, 0.25, 0.5, -0.25])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kept"),
+    [
+        ("none", {}, [0, 1, 2, 3, 4]),
+        ("qvalue", {"threshold": 0.3}, [0, 1]),  # the later 0.5 comes after the stop
+        ("qvalue", {"threshold": 0.25}, [0, 1]),  # a Q equal to the threshold stops
+        ("qvalue", {"threshold": 0.2}, [0, 1, 2, 3]),
+        ("qvalue", {"threshold": 0.5}, []),
+        ("retrieval_step", {"steps": 0}, []),
+        ("retrieval_step", {"steps": 3}, [0, 1, 2]),
+        ("early_stop", {}, [0, 1, 2, 3]),
+        ("no_noise", {}, [1, 3]),
+    ],
+)
+def test_what_is_kept(name: str, parameters: dict, kept: list[int]) -> None:
+    result = chunk_filter(name, parameters)(PLAYED)
+    hits = len({2, 6} & {*result.pred_idx})
+    assert result == dataclasses.replace(
+        PLAYED,
+        pred_idx=[PLAYED.pred_idx[i] for i in kept],
+        q_values=[PLAYED.q_values[i] for i in kept],
+        pred_texts=[PLAYED.pred_texts[i] for i in kept],
+        f1=pytest.approx(2 * hits / (2 + len(kept))),
+        em=float(hits == 2),
+    )
+    empty = chunk_filter(name, parameters)(row([3, 8], []))
+    assert (empty.pred_idx, empty.q_values, empty.f1, empty.em) == ([], [], 0.0, 0.0)
+
+
+def test_filters_that_know_the_facts() -> None:
+    for taken in ([4, 9], [6, 2], []):  # in the order of the document, whatever was taken
+        result = chunk_filter("gt")(row([6, 2], taken))
+        assert (result.pred_idx, result.pred_texts) == ([2, 6], ["chunk 2", "chunk 6"])
+        assert (result.q_values, result.f1, result.em) == ([], 1.0, 1.0)  # they were not played
+    nothing = row([3], [1, 2])  # all are kept where none is found
+    assert chunk_filters.early_stop(nothing) == dataclasses.replace(nothing, f1=0.0, em=0.0)
+    partly = chunk_filters.early_stop(row([3, 8], [1, 3, 2]))
+    assert (partly.pred_idx, partly.f1, partly.em) == ([1, 3], 0.5, 0.0)
+
+
+def test_what_cannot_be_filtered() -> None:
+    facts = chunk_filter("gt")(PLAYED)  # was not played
+    assert chunk_filter("retrieval_step", {"steps": 1})(facts).pred_idx == [2]
+    with pytest.raises(InputError, match="hotpot-7"):
+        chunk_filter("qvalue", {"threshold": 0.0})(facts)
+    for name, parameters, word in (
+        ("best", {}, "best"),
+        ("qvalue", {}, "threshold"),
+        ("qvalue", {"threshold": float("nan")}, "threshold"),
+        ("qvalue", {"threshold": 0.1, "steps": 2}, "steps"),
+        ("retrieval_step", {"steps": 1.5}, "steps"),
+        ("gt", {"threshold": 0.1}, "threshold"),
+    ):
+        with pytest.raises(InputError, match=word):
+            chunk_filter(name, parameters)
+
+
+def greedy_play(rng_seed: int, chunks: int, steps: int, stop: float | None) -> Row:
+    """Plays a document whose Q depends on all that was taken; stops at the first max Q <= stop."""
+    taken: list[int] = []
+    q_values: list[float] = []
+    while len(taken) < steps:
+        q = np.random.default_rng([rng_seed, *taken]).normal(0.3, 0.5, size=chunks)
+        q[taken] = -np.inf
+        if stop is not None and q.max() <= stop:
+            break
+        taken.append(int(q.argmax()))
+        q_values.append(float(q.max()))
+    return row([0, 1], taken, q_values)
+
+
+def test_cutting_a_log_equals_stopping_in_play() -> None:
+    lengths = set()
+    for seed in range(60):
+        whole = greedy_play(seed, chunks=6, steps=5, stop=None)
+        on_a_tie = sorted(whole.q_values)[2]
+        for threshold in (0.4, 0.7, 0.9, 1.2, on_a_tie):
+            stopped = greedy_play(seed, chunks=6, steps=5, stop=threshold)
+            cut = chunk_filter("qvalue", {"threshold": threshold})(whole)
+            assert cut == dataclasses.replace(stopped, f1=cut.f1, em=cut.em)
+            lengths.add(len(cut.pred_idx))
+    assert lengths == {0, 1, 2, 3, 4, 5}
+
+
+def random_rows(seed: int, count: int, ties: bool) -> list[Row]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        steps = int(rng.integers(0, 7))  # rows that stopped at once, too
+        q = rng.normal(0.5, 0.3, size=steps) - 0.1 * np.arange(steps)
+        q = np.round(q, 1) if ties else q.astype(np.float32)
+        taken = rng.permutation(8)[:steps].tolist()
+        facts = rng.permutation(8)[: rng.integers(1, 4)].tolist()
+        rows.append(row(facts, taken, q.tolist()))
+    return rows
+
+
+def by_hand(rows: list[Row], threshold: float) -> dict[str, float]:
+    columns = fact_columns([qvalue(row, threshold) for row in rows])
+    return {name: float(np.mean(values)) for name, values in columns.items()}
+
+
+@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_score_is_that_of_the_rows_cut_at_the_threshold(seed: int, ties: bool) -> None:
+    """And no threshold at all does better than the chosen one."""
+    rows = random_rows(seed, 40, ties)
+    result = sweep(rows)
+    assert (np.diff(result.thresholds) < 0).all()
+    assert {*result.scores} == {*OBJECTIVES, "steps"}
+    for k, threshold in enumerate(result.thresholds):
+        found = {name: values[k] for name, values in result.scores.items()}
+        assert found == pytest.approx(by_hand(rows, threshold), abs=1e-12)
+    q = np.array([value for row in rows for value in row.q_values])
+    # At each Q, just below and above it, between them, and beyond both ends.
+    grid = np.unique([*q, *np.nextafter(q, -9), *np.nextafter(q, 9), *np.linspace(-2, 3, 50)])
+    scores = [by_hand(rows, threshold) for threshold in grid]
+    for objective in OBJECTIVES:
+        best = choose(result.scores[objective], result.scores["steps"])
+        top = max(score[objective] for score in scores)
+        fewest = min(score["steps"] for score in scores if score[objective] >= top - 1e-12)
+        assert result.scores[objective][best] == pytest.approx(top, abs=1e-12)
+        assert result.scores["steps"][best] == pytest.approx(fewest)
+
+
+def test_candidates_lie_between_running_minima_and_half_a_gap_beyond_them() -> None:
+    # 0.75 comes after 0.5, where play has stopped: it decides nothing.
+    rows = [row([0], [0, 1, 2], [1.0, 0.5, 0.75]), row([1], [2, 1], [0.5, 0.0])]
+    result = sweep(rows)
+    np.testing.assert_array_equal(result.thresholds, [1.25, 0.75, 0.25, -0.25])
+    np.testing.assert_array_equal(result.scores["steps"], [0.0, 0.5, 2.0, 2.5])
+    for kind in (np.float32, np.float64):  # a device tells neighbouring numbers apart, too
+        low = kind(0.7)
+        high = np.nextafter(low, kind(1.0))
+        rows = [row([0], [0], [float(high)]), row([1], [0], [float(low)])]
+        result = sweep(rows)
+        threshold = result.thresholds[choose(result.scores["fact_f1"], result.scores["steps"])]
+        assert low <= kind(threshold) < high
+        assert by_hand(rows, threshold)["steps"] == 0.5
+
+
+def test_equal_scores_go_to_the_fewest_steps() -> None:
+    assert choose([0.5, 0.7, 0.7, 0.6], [1.0, 3.0, 2.0, 0.0]) == 2
+    assert choose([0.1 + 0.2, 0.3], [2.0, 1.0]) == 1  # equal but for rounding
+    assert choose([0.3 + 1e-8, 0.3], [2.0, 1.0]) == 0
+    rows = [row([0], [0, 1], [0.9, 0.1])]  # recall is 1 from the first step on
+    result = sweep(rows)
+    assert choose(result.scores["fact_recall"], result.scores["steps"]) == 1
+
+
+def test_what_cannot_be_tuned() -> None:
+    broken = row([0], [0, 1], [], "musique-3")
+    for rows, word in (
+        ([], "threshold"),
+        ([row([0], [], []), row([1], [], [])], "threshold"),
+        ([row([0], [0], [0.5]), broken], "musique-3"),
+    ):
+        with pytest.raises(InputError, match=word):
+            sweep(rows)
+
+
+def test_play_that_ends_at_the_last_fact() -> None:
+    for facts, taken, steps, ret in (
+        ([6, 2], [4, 2, 9, 6, 1], 4, 1.0),
+        ([6, 2], [2, 6], 2, 1.0),
+        ([6, 2], [4, 2, 9, 1], 4, 0.0),  # not all were found: played to the end
+        ([6], [], 0, 0.0),
+    ):
+        whole = row(facts, taken)
+        cut = until_found(whole)
+        assert (cut.pred_idx, cut.ret) == (taken[:steps], ret)
+        assert cut.q_values == whole.q_values[:steps]
+        assert cut.pred_texts == whole.pred_texts[:steps]
+        hits = len({*facts} & {*cut.pred_idx})
+        assert cut.f1 == pytest.approx(2 * hits / (len(facts) + steps))
+        assert until_found(cut) == cut

@@ -1,18 +1,27 @@
-"""Small stored corpora, and an engine whose hits a test gives."""
+"""Small stored corpora and folders of vectors, slow searches of them, an engine of given hits."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where
+from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best
+from qrag_jax.retrieval.vector_files import PartNote, VectorParts
+
+WIDTH = 13
+WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
+FOREIGN = {5: "日本 東京 red", 6: "été\u2028 naïve Ünïcode", 7: "😀 red"}  # texts of these numbers
 
 
 def stored(folder: Path, texts: Sequence[str], **metadata: Sequence[Any]) -> StoredCorpus:
@@ -24,6 +33,106 @@ def stored(folder: Path, texts: Sequence[str], **metadata: Sequence[Any]) -> Sto
             for i, text in enumerate(texts)
         ),
     )
+
+
+class Task(NamedTuple):
+    """A corpus with vectors of whole numbers, many of them equal, and queries of that kind."""
+
+    corpus: StoredCorpus
+    vectors: np.ndarray
+    queries: Queries
+
+
+def corpus_of(folder: Path, passages: int, other: int = 0) -> StoredCorpus:
+    """A corpus of so many passages; `kind` is the number modulo 5, `rare` is in number 2 alone."""
+    rng = np.random.default_rng(passages + other)
+    texts = [" ".join(rng.choice(WORDS, 4)) for _ in range(passages)]
+    texts = [FOREIGN.get(number, text) for number, text in enumerate(texts)]
+    return write_corpus(
+        folder,
+        (
+            Passage(f"id {n}", text, "", {"kind": n % 5} | ({"rare": True} if n == 2 else {}))
+            for n, text in enumerate(texts)
+        ),
+    )
+
+
+def task_of(folder: Path, passages: int, width: int = WIDTH, queries: int = 9) -> Task:
+    """A task drawn at random; vectors 0 and 1 are zero, and every third is one of four."""
+    rng = np.random.default_rng(passages * 1000 + width)
+    vectors = rng.integers(-8, 9, (passages, width)).astype(np.float32)
+    vectors[::3] = vectors[:4][np.arange(len(vectors[::3])) % min(4, passages)]
+    vectors[:2] = 0
+    asked = rng.integers(-8, 9, (queries, width)).astype(np.float32)
+    asked[-1] = 0
+    texts = [" ".join(rng.choice(WORDS, 2)) for _ in range(queries)]
+    texts[-3:] = ["", "東京 red", "été"]
+    return Task(corpus_of(folder, passages), vectors, Queries(texts, asked))
+
+
+def best_of(scores: np.ndarray, k: int) -> Hits:
+    """The k best of scores `[queries, passages]`, of equals the lowest numbers; -inf: no hit."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    top = np.take_along_axis(scores, order, axis=1)
+    short = ((0, 0), (0, k - order.shape[1]))
+    return Hits(
+        np.pad(np.where(top == -np.inf, NONE, order), short, constant_values=NONE),
+        np.pad(top, short, constant_values=-np.inf).astype(np.float32),
+    )
+
+
+def searched(task: Task, k: int, where: Where | None = None) -> Hits:
+    """The hits of vectors by NumPy in float64."""
+    assert task.queries.vectors is not None
+    scores = task.queries.vectors.astype(np.float64) @ task.vectors.astype(np.float64).T
+    if where is not None:
+        scores[:, ~task.corpus.matching(where)] = -np.inf
+    return best_of(scores, k)
+
+
+def assert_same(found: Hits, wanted: Hits) -> None:
+    """To the bit."""
+    np.testing.assert_array_equal(found.numbers, wanted.numbers)
+    np.testing.assert_array_equal(found.scores, wanted.scores)
+
+
+def slow_bm25(
+    passages: Sequence[Sequence[str]], query: Sequence[str], config: BM25Config
+) -> np.ndarray:
+    """float64 `[passages]`: the formulas, word by word and passage by passage."""
+    count, mean = len(passages), sum(map(len, passages)) / len(passages)
+    scores = np.zeros(count)
+    for word in query:
+        df = sum(word in passage for passage in passages)
+        for number, passage in enumerate(passages):
+            tf = Counter(passage)[word]
+            if not tf:
+                continue
+            pivot = config.k1 * (1 - config.b + config.b * len(passage) / mean)
+            if config.variant == "lucene":
+                gain = math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
+            elif config.variant == "robertson":
+                idf = math.log((count - df + 0.5) / (df + 0.5))
+                gain = max(0.0, idf) * tf / (tf + pivot)
+            else:
+                gain = math.log(count / df) * (config.k1 + 1) * tf / (tf + pivot)
+            scores[number] += gain
+    return scores
+
+
+def save_vectors(
+    folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "", **settings: Any
+) -> Manifest:
+    """Writes vectors as `qrag index` does, in two parts."""
+    (folder / NAME).unlink(missing_ok=True)
+    count, width = vectors.shape
+    parts = VectorParts(folder, {}, count, -(-count // 2), width, str(vectors.dtype))
+    parts.begin()
+    for number in parts.numbers:
+        rows = parts.passages(number)
+        parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
+    parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
+    return read_manifest(folder)
 
 
 @dataclasses.dataclass

@@ -1,21 +1,20 @@
-"""A corpus is read as it was written, and what is not whole is no corpus."""
+"""A corpus is read as it was written, filtered, and goes on where a killed writer stopped."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import columns
 from qrag_jax.retrieval import corpus as stored
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval import corpus_writer
+from qrag_jax.retrieval.corpus import INDEX, LINES, StoredCorpus
+from qrag_jax.retrieval.corpus_writer import PROGRESS, CorpusWriter, write_corpus
 from qrag_jax.retrieval.protocol import NONE, Passage
 from tests.disks import read_only
 
@@ -36,16 +35,6 @@ def test_passages_come_back_at_random(tmp_path: Path) -> None:
     for wrong in (4, NONE):
         with pytest.raises(IndexError):
             corpus.passages([wrong])
-
-
-def test_names_lead_to_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two bits of hash, so that most names share theirs with others.
-    real = stored.name_hash
-    for module in ("corpus", "corpus_writer"):
-        monkeypatch.setattr(f"qrag_jax.retrieval.{module}.name_hash", lambda name: real(name) % 4)
-    corpus = write_corpus(tmp_path, [Passage(f"name {i}", "text") for i in range(50)])
-    wanted = [f"name {i}" for i in (7, 49, 0, 50)] + [""]
-    np.testing.assert_array_equal(corpus.numbers(wanted), [7, 49, 0, NONE, NONE])
 
 
 def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
@@ -85,48 +74,33 @@ def test_matching(where: dict, numbers: list[int], tmp_path: Path) -> None:
         assert np.flatnonzero(found).tolist() == numbers
 
 
+def blank(folder: Path) -> None:
+    """The passages cannot be read any more."""
+    lines = folder / stored.LINES
+    lines.write_bytes(b"?" * lines.stat().st_size)
+
+
 def test_columns_are_kept_in_the_folder(tmp_path: Path) -> None:
-    write_corpus(tmp_path, PASSAGES).matching({"language": "en"})
-    lines = tmp_path / stored.LINES
-    lines.write_bytes(b"?" * lines.stat().st_size)  # it need not be read again
-    assert StoredCorpus(tmp_path).matching({"language": "en"}).tolist() == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    """What was asked before needs no reading again, nor do fields that no passage has; those of
+    another corpus are not believed."""
+    corpus = write_corpus(tmp_path / "a", PASSAGES)
+    corpus.matching({"language": "en"})
+    with pytest.raises(InputError, match="'lang'"):
+        corpus.matching({"lang": "en"})
+    blank(tmp_path / "a")
+    again = StoredCorpus(tmp_path / "a")
+    assert again.matching({"language": "en"}).tolist() == [True, False, True, False]
+    for name in ("lang", "other"):
+        with pytest.raises(InputError, match=f"'{name}', which no"):
+            again.matching({name: "en"})
     with pytest.raises(InputError, match="damaged"):
-        StoredCorpus(tmp_path).matching({"year": 1})
-
-
-def test_a_corpus_that_is_open_stays_what_it_was(tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    corpus = write_corpus(folder, PASSAGES)
-    shutil.rmtree(folder)  # as one who builds the index again under a server
-    rebuilt = write_corpus(folder, PASSAGES[::-1])
-    assert list(corpus) == PASSAGES
-    assert np.flatnonzero(corpus.matching({"year": 1990})).tolist() == [0]
-    assert np.flatnonzero(rebuilt.matching({"year": 1990})).tolist() == [3]
-    assert np.flatnonzero(StoredCorpus(folder).matching({"year": 1990})).tolist() == [3]
-
-
-def test_a_filter_reads_the_values_of_a_field_once(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, (Passage(f"{n}", "x", "", {"page": n}) for n in range(20_000)))
-
-    def seconds() -> float:
-        began = time.perf_counter()
-        assert np.flatnonzero(corpus.matching({"page": [7, 19_999]})).tolist() == [7, 19_999]
-        return time.perf_counter() - began
-
-    first = seconds()
-    assert min(seconds() for _ in range(5)) < first / 30
-
-
-def test_columns_of_another_corpus_are_made_anew(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "a", PASSAGES).matching({"language": "en"})
-    corpus = write_corpus(tmp_path / "b", PASSAGES[::-1])
+        again.matching({"year": 1})
+    other = write_corpus(tmp_path / "b", PASSAGES[::-1])
     (tmp_path / "a" / "columns").rename(tmp_path / "b" / "columns")
-    assert corpus.matching({"language": "en"}).tolist() == [False, True, False, True]
+    assert other.matching({"language": "en"}).tolist() == [False, True, False, True]
+    bare = write_corpus(tmp_path / "c", [Passage("a", "no metadata at all")])
+    with pytest.raises(InputError, match="'lang'"):
+        bare.matching({"lang": "en"})
 
 
 def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
@@ -137,82 +111,34 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
     assert not (folder / "columns").exists()
 
 
-def test_an_unknown_field(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'lang'"):
-        write_corpus(tmp_path, PASSAGES).matching({"lang": "en"})
+def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
+    """Also files of other folders: links out, and names that lead out."""
+    whole = tmp_path / "whole"
+    write_corpus(whole, PASSAGES)
+    said = json.loads((whole / stored.NAME).read_bytes())
 
+    def copied(number: int) -> Path:
+        return shutil.copytree(whole, tmp_path / f"{number}" / "corpus")
 
-@pytest.mark.parametrize("passages", [PASSAGES, [Passage("a", "no metadata at all")]])
-def test_unknown_fields_are_looked_for_once(passages: list[Passage], tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, passages)
-    with pytest.raises(InputError, match="'lang', which no"):
-        corpus.matching({"lang": "en"})
-    lines = tmp_path / stored.LINES
-    lines.write_bytes(b"?" * lines.stat().st_size)
-    for again in (corpus, StoredCorpus(tmp_path)):
-        for name in ("lang", "other"):
-            with pytest.raises(InputError, match=f"'{name}', which no passage"):
-                again.matching({name: "en"})
-
-
-def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_MOST_FIELDS", 2)
-    monkeypatch.setattr(columns, "_MOST_COLUMNS", 2)
-    corpus = write_corpus(tmp_path, PASSAGES)
-    for name in ("language", "year", "seen", "tags", "language"):
-        assert len(corpus.matching({name: "en"})) == 4
-    assert corpus._columns._found.keys() == {"tags", "language"}
-    assert not (tmp_path / "columns" / columns.FIELDS).exists()
-    with pytest.raises(InputError, match="'lang'"):
-        corpus.matching({"lang": "en"})
-
-
-def _shorter(name: str) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        data = (folder / name).read_bytes()
-        (folder / name).write_bytes(data[:-1])
-
-    return spoil
-
-
-def _other_format(folder: Path) -> None:
-    said = json.loads((folder / stored.NAME).read_bytes())
-    (folder / stored.NAME).write_text(json.dumps(said | {"format": 99}))
-
-
-def _link_out(folder: Path) -> None:
+    for number, name in enumerate((*said["files"], stored.NAME)):
+        folder = copied(number)
+        for spoil in (lambda path: path.write_bytes(path.read_bytes()[:-3]), Path.unlink):
+            spoil(folder / name)
+            with pytest.raises(InputError, match=re.escape(name)):
+                StoredCorpus(folder)
+    folder = copied(10)
     (folder / stored.LINES).rename(folder.parent / "mine.jsonl")
     (folder / stored.LINES).symlink_to("../mine.jsonl")
-
-
-def _name_outside(folder: Path) -> None:
-    said = json.loads((folder / stored.NAME).read_bytes())
-    said["files"]["../mine"] = 1
-    (folder / stored.NAME).write_text(json.dumps(said))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_link_out, r"passages.jsonl"),
-        (_name_outside, "names the file"),
-        (_shorter(stored.LINES), r"passages.jsonl"),
-        (_shorter(stored.INDEX), r"passages.index"),
-        (_shorter(stored.HASHES), r"names.hashes"),
-        (lambda folder: (folder / stored.NUMBERS).unlink(), r"names.numbers"),
-        (lambda folder: (folder / stored.NAME).unlink(), r"corpus.json"),
-        (lambda folder: (folder / stored.NAME).write_text("{}"), "corpus.json is damaged"),
-        (_other_format, r"format 99 \(field"),
-    ],
-)
-def test_what_is_not_whole_is_refused(
-    spoil: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "corpus"
-    write_corpus(folder, PASSAGES)
-    spoil(folder)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=stored.LINES):
         StoredCorpus(folder)
+    for change, word in (
+        ({"files": said["files"] | {"../mine": 1}}, "mine"),
+        ({"format": 99}, "format"),
+        ({"files": 3}, stored.NAME),
+    ):
+        (whole / stored.NAME).write_text(json.dumps(said | change))
+        with pytest.raises(InputError, match=word):
+            StoredCorpus(whole)
 
 
 def test_a_changed_byte_is_found(tmp_path: Path) -> None:
@@ -222,3 +148,86 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     lines.write_bytes(lines.read_bytes().replace(b"first", b"fir5t"))
     with pytest.raises(InputError, match="field digest"):
         corpus.check_content()
+
+
+def passage(number: int) -> Passage:
+    return Passage(f"id {number}", f"Text {number}.")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Passage(" ", "text"),
+        Passage("x", " \n"),
+        Passage("x", None),  # type: ignore[arg-type]
+        Passage("x", "t", 3),  # type: ignore[arg-type]
+        Passage("x", "t", "", {"f": {1, 2}}),
+        Passage("x", "t", "", {"f": float("nan")}),
+    ],
+)
+def test_bad_passages_are_refused_and_leave_nothing(bad: Passage, tmp_path: Path) -> None:
+    titled = Passage("x", "", "On recursion")  # is text enough
+    with CorpusWriter(tmp_path) as writer:
+        assert writer.add(passage(0)) == 0
+        with pytest.raises(InputError, match=r"wiki.jsonl:3"):
+            writer.add(bad, "wiki.jsonl:3")
+        with pytest.raises(InputError, match="passage 1"):
+            writer.add(bad)
+        assert writer.add(titled) == 1
+        assert list(writer.finish()) == [passage(0), titled]
+
+
+def test_ids_lead_to_numbers_and_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where most ids share their hash, of two bits, with others."""
+    real = stored.name_hash
+    for module in (stored, corpus_writer):
+        monkeypatch.setattr(module, "name_hash", lambda name: real(name) % 4)
+    corpus = write_corpus(tmp_path / "good", map(passage, range(50)))
+    wanted = [*(f"id {i}" for i in (7, 49, 0, 50)), ""]
+    np.testing.assert_array_equal(corpus.numbers(wanted), [7, 49, 0, NONE, NONE])
+    with pytest.raises(InputError, match="passages 1 and 3"):
+        write_corpus(tmp_path / "bad", map(passage, (5, 1, 2, 1, 0)))
+    with pytest.raises(InputError, match="bad"):
+        StoredCorpus(tmp_path / "bad")
+    with pytest.raises(InputError, match="no passage"):
+        write_corpus(tmp_path / "empty", [])
+    with pytest.raises(InputError, match="good"):  # a finished one is not written over
+        CorpusWriter(tmp_path / "good")
+
+
+def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_writer, "KEEP_EVERY", 10)
+    folder = tmp_path / "killed"
+    with CorpusWriter(tmp_path / "open") as writer:
+        for number in range(38):
+            writer.add(passage(number))
+        shutil.copytree(tmp_path / "open", folder)  # as a kill leaves it
+        with pytest.raises(InputError, match="process"):
+            CorpusWriter(tmp_path / "open")
+    with pytest.raises(InputError, match="no finished corpus"):
+        StoredCorpus(folder)
+    with CorpusWriter(folder) as writer:
+        assert len(writer) == 30
+        for number in range(len(writer), 50):
+            writer.add(passage(number))
+    with CorpusWriter(folder) as writer:
+        assert len(writer) == 50
+        again = writer.finish()
+    assert not (folder / PROGRESS).exists()
+    whole = write_corpus(tmp_path / "whole", map(passage, range(50)))
+    assert list(again) == list(whole)
+    assert again.digest == whole.digest
+    again.check_content()
+    for name in (LINES, INDEX):
+        folder = tmp_path / f"cut {name}"
+        with CorpusWriter(folder) as writer:
+            writer.add(passage(0))
+        with (folder / name).open("ab") as file:
+            file.truncate(3)
+        with pytest.raises(InputError, match=name):
+            CorpusWriter(folder)
+        (folder / PROGRESS).write_text("?")
+        with pytest.raises(InputError, match=PROGRESS):
+            CorpusWriter(folder)

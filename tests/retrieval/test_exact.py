@@ -1,45 +1,34 @@
-"""The exact search against NumPy in float64, on one and on eight devices."""
+"""Exact searches beside what every engine does: storages, devices, positions, faiss' own files."""
 
 from __future__ import annotations
 
-from functools import partial
+import sys
 from pathlib import Path
 
-import jax
+import faiss
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact, search_plan
-from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval import scan as scanning
+from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
+from qrag_jax.retrieval.device_vectors import Layout
 from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
+from qrag_jax.retrieval.faiss_index import FaissIndex, read_index
 from qrag_jax.retrieval.protocol import NONE, Queries
+from qrag_jax.retrieval.ranking import as_hits, best, ranked
+from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.search_plan import GROUP, Wanted, plan_of
+from qrag_jax.runtime.compilation import CompilationCounter
+from tests import reference
 from tests.devices import mesh_of
-from tests.retrieval.conformance import (
-    OF_VECTORS,
-    Engine,
-    assert_same,
-    corpus_of,
-    run_with,
-    searched,
-    task_of,
-)
-from tests.retrieval.saved_vectors import save_exact, save_vectors
+from tests.retrieval.array_index import of_texts
+from tests.retrieval.small_corpus import assert_same, corpus_of, save_vectors, searched, task_of
 
 
-def engine_of(*devices: int, storage: str = "float32") -> Engine:
-    settings = ExactSettings(storage)
-
-    def make(corpus, vectors) -> ExactIndex:
-        return ExactIndex(corpus, vectors, mesh_of(*devices), settings)
-
-    def opened(folder: Path, corpus: StoredCorpus) -> ExactIndex:
-        return ExactIndex.open(folder, corpus, mesh_of(*devices))
-
-    return Engine(make, opened, save_exact)
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and spans although corpora are small; none divides them."""
     monkeypatch.setattr(search_plan, "_CPU_BLOCK", 48)
@@ -47,11 +36,21 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_plan, "_CPU_GATHERED", 2**12)
 
 
-test_on_one_device = run_with(engine_of(1, 1, 1), OF_VECTORS)
-test_on_eight_devices = run_with(engine_of(2, 2, 2), OF_VECTORS)
-# Scores of whole numbers are the same in all storages, for they are scored again.
-test_int8 = run_with(engine_of(1, 2, 1, storage="int8"), OF_VECTORS)
-test_bfloat16 = run_with(engine_of(1, 1, 1, storage="bfloat16"), OF_VECTORS)
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("devices", "storage"),
+    [((1, 1, 1), "float32"), ((2, 2, 2), "float32"), ((1, 2, 1), "int8"), ((1, 1, 1), "bfloat16")],
+)
+def test_numbers_are_those_of_numpy(
+    devices: tuple[int, int, int], storage: str, tmp_path: Path
+) -> None:
+    """Scores of whole numbers are the same in all storages, for they are scored again. Some
+    devices have no passage of the small corpus."""
+    for passages, width, k in ((3, 5, 5), (1003, 7, 40)):
+        task = task_of(tmp_path / f"{passages}", passages, width)
+        index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage))
+        for where, most in ((None, 1), (None, k), ({"kind": [0, 3]}, k)):
+            assert_same(index.search(task.queries, most, where), searched(task, most, where))
 
 
 @pytest.mark.parametrize("devices", [(1, 1, 1), (2, 2, 2)])
@@ -60,22 +59,32 @@ def test_as_accelerators_search(
 ) -> None:
     """Blocks written out one after the other, products of bfloat16 factors."""
     monkeypatch.setattr(exact.Platform, "on_cpu", False)
-    monkeypatch.setattr(search_plan, "_SCORES", 2**9)
-    monkeypatch.setattr(search_plan, "_BLOCKS", 9)
-    monkeypatch.setattr(search_plan, "_MAXIMA", 2**8)
-    monkeypatch.setattr(search_plan, "_ALIGNED", 32)
+    for name, value in (("_SCORES", 2**9), ("_BLOCKS", 9), ("_MAXIMA", 2**8), ("_ALIGNED", 32)):
+        monkeypatch.setattr(search_plan, name, value)
     task = task_of(tmp_path, 3001)
-    layouts = []
     for storage in ("float32", "bfloat16", "int8"):
         index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage, 3))
-        plan = search_plan.plan_of(index._layout, search_plan.Wanted(16, 20, 60), False)
-        assert plan.unrolled
-        assert plan.half == (storage != "float32")
-        assert -(-index._layout.rows // plan.block) > 3
-        layouts.append(index._layout.bytes)
         for where in (None, {"kind": [1, 2]}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
-    assert layouts == sorted(layouts, reverse=True)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("count", [1, 100, 2049, 21_015_324])
+def test_blocks_cover_a_part_and_hardly_more(count: int, on_cpu: bool) -> None:
+    rows = -(-count // GROUP) * GROUP
+    layout = Layout(count, 1024, rows, "bfloat16")
+    for batch in (1, 64, 1024):
+        plan = plan_of(layout, Wanted(batch, 100, 200), on_cpu)
+        assert plan.block % GROUP == 0
+        assert plan.block <= rows
+        assert plan.groups <= rows // GROUP
+        blocks = -(-rows // plan.block)
+        in_spans = -(-blocks // plan.span) * plan.span
+        assert in_spans * plan.block <= 1.05 * rows + in_spans * 128
+        if not on_cpu:
+            assert blocks <= 160  # all are written out
+            assert batch * plan.block <= max(2**28 + batch * 128, batch * rows // 100)
+    assert search_plan.working_bytes(layout, False) < 5 * 2**30
 
 
 def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
@@ -92,71 +101,138 @@ def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
     assert (one.numbers != wanted.numbers).any()  # so candidates are what makes the difference
 
 
-def test_files_of_bfloat16(tmp_path: Path) -> None:
+def test_files_of_bfloat16_and_of_other_encoders(tmp_path: Path) -> None:
     task = task_of(tmp_path, 83)
-    half = task.vectors.astype(exact.jnp.bfloat16)
-    manifest = save_vectors(tmp_path, task.corpus, half, storage="bfloat16", candidates=0.0)
+    half = task.vectors.astype(jnp.bfloat16)
+    manifest = save_vectors(tmp_path, task.corpus, half, "e0", storage="bfloat16", candidates=0.0)
     assert sum(manifest.files.values()) == half.nbytes
-    index = ExactIndex.open(tmp_path, task.corpus, mesh_of())
-    assert index.settings.storage == "bfloat16"
+    index = ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e0")
+    assert (index.settings.storage, index.encoder) == ("bfloat16", "e0")
     assert_same(index.search(task.queries, 20), searched(task, 20))
     np.testing.assert_array_equal(index.vectors([3, 1]), task.vectors[[3, 1]])
+    with pytest.raises(InputError, match="field encoder"):
+        ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e1")
+    save_vectors(tmp_path / "few", task.corpus, task.vectors[:39])
+    with pytest.raises(InputError, match="field count"):
+        ExactIndex.open(tmp_path / "few", task.corpus, mesh_of())
 
 
 def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_plan, "_CPU_BATCH", 16)
     task = task_of(tmp_path, 83, queries=50)
     index = ExactIndex(task.corpus, task.vectors, mesh_of())
+    for count in (1, 8, 16):
+        index.search(Queries([""] * count, task.queries.vectors[:count]), 10)
+    counter = CompilationCounter()
+    for count in (2, 7, 9, 15, 33, 50):
+        index.search(Queries([""] * count, task.queries.vectors[:count]), 10)
+    assert counter.count == 0
     assert_same(index.search(task.queries, 10), searched(task, 10))
-    exact.make_search.cache_clear()
-    for count in range(1, 51):
-        some = Queries(task.queries.texts[:count], task.queries.vectors[:count])
-        index.search(some, 10)
-    assert exact.make_search.cache_info().currsize <= 3
-    with jax.log_compiles(False), jax.checking_leaks():
-        assert index.search(task.queries, 10).numbers.shape == (50, 10)
 
 
-def test_scores_never_exist_whole(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 3000, queries=32)
-    index = ExactIndex(task.corpus, task.vectors, mesh_of())
-    plan = search_plan.plan_of(index._layout, search_plan.Wanted(32, 5, 5), True)
-    search = partial(exact.make_search(mesh_of(), plan, False))
-    text = str(jax.make_jaxpr(search)(task.queries.vectors, index._part))
-    assert f"f32[32,{plan.block}]" in text
-    assert f"f32[32,{index._layout.rows}]" not in text
-    assert "f32[32,3000]" not in text
+# ---------------------------------------------------------------------- ranks
 
 
-def test_an_index_is_of_its_encoder(tmp_path: Path) -> None:
+def test_the_best_come_first_and_the_lowest_of_equals() -> None:
+    numbers = np.array([[7, 2, NONE, 9, 4], [3, NONE, NONE, 1, NONE]])
+    scores = np.array([[1.0, 2.0, 99.0, 2.0, -0.0], [0.0, 1.0, 2.0, -0.0, 3.0]])
+    hits = ranked(numbers, scores, 3)
+    assert hits.numbers.tolist() == [[2, 9, 7], [1, 3, NONE]]
+    assert hits.scores.tolist() == [[2.0, 2.0, 1.0], [0.0, 0.0, -np.inf]]
+    rng = np.random.default_rng(0)
+    numbers = np.stack([rng.permutation(200)[:50] for _ in range(20)])
+    scores = rng.integers(0, 6, numbers.shape).astype(np.float64)
+    for k in (1, 7, 60):  # row by row and all at once
+        rows = [best(some, values, k) for some, values in zip(numbers, scores, strict=True)]
+        assert_same(as_hits(rows, k), ranked(numbers, scores, k))
+
+
+# ---------------------------------------------------------------------- positions
+
+PLACED = 8  # width
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 18, 19, 20, 400])
+def test_intervals_are_the_relative_positions(count: int) -> None:
+    rng = np.random.default_rng(count)
+    for taken in ([], [0], [count - 1], rng.permutation(count)[:3].tolist()):
+        found, before = [-1] * count, 0
+        for start, stop, position in intervals(Placement("relative"), taken, count):
+            assert before == start < stop
+            found[start:stop] = [position] * (stop - start)
+            before = stop
+        assert found == reference.relative_positions(taken, count)
+
+
+def test_a_rotation_is_that_of_the_formula_and_can_be_undone() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((5, PLACED)).astype(np.float32)
+    places = np.array([0, 1, 20, 2_000, 3_000_000])
+    turned = rotated(vectors, places, 10_000.0)
+    expected = np.stack([reference.rotated(*pair) for pair in zip(vectors, places, strict=True)])
+    np.testing.assert_allclose(turned, expected, atol=1e-6)
+    np.testing.assert_allclose(rotated(turned, places, 10_000.0, back=True), vectors, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["none", "absolute", "random", "relative"])
+@pytest.mark.parametrize("block", [3, 1000])
+def test_the_best_are_those_of_all_scores(
+    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "_BLOCK", block * PLACED)
+    rng = np.random.default_rng(1)
+    # Whole numbers, many of them equal: ties go to the lowest number.
+    vectors = rng.integers(-1, 2, (50, PLACED)).astype(np.float32)
+    states = rng.integers(-2, 3, (3, PLACED)).astype(np.float32)
+    taken = [[], [4], [30, 2, 31]]
+    index = of_texts([f"text {n}" for n in range(50)], vectors)
+    for where, k in ((None, 7), ({"even": True}, 7), ({"even": True}, 60)):
+        found = scan(index, states, taken, Placement(kind), k, where=where)
+        for state, known, numbers, scores in zip(states, taken, *found, strict=True):
+            places = reference.chunk_positions(kind, known, 50)
+            turned = [reference.rotated(*pair) for pair in zip(vectors, places, strict=True)]
+            q = np.stack(turned) @ state
+            q[known] = -np.inf
+            if where:
+                q[1::2] = -np.inf
+            top = np.sort(q)[::-1][:k]
+            there = numbers[numbers != NONE]
+            assert len({*there}) == len(there) == np.isfinite(top).sum()
+            np.testing.assert_allclose(scores[: len(there)], top[: len(there)], atol=1e-5)
+            np.testing.assert_allclose(q[there], top[: len(there)], atol=1e-5)
+            assert (scores[len(there) :] == -np.inf).all()
+
+
+# ---------------------------------------------------------------------- files of faiss
+
+
+def test_other_indexes_and_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rows = tmp_path / "a", np.random.default_rng(0).standard_normal((11, 5), np.float32)
+    with pytest.raises(InputError, match=str(path)):
+        read_index(path)
+    kinds = (faiss.IndexHNSWFlat(5, 4), faiss.IndexFlatL2(5), faiss.IndexFlatIP(5))
+    for index in kinds:
+        index.add(rows)
+    kinds[2].add(np.full((2, 5), np.nan, np.float32))
+    for index, word in zip(kinds, ("a ", "IndexFlatL2", "vector 11"), strict=True):
+        faiss.write_index(index, str(path))
+        with pytest.raises(InputError, match=word):
+            read_index(path)
+    index = faiss.IndexFlatIP(5)
+    index.add(rows)
+    faiss.write_index(index, str(path))
+    np.testing.assert_array_equal(read_index(path).reconstruct_n(0, 11), rows)
+    whole = path.read_bytes()
+    for data in (whole[:-7], whole[:20], b"", b"no index at all, but some text"):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=str(path)):
+            read_index(path)
     task = task_of(tmp_path, 20)
-    save_vectors(tmp_path, task.corpus, task.vectors, "e0")
-    assert ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e0").encoder == "e0"
+    FaissIndex(task.corpus, task.vectors, "e0").save(tmp_path)
     with pytest.raises(InputError, match="field encoder"):
-        ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e1")
-
-
-def test_another_count_is_refused(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 40)
-    save_vectors(tmp_path, task.corpus, task.vectors[:39])
-    with pytest.raises(InputError, match="field count"):
-        ExactIndex.open(tmp_path, task.corpus, mesh_of())
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(InputError, match=r"retrieval.storage"):
-        ExactSettings("int4")
-    for wrong in (-1, 0.5):
-        with pytest.raises(InputError, match=rf"retrieval.candidates is {wrong}"):
-            ExactSettings(candidates=wrong)
-    assert ExactSettings("int8").candidates_of(10) == 40
-    assert ExactSettings("int8", 1.5).candidates_of(5) == 8
-    assert ExactSettings().candidates_of(7) == 7
-
-
-def test_devices_without_a_passage(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 3)
-    index = ExactIndex(task.corpus, task.vectors, mesh_of(8))
-    found = index.search(task.queries, 5)
-    assert_same(found, searched(task, 5))
-    assert (found.numbers[:, 3:] == NONE).all()
+        FaissIndex.open(tmp_path, task.corpus, "e1")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match=r"qrag_jax\[faiss\]"):
+        read_index(path)

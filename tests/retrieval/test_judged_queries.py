@@ -1,4 +1,4 @@
-"""Judged queries of every format: what is read, skipped and refused."""
+"""Judged queries of every format, and gold passages found by their text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.files.corpora import read_corpus
 from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.data.rag_questions import load_questions
+from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.gold_names import names_of, pooled
 from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, read_judged_queries
+from qrag_jax.retrieval.protocol import Passage
 from tests.data.real_data import real
+from tests.retrieval.array_index import ListedCorpus
 
 ROWS = [
     {"query": f"query {number}", "relevant_doc_ids": [f"d{number}"], "id": f"q{number}"}
     for number in range(4)
 ]
+
+
 REVIEW = {
     "id": "r",
     "pico": {"P": "adults", "I": "rest", "C": "none", "O": "pain"},
@@ -42,8 +51,7 @@ def collection(tmp_path: Path) -> Path:
     folder = tmp_path / "beir"
     texts = {"1": "one", "2": "two", "3": "three", "4": "four"}
     written(
-        folder / "queries.jsonl",
-        *({"_id": name, "text": text} for name, text in texts.items()),
+        folder / "queries.jsonl", *({"_id": name, "text": text} for name, text in texts.items())
     )
     header = "query-id\tcorpus-id\tscore\n"
     (folder / "qrels").mkdir()
@@ -54,104 +62,51 @@ def collection(tmp_path: Path) -> Path:
 
 def test_a_collection_in_beirs_layout(collection: Path) -> None:
     queries, (report,) = read_judged_queries(f"{collection},test")
-    assert queries == [
-        JudgedQuery("2", "two", (("a", 2),)),
-        JudgedQuery("1", "one", (("c", 1),)),
-    ]
+    assert queries == [JudgedQuery("2", "two", (("a", 2),)), JudgedQuery("1", "one", (("c", 1),))]
     assert (report.read, report.kept, report.skipped) == (3, 2, {NO_TEXT: 1})
-    assert report.files == (
-        str(collection / "queries.jsonl"),
-        str(collection / "qrels" / "test.tsv"),
-    )
-    assert report.first == {NO_TEXT: "queries.jsonl: 9"}
+    assert {Path(name).name for name in report.files} == {"queries.jsonl", "test.tsv"}
     sliced, (report,) = read_judged_queries(f"{collection},test[1:2]")
-    assert [each.id for each in sliced] == ["1"]
-    assert report.read == 1
-
-
-def test_queries_of_a_splits_own_file_that_nobody_judged_are_counted(collection: Path) -> None:
-    own = [{"_id": name, "text": f"own {name}"} for name in ("7", "1", "2")]
-    written(collection / "queries_test.jsonl.gz", *own)
+    assert ([each.id for each in sliced], report.read) == (["1"], 1)
+    # Queries of a split's file that nobody judged are counted.
+    texts = [{"_id": name, "text": f"own {name}"} for name in ("7", "1", "2")]
+    written(collection / "queries_test.jsonl.gz", *texts)
     queries, (report,) = read_judged_queries(f"{collection},test")
     assert [each.text for each in queries] == ["own 1", "own 2"]
     assert report.skipped == {NO_DOCUMENT: 1, NO_TEXT: 1}
-    assert "kept 2 of 4 records of queries_test.jsonl.gz, test.tsv (skipped: 1" in report.summary()
-
-
-def test_judgements_without_a_relevant_document_are_refused(collection: Path) -> None:
-    with pytest.raises(InputError, match="usable query among"):
-        read_judged_queries(f"{collection},dev")
-    with pytest.raises(InputError, match=r"qrels_train\.tsv"):
-        read_judged_queries(f"{collection},train")
+    for split, word in (("dev", "usable"), ("train", r"qrels_train\.tsv")):
+        with pytest.raises(InputError, match=word):  # without a relevant document; without a file
+            read_judged_queries(f"{collection},{split}")
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.json.gz", "rows.jsonl.gz"])
 def test_rows_of_both_forms_in_every_kind_of_file(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name, ROWS[0], REVIEW, ROWS[1] | {"relevant_doc_ids": []})
-    queries, (report,) = read_judged_queries(f"{path},train")
-    assert queries == [
-        JudgedQuery("q0", "query 0", (("d0", 1),)),
-        JudgedQuery(
-            "r",
-            "Patient: adults; Intervention: rest; Comparison: none; Outcome: pain",
-            (("11", 1),),
-            until="2015-12-31",
-        ),
-    ]
-    assert report.skipped == {NO_DOCUMENT: 1}
-    assert report.first == {NO_DOCUMENT: f"{name}:3"}
+    (first, second), (report,) = read_judged_queries(f"{path},train")
+    assert first == JudgedQuery("q0", "query 0", (("d0", 1),))
+    text = "Patient: adults; Intervention: rest; Comparison: none; Outcome: pain"
+    assert second == JudgedQuery("r", text, (("11", 1),), until="2015-12-31")
+    assert (report.skipped, report.first) == ({NO_DOCUMENT: 1}, {NO_DOCUMENT: f"{name}:3"})
 
 
 def test_folders_of_rows_and_several_parts(tmp_path: Path) -> None:
+    """Where no id is there twice; equal queries without ids are two."""
     written(tmp_path / "train.jsonl", *ROWS[:3])
     written(tmp_path / "test.jsonl", ROWS[3])
     queries, reports = read_judged_queries(f"{tmp_path},train[1:] ; {tmp_path},test")
     assert [each.id for each in queries] == ["q1", "q2", "q3"]
     assert [report.kept for report in reports] == [2, 1]
-    with pytest.raises(InputError, match=r"dev\.jsonl"):
-        read_judged_queries(f"{tmp_path},dev")
-
-
-def test_an_id_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1], ROWS[0])
-    with pytest.raises(InputError, match=r"^rows\.jsonl:3: there is a query 'q0' before; give"):
-        read_judged_queries(f"{path},train")
-    path = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1])
-    with pytest.raises(InputError, match="'q1'"):
-        read_judged_queries(f"{path},train[:1];{path},dev[1:];{path},dev[1:]")
-
-
-def test_equal_queries_without_ids_are_two(tmp_path: Path) -> None:
+    two = written(tmp_path / "two.jsonl", ROWS[0], ROWS[1])
+    twice = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1], ROWS[0])
+    for text, word in (
+        (f"{tmp_path},dev", r"dev\.jsonl"),
+        (f"{twice},train", r"rows\.jsonl:3.*'q0'"),
+        (f"{two},train[:1];{two},dev[1:];{two},dev[1:]", "'q1'"),
+    ):
+        with pytest.raises(InputError, match=word):
+            read_judged_queries(text)
     bare = {"query": "the same", "relevant_doc_ids": ["d"]}
-    queries, _ = read_judged_queries(f"{written(tmp_path / 'rows.jsonl', bare, bare)},train")
+    queries, _ = read_judged_queries(f"{written(tmp_path / 'bare.jsonl', bare, bare)},train")
     assert [each.text for each in queries] == ["the same", "the same"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "the dataset string is empty; write path,split, and a semicolon"),
-        ("rows.jsonl", "the part 'rows.jsonl' of the dataset string has not the form path,split;"),
-        ("rows.jsonl,,train", "has not the form path,split;"),
-        ("nowhere,train", "nowhere does not exist; give the path of a data file or folder"),
-        ("rows.jsonl,train[9:]", "the slice train[9:] of rows.jsonl has none of its 4 records"),
-        ("rows.tsv,train", "the name of rows.tsv ends in none of"),
-        ("wrong.jsonl,train", "wrong.jsonl:2: field 'query' is 1"),
-        ("empty.jsonl,train", "empty.jsonl is empty; it should hold one record"),
-    ],
-)
-def test_data_that_are_refused(
-    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "rows.jsonl", *ROWS)
-    written(tmp_path / "wrong.jsonl", ROWS[0], {"query": 1})
-    for name in ("rows.tsv", "empty.jsonl"):
-        (tmp_path / name).touch()
-    with pytest.raises(InputError) as caught:
-        read_judged_queries(text)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 FROM = Origin("config.queries.train", "the corpus", "name another")
@@ -165,10 +120,73 @@ def test_real_collections_and_their_corpora(name: str, count: int) -> None:
     known = {read.document.name for read in read_corpus(folder)}
     found = check_in_corpus(queries, known, FROM)
     assert (found.queries, found.summary) == (queries, "")
+    other = {read.document.name for read in read_corpus(real("ir/cisi"))}
+    with pytest.raises(InputError, match="another"):
+        check_in_corpus(queries, {f"x{each}" for each in other}, FROM, 0.5)
 
 
-def test_judgements_of_another_real_collection_are_refused() -> None:
-    queries, _ = read_judged_queries(f"{real('ir/scifact')},dev")
-    known = {read.document.name for read in read_corpus(real("ir/cisi"))}
-    with pytest.raises(InputError, match="judgements of another"):
-        check_in_corpus(queries, known, FROM, 0.5)
+def test_titles_and_marks_do_not_matter() -> None:
+    corpus = ListedCorpus(
+        [
+            Passage("a", "It is in Norway.", "Oslo"),
+            Passage("b", "It is in Norway!", "oslo"),  # the same, later
+            Passage("c", "Rome: old"),
+            Passage("d", "", "..."),
+        ]
+    )
+    found = names_of(corpus, ["Oslo. It is in Norway.", "Rome old", "Paris", "Rome: old"])
+    assert found == {"Oslo. It is in Norway.": "a", "Rome old": "c", "Rome: old": "c"}
+
+
+@pytest.mark.slow
+def test_two_wikis_gold_passages_are_in_its_open_corpus(tmp_path: Path) -> None:
+    folder = real("2wikimultihopqa")
+    passages = (Passage(*r.document) for r in read_corpus(folder / "open_corpus.jsonl.gz"))
+    corpus = write_corpus(tmp_path / "corpus", passages)
+    config = DataConfig(path=str(folder), sources={"two_wiki": 1.0})
+    questions = load_questions(config, config, taken_apart=True, max_hops=4)
+    gold = {text for each in (*questions.train, *questions.dev) for text in each.gold}
+    found = names_of(corpus, gold)
+    assert len(found) > 0.99 * len(gold)
+
+
+ADA, LAKE, BARE = Page("Ada Berg", "She sails."), Page("Lake (film)", "Old."), Page("", "No. 7!")
+
+
+def test_each_passage_is_there_once_in_the_order_of_first_sight() -> None:
+    """With readable ids that do not depend on the pool."""
+    again = Page("ADA BERG", "She  sails", id="elsewhere")
+    other = Page("Ada Berg", "She flies.")
+    found = pooled([ADA, LAKE, again, BARE, other, LAKE])
+    texts = [(page.title, page.text) for page in (ADA, LAKE, BARE, other)]
+    assert [(each.title, each.text) for each in found] == texts
+    ids = [each.name.rpartition("-")[0] for each in found]
+    assert ids == ["ada-berg", "lake-film", "no-7", "ada-berg"]
+    assert pooled([BARE, other, LAKE])[2] == found[1]
+    marks = pooled([Page("!!!", "?"), Page("???", "?"), Page("!!!", "?")])
+    assert len({each.name for each in marks}) == 2
+    assert pooled([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "dataset string"),
+        ("rows.jsonl,,train", "path,split"),
+        ("nowhere,train", "nowhere"),
+        ("rows.jsonl,train[9:]", r"train\[9:\]"),
+        ("rows.tsv,train", r"rows\.tsv"),
+        ("wrong.jsonl,train", r"wrong\.jsonl:2.*'query'"),
+        ("empty.jsonl,train", r"empty\.jsonl"),
+    ],
+)
+def test_data_that_are_refused(
+    text: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "rows.jsonl", *ROWS)
+    written(tmp_path / "wrong.jsonl", ROWS[0], {"query": 1})
+    for name in ("rows.tsv", "empty.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=word):
+        read_judged_queries(text)

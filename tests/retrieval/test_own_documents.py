@@ -1,30 +1,33 @@
-"""Retrievers over a question's own documents, each against what it is by definition."""
+"""Retrievers over a question's own documents, and fusion, each against what it is by definition."""
 
 from __future__ import annotations
 
+import collections
 import math
+import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
-from qrag_jax.retrieval.hybrid import FusionConfig
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
 from qrag_jax.retrieval.own_documents import (
-    RETRIEVERS,
-    Interleaved,
     KeptVectors,
     Lexical,
     Wanted,
     WordIndexes,
     own_retriever,
 )
+from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.retrieval.scorers import EmbeddingScorer
+from tests.retrieval.small_corpus import TableIndex, stored
 
 
 class Doc(NamedTuple):
@@ -38,6 +41,8 @@ WORDY = tuple(
     Doc(name, " ".join(["whale"] * count + ["ship"] * (6 - count)), name in "be")
     for name, count in zip("abcdef", (5, 4, 3, 2, 1, 0))
 )
+
+
 QUERY = "Whales?"
 
 
@@ -47,9 +52,7 @@ class Scores:
     def __init__(self, scores: Mapping[str, float]) -> None:
         self._scores, self.calls = scores, 0
 
-    def scores(
-        self, queries: Sequence[str], passages: Sequence[Sequence[str]]
-    ) -> list[np.ndarray | None]:
+    def scores(self, queries: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Any]:
         self.calls += 1
         return [
             None if query == "lost" else np.array([self._scores[text] for text in texts])
@@ -67,58 +70,42 @@ def names(reply: tuple[Doc, ...] | Failure) -> str:
     return "".join(each.id for each in reply)
 
 
-def test_golden_knows() -> None:
-    wanted = [Wanted("anything", 1, WORDY), Wanted("", 5, WORDY[:1]), Wanted("", 5, ())]
-    assert [names(each) for each in own_retriever("golden").find(wanted)] == ["be", "", ""]
-
-
 @pytest.mark.parametrize("name", ["bm25", "lexical"])
-def test_bm25(name: str) -> None:
-    retriever = own_retriever(name)
+def test_words_rank_within_the_question(name: str) -> None:
+    """Nothing is found where no word is; the rarer word of the question's documents counts for
+    more."""
     wanted = [
-        Wanted(QUERY, 3, WORDY),
-        Wanted(QUERY, 9, WORDY),
-        Wanted(QUERY, 2, WORDY[3:]),
-        Wanted("stars", 2, WORDY),
-        Wanted("", 2, WORDY),
-        Wanted(QUERY, 2, (Doc("x", "!"),)),
+        *(Wanted(QUERY, 3, WORDY), Wanted(QUERY, 9, WORDY), Wanted(QUERY, 2, WORDY[3:])),
+        *(Wanted("stars", 2, WORDY), Wanted("", 2, WORDY), Wanted(QUERY, 2, (Doc("x", "!"),))),
         Wanted(QUERY, 2, ()),
+        Wanted("red green", 1, (Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue"))),
     ]
-    found = [names(each) for each in retriever.find(wanted)]
-    assert found == ["abc", "abcde", "de", "", "", "", ""]
+    found = [names(each) for each in own_retriever(name).find(wanted)]
+    assert found == ["abc", "abcde", "de", "", "", "", "", "b"]
 
 
-def test_bm25_scores_within_the_question() -> None:
-    """A word's weight is that in the question's documents: the rarer word counts for more."""
-    documents = (Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue"))
-    found = own_retriever("bm25").find([Wanted("red green", 1, documents)])
-    assert names(found[0]) == "b"
-
-
-def test_semantic_is_the_scorers_order() -> None:
+def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
     scorer = scorer_of("fedcba")
     wanted = [Wanted("q", 2, WORDY), Wanted("r", 9, WORDY[:3]), Wanted("s", 2, ())]
     found = [names(each) for each in own_retriever("semantic", scorer).find(wanted)]
     assert found == ["fe", "cba", ""]
     assert scorer.calls == 1, "the pairs of all searches are one batch"
+    wanted = [Wanted("anything", 1, WORDY), Wanted("", 5, WORDY[:1]), Wanted("", 5, ())]
+    assert [names(each) for each in own_retriever("golden").find(wanted)] == ["be", "", ""]
 
 
 @pytest.mark.parametrize(
-    ("k", "given"),
-    # By hand after RLVR's rule: ⌊k/2⌋+1 semantic ones (f e d …), then as many by BM25 (a b c …).
-    [(1, "f"), (2, "fe"), (3, "fea"), (4, "feda"), (5, "fedab"), (6, "fedcab")],
+    ("order", "k", "found"),
+    # By hand after RLVR's rule: ⌊k/2⌋+1 semantic ones (f e d …), then as many by BM25 (a b c …);
+    # where both agree, the place becomes free for what BM25 has next.
+    [
+        *(("fedcba", 1, "f"), ("fedcba", 2, "fe"), ("fedcba", 3, "fea"), ("fedcba", 4, "feda")),
+        *(("fedcba", 6, "fedcab"), ("abfedc", 3, "ab"), ("afedcb", 3, "afb")),
+    ],
 )
-def test_interleaved_by_hand(k: int, given: str) -> None:
-    retriever = own_retriever("interleaved", scorer_of("fedcba"))
-    assert names(retriever.find([Wanted(QUERY, k, WORDY)])[0]) == given
-
-
-def test_interleaved_has_no_doubles() -> None:
-    """Both agree on a: the place becomes free for what BM25 has next."""
-    retriever = own_retriever("interleaved", scorer_of("abfedc"))
-    assert names(retriever.find([Wanted(QUERY, 3, WORDY)])[0]) == "ab"
-    retriever = own_retriever("interleaved", scorer_of("afedcb"))
-    assert names(retriever.find([Wanted(QUERY, 3, WORDY)])[0]) == "afb"
+def test_interleaved_by_hand(order: str, k: int, found: str) -> None:
+    retriever = own_retriever("interleaved", scorer_of(order))
+    assert names(retriever.find([Wanted(QUERY, k, WORDY)])[0]) == found
 
 
 def test_hybrid_is_reciprocal_rank_fusion() -> None:
@@ -141,10 +128,7 @@ def test_hybrid_uses_both_lists_at_two() -> None:
     assert names(own_retriever("interleaved", scorer).find(wanted)[0]) == "fg"
     weights = FusionConfig(weights=(0.01, 1.0))
     assert names(own_retriever("hybrid", scorer, fusion=weights).find(wanted)[0]) == "fg"
-
-
-def test_documents_without_words_are_ranked_by_the_scorer() -> None:
-    documents = (Doc("x", "!"), Doc("y", "?"))
+    documents = (Doc("x", "!"), Doc("y", "?"))  # without words: the scorer ranks
     for name in ("hybrid", "interleaved"):
         retriever = own_retriever(name, Scores({"!": 1.0, "?": 2.0}))
         assert names(retriever.find([Wanted(QUERY, 2, documents)])[0]) == "yx"
@@ -156,63 +140,23 @@ def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     wanted = [Wanted("lost", 2, WORDY[1:]), Wanted("q", 1, WORDY[1:]), Wanted("q", 1, WORDY)]
     lost, good, bad = own_retriever(name, scorer).find(wanted)
     assert isinstance(lost, Failure)
-    assert "no scores of the 5 documents for 'lost'" in lost.message
     assert names(good) == "b"
     assert isinstance(bad, Failure), "a score that is not finite is none"
     assert own_retriever(name, scorer).find([]) == []
-
-
-@pytest.mark.parametrize("name", RETRIEVERS)
-def test_no_document_wanted_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="ask for 1"):
-        own_retriever(name, scorer_of("abcdef")).find([Wanted(QUERY, 0, WORDY)])
-
-
-def test_an_unknown_or_unfurnished_retriever_is_refused() -> None:
-    with pytest.raises(InputError, match="'dense'"):
-        own_retriever("dense")
-    for name in ("semantic", "hybrid", "interleaved"):
-        with pytest.raises(InputError, match=f"'{name}' needs something that scores documents"):
-            own_retriever(name)
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many documents each index had that was built."""
-    counts: list[int] = []
-    build: Callable[..., BM25Index] = BM25Index.build
-
-    def counted(corpus: Sequence[object], config: BM25Config) -> BM25Index:
-        counts.append(len(corpus))
-        return build(corpus, config)
-
-    monkeypatch.setattr(BM25Index, "build", counted)
-    return counts
-
-
-def test_indexes_are_built_once_and_kept(built: list[int]) -> None:
-    words = WordIndexes(keep=2)
-    lexical, mixed = Lexical(words), Interleaved(words, scorer_of("abcdef"))
-    for _ in range(2):
-        lexical.find([Wanted("whale", 1, WORDY), Wanted("ship", 1, WORDY)])
-        mixed.find([Wanted("ship", 1, WORDY)])
-    assert built == [6]
-    lexical.find([Wanted("ship", 1, WORDY[:3]), Wanted("ship", 1, WORDY)])
-    lexical.find([Wanted("ship", 1, WORDY[:4])])
-    assert built == [6, 3, 4]
-    assert len(words) == 2
-    lexical.find([Wanted("ship", 1, WORDY)])
-    assert built == [6, 3, 4], "the one used longest ago was given up"
-    lexical.find([Wanted("ship", 1, WORDY[:3])])
-    assert built == [6, 3, 4, 3]
+    with pytest.raises(InputError, match=name):
+        own_retriever(name)  # without something that scores
+    with pytest.raises(InputError, match="1"):
+        own_retriever(name, scorer).find([Wanted(QUERY, 0, WORDY)])
 
 
 def test_threads_may_share_a_retriever() -> None:
-    retriever = Lexical(WordIndexes(keep=3))
+    words = WordIndexes(keep=3)
+    retriever = Lexical(words)
     wanted = [Wanted(QUERY, 2, WORDY[start:]) for start in range(5)] * 20
     alone = [retriever.find([one])[0] for one in wanted]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda one: retriever.find([one])[0], wanted)) == alone
+    assert len(words) == 3  # indexes are kept, and no more than so many
 
 
 def test_vectors_of_documents_are_made_once() -> None:
@@ -232,3 +176,64 @@ def test_vectors_of_documents_are_made_once() -> None:
     np.testing.assert_array_equal(kept(["whale", "whale"]), [[1, 0], [1, 0]])
     kept([WORDY[0].text])
     assert asked[3:] == [["whale"], [WORDY[0].text]], "the sixth text but one was given up"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> StoredCorpus:
+    return stored(tmp_path / "corpus", [f"text {i}" for i in range(12)])
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 0.25, 3.0)])
+def test_sums_are_those_of_the_definition(weights: tuple[float, ...], corpus: StoredCorpus) -> None:
+    """Three engines with random scores, some of them equal, some without any hit."""
+    config = FusionConfig(weights=weights, constant=7.0, depth=5)
+    draw = random.Random(0)
+    for _ in range(40):
+        sizes = [draw.choice((0, 1, 4, 9)) for _ in range(3)]
+        tables = [
+            {n: float(draw.randrange(-3, 4)) for n in draw.sample(range(12), s)} for s in sizes
+        ]
+        fused = FusedIndex([TableIndex(corpus, {"q": table}) for table in tables], config)
+        sums = collections.Counter[int]()
+        for weight, table in zip(weights or (1.0, 1.0, 1.0), tables, strict=True):
+            ranking = sorted(table, key=lambda n: (-table[n], n))[:5]
+            for rank, number in enumerate(ranking, start=1):
+                sums[number] += weight / (7.0 + rank)
+        order = sorted(sums, key=lambda n: (-round(sums[n], 7), n))
+        for k in (1, 2, 5):
+            hits = fused.search(Queries(["q"]), k)
+            numbers = hits.numbers[0][hits.numbers[0] != NONE].tolist()
+            assert numbers == order[:k]
+            np.testing.assert_allclose(
+                hits.scores[0, : len(numbers)], [sums[n] for n in numbers], rtol=1e-6
+            )
+    nothing = fused.search(Queries(["unknown"]), 2)
+    assert nothing.numbers.tolist() == [[NONE, NONE]]
+
+
+def test_three_engines_with_permuted_ranks_tie(corpus: StoredCorpus) -> None:
+    """With this constant, the sum of the same three parts in another order is another float32."""
+    ranks = [(9, 4, 1), (4, 1, 9), (1, 9, 4)]
+    engines = [
+        TableIndex(corpus, {"q": {n: -float(place) for place, n in enumerate(order)}})
+        for order in ranks
+    ]
+    config = FusionConfig(constant=41.00000051005985)
+    hits = FusedIndex(engines, config).search(Queries(["q"]), 4)
+    assert hits.numbers.tolist() == [[1, 4, 9, NONE]]
+    assert len(set(hits.scores[0, :3].tolist())) == 1
+
+
+def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path: Path) -> None:
+    one, other = TableIndex(corpus, {}), TableIndex(stored(tmp_path / "other", ["another"]), {})
+    FusedIndex([one, TableIndex(StoredCorpus(corpus.folder), {})])
+    for engines, weights, word in (
+        ([one, other], (), "engine 1"),
+        ([one], (), "2 engines"),
+        ([one, one], (1.0, 1.0, 1.0), "weights"),
+    ):
+        with pytest.raises(InputError, match=word):
+            FusedIndex(engines, FusionConfig(weights=weights))
+    for name, values in (("weights", {"weights": (1.0, 0.0)}), ("constant", {"constant": -1.0})):
+        with pytest.raises(InputError, match=rf"config\.fusion\.{name}"):
+            FusionConfig(**values)

@@ -18,12 +18,8 @@ KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
 
 
 class Call(NamedTuple):
-    """A request.
-
-    nth: number of the request among those with the same fields, from 0.
-    fields: of the URL or the form, read by the rules of forms.
-    target: path and query as they came.
-    """
+    """A request: its number among those with the same fields, from 0; the fields of the URL or the
+    form, by the rules of forms; path and query as they came."""
 
     nth: int
     method: str
@@ -42,14 +38,8 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Say:
-    """An answer.
-
-    Attributes:
-        body: of the answer; what is no text is sent as JSON.
-        missing: bytes that are announced and never sent.
-        drip: seconds before each byte of the body.
-        drop: the connection is closed without an answer.
-    """
+    """An answer; a body that is no text is sent as JSON. missing: bytes that are announced, not
+    sent. drip: seconds before each byte. drop: the connection is closed without an answer."""
 
     body: Any = ""
     status: int = 200
@@ -64,13 +54,7 @@ Script = Callable[[Call], Say]
 
 @dataclasses.dataclass
 class Scripted:
-    """The server.
-
-    Attributes:
-        url: where it is.
-        script: makes the answers; it is called by several threads.
-        calls: the requests so far.
-    """
+    """The server; its script is called by several threads."""
 
     script: Script
     url: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +27,21 @@ from qrag_jax.serving.searcher import (
 )
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
-from tests.serving.small_index import WORDS, words_index
+from tests.serving.small_index import words_index
 
 _LONG = towers_of(0).cut(ALL)
 QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LONG]
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> SingleStep:
+def index(tmp_path_factory: pytest.TempPathFactory) -> BM25Index:
     folder = tmp_path_factory.mktemp("words")
-    return SingleStep(SingleStepSearch(BM25Index.open(folder / "bm25", words_index(folder))))
+    return BM25Index.open(folder / "bm25", words_index(folder))
+
+
+@pytest.fixture(scope="module")
+def words(index: BM25Index) -> SingleStep:
+    return SingleStep(SingleStepSearch(index))
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +55,7 @@ def hits_of(searcher: Searcher, ask: Ask) -> list[Hit]:
     return outcome
 
 
-def refusal_of(searcher: Searcher, ask: Ask) -> str:
-    (outcome,) = searcher.search([ask])
-    assert isinstance(outcome, InputError)
-    return str(outcome)
-
-
-def test_each_question_has_its_own_settings(words: SingleStep) -> None:
-    index = words._search.index
+def test_each_question_has_its_own_settings(words: SingleStep, index: BM25Index) -> None:
     asks = [
         Ask("about cats"),
         Ask("about cats", count=9),
@@ -65,47 +64,61 @@ def test_each_question_has_its_own_settings(words: SingleStep) -> None:
         Ask("about cats", threshold=0.5),
         Ask("about cats", where={"page": [0, 1]}, count=2),
     ]
-    outcomes = words.search(asks)
+    outcomes: Any = words.search(asks)
     assert [[outcome] for outcome in outcomes] == [words.search([ask]) for ask in asks]
-    names = [[hit.id for hit in outcome] for outcome in outcomes if isinstance(outcome, list)]
     everything = index.search(Queries(["about cats"]), 10)
     ranked = [f"p{n}" for n in everything.numbers[0]]
-    assert names[0] == ranked[:3]
-    assert names[1] == ranked[:9]
-    assert names[2] == [name for name in ranked if int(name[1:]) % 3 == 1][:3]
-    assert names[3] == ["p1"]
     above = [n for n, s in zip(ranked, everything.scores[0], strict=True) if s > 0.5]
     assert 0 < len(above) < 3
-    assert names[4] == above
-    assert names[5] == [name for name in ranked if int(name[1:]) % 3 != 2][:2]
-    first = outcomes[3][0]  # type: ignore[index]
-    assert first.title == "Dogs"
-    assert (first.step, first.text) == (1, "All about dogs\nand more of it.")
-    assert first.metadata == {"page": 1}
+    assert [[hit.id for hit in outcome] for outcome in outcomes] == [
+        ranked[:3],
+        ranked[:9],
+        [name for name in ranked if int(name[1:]) % 3 == 1][:3],
+        ["p1"],
+        above,
+        [name for name in ranked if int(name[1:]) % 3 != 2][:2],
+    ]
+    first = outcomes[3][0]
+    text = "All about dogs\nand more of it."
+    assert (first.step, first.title, first.text, first.metadata) == (1, "Dogs", text, {"page": 1})
 
 
-@pytest.mark.parametrize(
-    ("ask", "told"),
-    [
-        (Ask(" \n"), "the question is empty"),
-        (Ask("cats \ud800"), "half of a surrogate pair"),
-        (Ask("cats", count=0), "topk is 0, and the corpus has 10 passages; give 1 to 10."),
-        (Ask("cats", count=11), "topk is 11, and the corpus has 10 passages; give 1 to 10."),
-        (Ask("cats", steps=2), "steps is 2, but this server searches in one step"),
-        (Ask("cats", beam=4), "beam is 4, but this server searches in one step"),
-        (Ask("cats", where={"pag": 1}), "where has the field 'pag', which no passage"),
-    ],
-)
-def test_a_refused_question_spoils_no_other(ask: Ask, told: str, words: SingleStep) -> None:
-    assert told in refusal_of(words, ask)
-    good = [Ask("cats"), Ask("dogs", count=2, where={"page": 1})]
-    first, refused, last = words.search([good[0], ask, good[1]])
-    assert isinstance(refused, InputError)
-    assert [first, last] == words.search(good)
-    assert [hit.id for hit in hits_of(words, good[1])] == ["p1"]
+REFUSED = [
+    (Ask(" \n"), "question"),
+    (Ask("cats \ud800"), "surrogate"),
+    (Ask("cats", count=0), "topk is 0"),
+    (Ask("cats", count=11), "topk is 11"),
+    (Ask("cats", steps=2), "steps is 2"),
+    (Ask("cats", beam=4), "beam is 4"),
+    (Ask("cats", where={"pag": 1}), "'pag'"),
+]
+REFUSED_BY_RETRIEVERS = [
+    (Ask("who", steps=4), "steps is 4"),
+    (Ask("who", steps=0), "steps is 0"),
+    (Ask("who", beam=65), "beam is 65"),
+    (Ask("who", beam=0), "beam is 0"),
+    (Ask("word " * 500), "longer"),
+    (Ask("who", where={"odd": True}), "odd"),
+]
 
 
-def test_a_large_corpus_does_not_give_all_at_once(words: SingleStep) -> None:
+@pytest.mark.parametrize("kind", ["words", "trained"])
+def test_a_refused_question_spoils_no_other(kind: str, request: pytest.FixtureRequest) -> None:
+    searcher: Searcher = request.getfixturevalue("words")
+    cases, good = REFUSED, [Ask("cats"), Ask("dogs", count=2, where={"page": 1})]
+    if kind == "trained":
+        searcher = MultiStep(request.getfixturevalue("trained"))
+        cases, good = REFUSED_BY_RETRIEVERS, [Ask(QUESTIONS[0]), Ask(QUESTIONS[0], steps=2)]
+    expected: Any = searcher.search(good)
+    for ask, told in cases:
+        first, refused, last = searcher.search([good[0], ask, good[1]])
+        assert isinstance(refused, InputError)
+        assert told in str(refused)
+        same(first, expected[0])  # type: ignore[arg-type]
+        same(last, expected[1])  # type: ignore[arg-type]
+
+
+def test_a_large_corpus_does_not_give_all_at_once() -> None:
     class Large:
         def __len__(self) -> int:
             return 10**7
@@ -113,7 +126,14 @@ def test_a_large_corpus_does_not_give_all_at_once(words: SingleStep) -> None:
     check_count(LARGEST_COUNT, Large())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="topk is 1001"):
         check_count(LARGEST_COUNT + 1, Large())  # type: ignore[arg-type]
-    assert len(WORDS) == len(words.corpus)
+
+
+def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> None:
+    """Without vectors an engine refuses every query: the server is set up wrongly."""
+    corpus = words_index(tmp_path)
+    index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
+    with pytest.raises(InputError, match="vectors"):
+        SingleStep(SingleStepSearch(index)).search([Ask("cats")])
 
 
 # ---------------------------------------------------------------------- a trained retriever
@@ -125,23 +145,12 @@ def same(found: list[Hit], expected: list[Hit]) -> None:
     np.testing.assert_allclose(*scores, atol=2e-5)
 
 
-def test_the_retriever_s_own_search_where_nothing_is_asked_for(trained: MultiStepSearch) -> None:
-    searcher = MultiStep(trained)
-    assert searcher.most_steps == GREEDY.max_steps == 3
-    for outcome, hits in zip(
-        searcher.search([Ask(question) for question in QUESTIONS]),
-        trained.search(QUESTIONS),
-        strict=True,
-    ):
-        assert isinstance(outcome, list)
-        same(outcome, hits)
-        assert [hit.step for hit in hits] == [1, 2, 3]
-
-
 def test_questions_of_a_retriever_have_their_own_settings(trained: MultiStepSearch) -> None:
     question = QUESTIONS[0]
     searcher = MultiStep(trained)
-    (own,) = trained.search([question])
+    assert searcher.most_steps == GREEDY.max_steps == 3
+    (plain,) = trained.search([question])
+    same(hits_of(searcher, Ask(question)), plain)
     asks = [
         Ask(question, steps=2),
         Ask(question, count=1),
@@ -150,16 +159,16 @@ def test_questions_of_a_retriever_have_their_own_settings(trained: MultiStepSear
         Ask(question, beam=3),
         Ask(question, count=7),
     ]
-    found = [hits for hits in searcher.search(asks) if isinstance(hits, list)]
-    assert len(found) == len(asks)
+    found: Any = searcher.search(asks)
     for ask, hits in zip(asks, found, strict=True):
         same(hits, hits_of(searcher, ask))
-    same(found[0], own[:2])
-    same(found[1], own[:1])
+    same(found[0], plain[:2])
+    same(found[1], plain[:1])
     assert found[2] == []
     assert len(found[3]) == 3
     assert all(hit.metadata["even"] for hit in found[3])
-    same(found[4], beam_of_three(trained, question))
+    rules = dataclasses.replace(GREEDY, beam=dataclasses.replace(GREEDY.beam, beam=3))
+    same(found[4], MultiStepSearch(trained.index, trained.towers, rules).search([question])[0])
     # Seven are three of each state, as far as needed.
     state = trained.towers.states([State(question)])
     best = trained.index.search(Queries([question], state), 3).numbers[0]
@@ -169,37 +178,3 @@ def test_questions_of_a_retriever_have_their_own_settings(trained: MultiStepSear
     few = hits_of(searcher, Ask(question, count=4))
     assert [hit.step for hit in few] == [1, 1, 2, 2]
     assert {hit.id for hit in few[:2]} == {f"p{n}" for n in best[:2]}
-
-
-def beam_of_three(trained: MultiStepSearch, question: str) -> list[Hit]:
-    rules = dataclasses.replace(GREEDY, beam=dataclasses.replace(GREEDY.beam, beam=3))
-    (hits,) = MultiStepSearch(trained.index, trained.towers, rules).search([question])
-    return hits
-
-
-@pytest.mark.parametrize(
-    ("ask", "told"),
-    [
-        (Ask("who", steps=4), "steps is 4, but this retriever was trained on 3; give 1 to 3."),
-        (Ask("who", steps=0), "steps is 0"),
-        (Ask("who", beam=65), "beam is 65; give 1 to 64."),
-        (Ask("who", beam=0), "beam is 0; give 1 to 64."),
-        (Ask("word " * 500), "the question is longer than the encoder reads"),
-        (Ask("who", where={"odd": True}), "odd"),
-    ],
-)
-def test_what_a_retriever_refuses(ask: Ask, told: str, trained: MultiStepSearch) -> None:
-    searcher = MultiStep(trained)
-    assert told in refusal_of(searcher, ask)
-    first, refused = searcher.search([Ask(QUESTIONS[0]), ask])
-    assert isinstance(refused, InputError)
-    assert isinstance(first, list)
-    same(first, hits_of(searcher, Ask(QUESTIONS[0])))
-
-
-def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> None:
-    """Without vectors an engine refuses every query: the server is set up wrongly."""
-    corpus = words_index(tmp_path)
-    index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
-    with pytest.raises(InputError, match="have no vectors"):
-        SingleStep(SingleStepSearch(index)).search([Ask("cats")])

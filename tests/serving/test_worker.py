@@ -98,28 +98,20 @@ def test_the_first_waits_for_others_only_so_long(made: Made) -> None:
 
 
 def test_a_full_queue_takes_nothing_of_a_request(made: Made) -> None:
+    """What is cancelled makes room, and is not searched."""
     worker, held = made(max_queue=3, max_batch=8, max_wait=0)
     block(worker, held)
     kept = worker.submit([Ask("cats"), Ask("dogs")])
-    with pytest.raises(Busy, match="2 questions wait"):
+    with pytest.raises(Busy, match="2"):
         worker.submit([Ask("birds"), Ask("trees")])
-    last = worker.submit([Ask("stars")])
+    gone = worker.submit([Ask("stars")])
     with pytest.raises(Busy):
         worker.submit([Ask("ships")])
+    assert gone[0].cancel()
+    last = worker.submit([Ask("lamps")])
     held.go.set()
-    assert [future.result(LIMIT)[0].title for future in kept + last] == ["Cats", "Dogs", "Stars"]
-    assert held.asked == [["cats"], ["cats", "dogs", "stars"]]
-
-
-def test_what_is_cancelled_is_not_searched_and_makes_room(made: Made) -> None:
-    worker, held = made(max_queue=2, max_batch=8, max_wait=0)
-    block(worker, held)
-    gone = worker.submit([Ask("dogs"), Ask("birds")])
-    assert all(future.cancel() for future in gone)
-    (kept,) = worker.submit([Ask("stars")])
-    held.go.set()
-    assert kept.result(LIMIT)[0].title == "Stars"
-    assert held.asked == [["cats"], ["stars"]]
+    assert [future.result(LIMIT)[0].title for future in kept + last] == ["Cats", "Dogs", "Lamps"]
+    assert held.asked == [["cats"], ["cats", "dogs", "lamps"]]
 
 
 def test_a_fault_harms_only_the_question_that_meets_it(
@@ -131,16 +123,13 @@ def test_a_fault_harms_only_the_question_that_meets_it(
     futures = worker.submit([Ask("cats"), Ask("birds"), Ask(" "), Ask("dogs")])
     held.go.set()
     with caplog.at_level(logging.INFO):
-        assert futures[0].result(LIMIT)[0].title == "Cats"
-        assert futures[3].result(LIMIT)[0].title == "Dogs"
-        with pytest.raises(SearchFailed, match="the search failed"):
-            futures[1].result(LIMIT)
-        with pytest.raises(InputError, match="empty"):
-            futures[2].result(LIMIT)
+        assert [futures[n].result(LIMIT)[0].title for n in (0, 3)] == ["Cats", "Dogs"]
+        for number, kind in ((1, SearchFailed), (2, InputError)):
+            with pytest.raises(kind):
+                futures[number].result(LIMIT)
     (record,) = caplog.records
     told = record.getMessage()
-    assert told.startswith("1 of 4 questions failed with InputError:\n")
-    assert 'corpus.py", line' in told
+    assert ", line" in told
     assert "birds" not in told.lower()  # a traceback, and no question
     assert worker.submit([Ask("dogs")])[0].result(LIMIT)[0].title == "Dogs"
 
@@ -159,34 +148,32 @@ def test_what_waits_is_answered_when_the_worker_closes(made: Made) -> None:
 
 
 def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
-    words_index(tmp_path)
+    """Nor if it cannot be; which says why."""
     go = threading.Event()
 
     def opener() -> Searcher:
         assert go.wait(LIMIT)
         return searcher_of(tmp_path)
 
-    worker = Worker(opener)
-    worker.start()
-    with pytest.raises(Busy, match="server is loading"):
-        worker.submit([Ask("cats")])
-    assert worker.searcher is None
-    go.set()
-    assert worker.await_loaded(LIMIT)
-    assert worker.state == READY
-    assert worker.submit([Ask("cats")])[0].result(LIMIT)
-    assert worker.close(LIMIT)
-
-
-def test_a_worker_that_cannot_load_says_why(tmp_path: Path) -> None:
-    worker = Worker(lambda: searcher_of(tmp_path))
-    worker.start()
-    assert worker.await_loaded(LIMIT)
-    assert worker.state == FAILED
-    assert "holds no finished index; build one there with qrag index" in str(worker.error)
-    with pytest.raises(Busy, match="failed"):
-        worker.submit([Ask("cats")])
-    assert worker.close(LIMIT)
+    for there in (False, True):
+        if there:
+            words_index(tmp_path)
+        go.clear()
+        worker = Worker(opener)
+        worker.start()
+        with pytest.raises(Busy, match="loading"):
+            worker.submit([Ask("cats")])
+        assert worker.searcher is None
+        go.set()
+        assert worker.await_loaded(LIMIT)
+        assert worker.state == (READY if there else FAILED)
+        if there:
+            assert worker.submit([Ask("cats")])[0].result(LIMIT)
+        else:
+            assert str(tmp_path) in str(worker.error)
+            with pytest.raises(Busy, match="failed"):
+                worker.submit([Ask("cats")])
+        assert worker.close(LIMIT)
 
 
 def test_all_sizes_are_searched_before_the_first_question(tmp_path: Path) -> None:

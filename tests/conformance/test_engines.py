@@ -1,0 +1,381 @@
+"""What every engine of search does, in the folder that a user opens it from.
+
+A new engine is tested by registering it here: how its files are written, and a slow search that
+says what it finds.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval import opening
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
+from qrag_jax.retrieval.boolean_search import BooleanIndex
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.multi_step import MultiStepSearch, Rules
+from qrag_jax.retrieval.opening import IndexAt
+from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
+from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantServer, QdrantTarget
+from qrag_jax.retrieval.scan import ScanIndex
+from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
+from tests.retrieval.qdrant_stand_in import running
+from tests.retrieval.small_corpus import (
+    WIDTH,
+    Task,
+    assert_same,
+    best_of,
+    corpus_of,
+    save_vectors,
+    searched,
+    slow_bm25,
+    stored,
+    task_of,
+)
+
+# The client of Qdrant warns of batches that it sends again, and of servers of other versions.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+URL: list[str] = []  # of the Qdrant server
+
+# ---------------------------------------------------------------------- the definitions, slowly
+
+Slow = Callable[[Task, Where | None], np.ndarray]  # → scores `[queries, passages]`; -inf: no hit
+
+
+def by_vectors(task: Task, where: Where | None) -> np.ndarray:
+    assert task.queries.vectors is not None
+    scores = task.queries.vectors.astype(np.float64) @ task.vectors.astype(np.float64).T
+    return np.where(task.corpus.matching(where or {}), scores, -np.inf)
+
+
+def by_words(task: Task, where: Where | None, every: bool = False) -> np.ndarray:
+    """every: passages have all words of the query."""
+    words, rows = Words(BM25Config()), []
+    texts = [words(passage.text) for passage in task.corpus]
+    for query in task.queries.texts:
+        asked = words(query)
+        scores = slow_bm25(texts, asked, BM25Config()).round(6)
+        able = [{*asked} <= {*text} if every else score > 0 for text, score in zip(texts, scores)]
+        rows.append(np.where(np.array(able) & bool(asked), scores, -np.inf))
+    return np.where(task.corpus.matching(where or {}), rows, -np.inf)
+
+
+def by_both(task: Task, where: Where | None) -> np.ndarray:
+    """Reciprocal ranks of what agrees with the filter."""
+    found = np.zeros((len(task.queries), len(task.corpus)))
+    for slow in (by_words, by_vectors):
+        ranks = best_of(slow(task, where), len(task.corpus)).numbers
+        for row, numbers in zip(found, ranks):
+            there = numbers[numbers != NONE]
+            row[there] += 1 / (60 + 1 + np.arange(len(there)))
+    return np.where(found > 0, found.round(12), -np.inf)
+
+
+# ---------------------------------------------------------------------- the engines
+
+
+def qdrant(corpus: StoredCorpus, vectors: np.ndarray) -> QdrantIndex:
+    server = QdrantServer(URL[0], collection=uuid.uuid4().hex, batch=300, pause=0.0)
+    return QdrantIndex.build(corpus, vectors, QdrantTarget(server))
+
+
+class Engine(NamedTuple):
+    """What it finds; how its folders are written; how it is made in memory, if of vectors."""
+
+    slow: Slow
+    write: Callable[[Path, StoredCorpus, np.ndarray], Any]
+    make: Callable[[StoredCorpus, np.ndarray], VectorIndex] | None = None
+
+
+def exact_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
+    save_vectors(folder / "exact", corpus, vectors)
+
+
+def both_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
+    exact_files(folder, corpus, vectors)
+    BM25Index.build(corpus).save(folder / "bm25")
+
+
+ENGINES = {
+    "exact": Engine(by_vectors, exact_files, ExactIndex),
+    "scan": Engine(by_vectors, exact_files, ScanIndex),
+    "faiss": Engine(by_vectors, lambda f, c, v: FaissIndex(c, v).save(f / "faiss"), FaissIndex),
+    "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
+    "bm25": Engine(by_words, lambda f, c, v: BM25Index.build(c).save(f / "bm25")),
+    "boolean": Engine(
+        lambda task, where: by_words(task, where, every=True),
+        lambda f, c, v: BooleanIndex.build(c).save(f / "boolean"),
+    ),
+    "hybrid": Engine(by_both, both_files),
+}
+every_engine = pytest.mark.parametrize("name", ENGINES)
+of_vectors = pytest.mark.parametrize("name", [n for n, each in ENGINES.items() if each.make])
+
+
+class Shelf:
+    """A folder for each engine, written when it is first asked for; `task` is what is in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.task = root, task_of(root / "task", 83)
+        self.indexes: dict[str, Any] = {}
+
+    def folder(self, name: str) -> Path:
+        folder = self.root / name
+        if not folder.exists():
+            shutil.copytree(self.root / "task", folder / "corpus")
+            ENGINES[name].write(folder, StoredCorpus(folder / "corpus"), self.task.vectors)
+        return folder
+
+    def index(self, name: str) -> Any:
+        if name not in self.indexes:
+            self.indexes[name] = opened(self.folder(name), name)
+        return self.indexes[name]
+
+
+def opened(folder: Path, name: str) -> Any:
+    return IndexAt(folder, name).open()
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    with running() as server:
+        URL[:] = [server.url]
+        yield Shelf(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture
+def copied(shelf: Shelf, name: str, tmp_path: Path) -> Path:
+    """The engine's folder, for faults."""
+    return shutil.copytree(shelf.folder(name), tmp_path / name)
+
+
+def test_every_engine_is_registered() -> None:
+    assert ENGINES.keys() == {*opening.ENGINES}
+
+
+# ---------------------------------------------------------------------- what is found
+
+
+@every_engine
+def test_hits_are_those_of_the_definition(name: str, shelf: Shelf) -> None:
+    """In order, ties by number; with few, many and more than all; filtered; empty and foreign
+    queries."""
+    task, index = shelf.task, shelf.index(name)
+    wheres = (None, {}, {"kind": 3}, {"kind": [1, 4]}, {"kind": 2, "rare": True}, {"kind": 77})
+    for where in (*wheres, None):  # at the end the filter is gone
+        scores = ENGINES[name].slow(task, where)
+        for k in (1, 10, 200):
+            hits, wanted = index.search(task.queries, k, where), best_of(scores, k)
+            assert (hits.numbers.dtype, hits.scores.dtype) == (np.int64, np.float32)
+            np.testing.assert_array_equal(hits.numbers, wanted.numbers)
+            np.testing.assert_allclose(hits.scores, wanted.scores, rtol=1e-5, atol=1e-6)
+
+
+@every_engine
+def test_a_batch_is_its_queries_one_by_one(name: str, shelf: Shelf) -> None:
+    """Also when threads search at once."""
+    task, index = shelf.task, shelf.index(name)
+    together = index.search(task.queries, 10)
+    for number, text in enumerate(task.queries.texts):
+        one = slice(number, number + 1)
+        alone = index.search(Queries([text], task.queries.vectors[one]), 10)
+        assert_same(alone, Hits(together.numbers[one], together.scores[one]))
+    none = index.search(Queries([], np.zeros((0, WIDTH), np.float32)), 10)
+    assert none.numbers.shape == none.scores.shape == (0, 10)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: index.search(task.queries, 10), range(8)):
+            assert_same(found, together)
+    with pytest.raises(InputError, match="'colour'"):
+        index.search(task.queries, 3, {"colour": "red"})
+    with pytest.raises(InputError, match="k is 0"):
+        index.search(task.queries, 0)
+
+
+# ---------------------------------------------------------------------- folders
+
+
+@every_engine
+def test_an_index_that_is_open_stays_what_it_was(name: str, copied: Path, shelf: Shelf) -> None:
+    """While its folder is built again, over the same passages in another order."""
+    task, old = shelf.task, opened(copied, name)
+    shutil.rmtree(copied)
+    passages = list(task.corpus)[::-1]
+    turned = task._replace(
+        corpus=write_corpus(copied / "corpus", passages), vectors=task.vectors[::-1].copy()
+    )
+    ENGINES[name].write(copied, turned.corpus, turned.vectors)
+    for where in (None, {"kind": [0, 1]}):
+        wanted = shelf.index(name).search(task.queries, 10, where)
+        assert_same(old.search(task.queries, 10, where), wanted)
+    assert old.corpus.passages([3, 80]) == [passages[79], passages[2]]
+    new = opened(copied, name).search(task.queries, 1)
+    wanted = best_of(ENGINES[name].slow(turned, None), 1)
+    np.testing.assert_array_equal(new.numbers, wanted.numbers)
+
+
+@pytest.mark.parametrize("name", ["faiss", "qdrant", "bm25", "boolean"])
+def test_an_index_is_saved_where_it_was_opened(name: str, copied: Path, shelf: Shelf) -> None:
+    """Twice: its arrays may be maps of the files that are replaced."""
+    index, queries = opened(copied, name), shelf.task.queries
+    for _ in range(2):
+        index.save(copied / name)
+        wanted = shelf.index(name).search(queries, 12)
+        assert_same(index.search(queries, 12), wanted)
+        assert_same(opened(copied, name).search(queries, 12), wanted)
+    assert not [path for path in (copied / name).rglob("*") if path.name.startswith(".")]
+
+
+def manifests(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("manifest.json"))
+
+
+@every_engine
+def test_another_corpus_and_foreign_folders_are_refused(name: str, copied: Path) -> None:
+    for change, field in (({"engine": "foreign"}, "engine"), ({"format": 99}, "format")):
+        for path in manifests(copied):
+            whole = path.read_text()
+            path.write_text(json.dumps(json.loads(whole) | change))
+            with pytest.raises(InputError, match=rf"manifest\.json.*{field}"):
+                opened(copied, name)
+            path.write_text(whole)
+    shutil.rmtree(copied / "corpus")
+    corpus_of(copied / "corpus", 83, other=1)
+    with pytest.raises(InputError, match="field corpus"):
+        opened(copied, name)
+    shutil.rmtree(copied / "corpus")
+    with pytest.raises(InputError, match=r"corpus\.json|corpus"):
+        opened(copied, name)
+    with pytest.raises(InputError, match="nowhere"):
+        IndexAt(copied / "nowhere", name).settled([name], "build one")
+
+
+@every_engine
+def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
+    """Cut, missing, no JSON; and a pickle in place of an array is not loaded."""
+
+    def refused(path: Path, data: bytes | None, word: str) -> None:
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(InputError, match=word):
+            opened(copied, name)
+
+    for manifest in manifests(copied):
+        whole = manifest.read_bytes()
+        for text in (b"", b"[", b"{}"):
+            refused(manifest, text, r"manifest\.json")
+        manifest.write_bytes(whole)
+        for file in json.loads(whole)["files"]:
+            path = manifest.parent / file
+            sound = path.read_bytes()
+            refused(path, sound[:-1], file)
+            path.write_bytes(sound)
+            refused(path, None, file)
+            if file.endswith((".npy", ".json")):
+                evil = pickle.dumps(np.array([{"a": 1}], object))
+                said = json.loads(whole)
+                said["files"][file] = len(evil)
+                manifest.write_text(json.dumps(said))
+                path.touch()
+                refused(path, evil, "damaged")
+                manifest.write_bytes(whole)
+            path.write_bytes(sound)
+    opened(copied, name)
+
+
+# ---------------------------------------------------------------------- engines of vectors
+
+
+def made(name: str, corpus: StoredCorpus, vectors: np.ndarray) -> VectorIndex:
+    make = ENGINES[name].make
+    assert make is not None
+    return make(corpus, vectors)
+
+
+@of_vectors
+def test_other_shapes_and_equal_vectors(name: str, shelf: Shelf, tmp_path: Path) -> None:
+    """One passage, one number, all scores equal; and numbers that round."""
+    tasks = [task_of(tmp_path / f"{n}", n, width) for n, width in ((1, 1), (2, 5), (15, 1))]
+    tasks.append(shelf.task._replace(vectors=np.full_like(shelf.task.vectors, -3.0)))
+    for task in tasks:
+        index = made(name, task.corpus, task.vectors)
+        for where in (None, {"kind": 0}):
+            assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
+    vectors, asked = np.random.default_rng(5).standard_normal((2, 83, WIDTH)).astype(np.float32)
+    task = Task(shelf.task.corpus, vectors, Queries([""] * 9, asked[:9]))
+    found = made(name, task.corpus, vectors).search(task.queries, 10)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(found.scores, searched(task, 10).scores, **near)
+    of_found = np.take_along_axis(by_vectors(task, None), found.numbers, axis=1)
+    np.testing.assert_allclose(of_found, found.scores, **near)
+
+
+@of_vectors
+def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> None:
+    task, index = shelf.task, shelf.index(name)
+    found = index.vectors([82, 0, 5, 5])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, task.vectors[[82, 0, 5, 5]])
+    for wrong in (83, NONE):
+        with pytest.raises(IndexError):
+            index.vectors([wrong])
+    for vectors, word in (
+        (None, "vectors"),
+        (np.zeros((1, WIDTH + 1), np.float32), f"{WIDTH}"),
+        (np.zeros((2, WIDTH), np.float32), "2 vectors"),
+        (np.full((1, WIDTH), np.nan, np.float32), "vector 0"),
+    ):
+        with pytest.raises(InputError, match=word):
+            index.search(Queries(["red"], vectors), 3)
+    with pytest.raises(InputError, match="82 vectors"):
+        made(name, task.corpus, task.vectors[:82])
+    for value in (np.nan, np.inf):
+        bad = task.vectors.copy()
+        bad[7, 3] = value
+        with pytest.raises(InputError, match="vector 7"):
+            made(name, task.corpus, bad)
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[ord(letter) % 60 for letter in text] for text in texts]
+
+
+def sums(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """A tower: the sum of small whole numbers, which no engine rounds."""
+    table = np.random.default_rng(2).integers(-2, 3, (60, WIDTH)).astype(np.float32)
+    return np.stack([table[list(row)].sum(0) for row in rows])
+
+
+@of_vectors
+def test_each_step_takes_the_best_that_is_left(name: str, shelf: Shelf, tmp_path: Path) -> None:
+    towers = Towers(Letters(), RowForm((1,), (2,), 3, 20, 40, 200, 60, 2), sums, sums)
+    texts = [passage.text for passage in shelf.task.corpus][:40]
+    corpus = stored(tmp_path, texts)
+    vectors = towers.chunks(texts)
+    questions = ["red or blue?", "東京", ""]
+    search = MultiStepSearch(made(name, corpus, vectors), towers, Rules(max_steps=3))
+    for question, hits in zip(questions, search.search(questions), strict=True):
+        taken = list[int]()
+        for hit in hits:
+            state = towers.states([State(question, tuple(texts[n] for n in taken))])[0]
+            scores = vectors @ state
+            scores[taken] = -np.inf
+            taken.append(int(scores.argmax()))
+            assert (hit.id, hit.score) == (f"p{taken[-1]}", scores[taken[-1]])
+        assert len(taken) == 3

@@ -1,0 +1,221 @@
+"""Query rewriters: measures by hand, shapes of queries, ways beside each other, and who won."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.environments.query_rewriting.output import TOO_LONG, UNREADABLE
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Failed
+from qrag_jax.evaluators import rewrite_log
+from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
+from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.evaluators.rewrite_rows import shape_of_rows
+from qrag_jax.evaluators.rewrite_scores import (
+    RewriteScores,
+    means,
+    measured,
+    rankings_of,
+    shape_of_queries,
+)
+from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.trajectories import Turn
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+
+# Two collections; the ids of queries and documents are the same in both.
+SMALL = RewriteTask.judged(
+    "1", "Where was Ada Berg born?", {"a": 1}, answers=("Oslo",), collection="x"
+)
+
+
+GRADED = RewriteTask.judged("1", "rain in Bergen", {"b": 2, "c": 1}, collection="y")
+
+
+TASKS = [SMALL, GRADED]
+
+
+MEASURES = ("ndcg@3", "recall@1", "rr@10")
+
+
+def found(*ids: str) -> tuple[Document, ...]:
+    return tuple(Document(each, "", "", False) for each in ids)
+
+
+def episode(ended: Any, tokens: int = 3) -> TokenEpisode:
+    ids, log_probs = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
+    return TokenEpisode(ended, ((Turn(np.zeros(5, np.int32), ids, log_probs, "stop"),),), 1)
+
+
+def rewritten(query: str, *ids: str, tokens: int = 3, **more: Any) -> TokenEpisode:
+    return episode(Rewritten(answer=query, found=found(*ids), **more), tokens)
+
+
+def test_measures_by_hand() -> None:
+    columns = measured(TASKS, [("z", "a"), ("c", "a", "b")], MEASURES)
+    gain = 1 / math.log2(2) + 2 / math.log2(4)
+    best = 2 / math.log2(2) + 1 / math.log2(3)
+    assert columns["ndcg@3"] == pytest.approx([1 / math.log2(3), gain / best])
+    assert columns["recall@1"] == [0.0, 0.5]
+    assert columns["rr@10"] == [0.5, 1.0]
+    assert means(columns)["rr@10"] == 0.75
+    # Queries of two collections with one id are scored apart, also in places of two digits.
+    assert measured(TASKS[::-1], [("a",), ("a",)], ["rr@10"])["rr@10"] == [0.0, 1.0]
+    many = measured([SMALL, GRADED] * 6, [("a",), ("z",)] * 6, ["rr@10"])
+    assert many["rr@10"] == [1.0, 0.0] * 6
+
+
+def test_what_is_no_query_found_nothing() -> None:
+    failed = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+    assert rankings_of([rewritten("ada", "b", "a"), rewritten("", outcome=TOO_LONG), failed]) == [
+        ("b", "a"),
+        (),
+        None,
+    ]
+    columns = measured([SMALL, GRADED, SMALL], [("b", "a"), (), None], ["rr@10"])
+    assert columns == {"rr@10": [0.5, 0.0]}  # what failed has no score
+
+
+def test_shapes_are_means_over_what_did_not_fail() -> None:
+    episodes = [
+        rewritten("Ada Berg Oslo Oslo", tokens=6),
+        rewritten("rain Bergen", tokens=4),
+        rewritten("", tokens=2, outcome=TOO_LONG),
+        TokenEpisode(Failed("timeout", "no reply"), (), 2),
+    ]
+    shapes = shape_of_queries([SMALL, GRADED, GRADED, SMALL], episodes)
+    assert shapes["failed_share"] == 0.25
+    assert shapes["format"] == pytest.approx(2 / 3)
+    assert shapes["sampled_tokens"] == 4
+    # Of those with a query alone.
+    assert shapes["query_words"] == 3
+    assert shapes["answer_in_query"] == 0.5
+    assert shapes["repetition"] == pytest.approx(1 / 4 / 2)
+    assert shapes["kept_words"] == pytest.approx((2 / 5 + 2 / 3) / 2)
+    assert shapes["new_words"] == pytest.approx((2 / 4 + 0) / 2)
+    assert shapes["echo"] == 0
+
+
+def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
+    ended = Rewritten(answer="(ada berg", outcome=UNREADABLE)
+    shapes = shape_of_queries([SMALL], [episode(ended)])
+    reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)
+    assert shapes["format"] == reward["format"] == 1
+    assert shapes["query_words"] == reward["words"] == 2
+    assert rankings_of([episode(ended)]) == [()]
+
+
+def scores_of(
+    episodes: Sequence[TokenEpisode], originals: Sequence[Sequence[str]], calls: list[Any]
+) -> RewriteScores:
+    def play(params: Any, stop: StopSignal) -> Sequence[TokenEpisode]:
+        calls.append(params)
+        return episodes
+
+    def search(stop: StopSignal) -> Sequence[Sequence[str]]:
+        stop.check()
+        return originals
+
+    return RewriteScores(TASKS, play, search, MEASURES, "recall@1")
+
+
+def test_an_evaluation_is_beside_that_of_the_originals() -> None:
+    calls: list[Any] = []
+    episodes = [rewritten("ada", "a"), TokenEpisode(Failed("timeout", "no reply"), (), 2)]
+    scores = scores_of(episodes, [("z", "a"), ("b",)], calls)
+    found = scores.evaluate("weights", 7, StopSignal())
+    assert calls == ["weights"]
+    # The failed one is left out.
+    assert (found.metrics["eval/rr@10"], [*found.each]) == (1.0, [1.0])
+    assert found.metrics["eval/failed_share"] == 0.5
+    assert found.baselines["original/rr@10"] == 0.75
+    assert found.baselines["untrained/rr@10"] == 1.0
+    assert found.score == found.scores["recall@1"] == 1.0
+    stop = StopSignal()
+    stop.requested = True
+    with pytest.raises(Stopped):
+        scores.evaluate(None, 0, stop)
+
+
+ALL = np.arange(4)
+
+
+def way(*values: float | None) -> WayScores:
+    """None: the search failed."""
+    return WayScores(
+        {"rr": np.array([value or 0.0 for value in values])},
+        np.array([value is None for value in values]),
+    )
+
+
+WAYS = {
+    "model": way(1.0, 0.5, None, 0.25),
+    "original": way(1.0, 1.0, 0.5, 0.5),
+    "expansion": way(None, 0.5, 0.5, 1.0),
+}
+
+
+def test_means_differences_and_who_won() -> None:
+    """Means are over the queries that failed in no way, differences over pairs; two are equal."""
+    found = compared(WAYS, "model", ALL, "rr")
+    assert (found["queries"], found["scored"]) == (4, 2)
+    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1}
+    means = {name: each["rr"]["mean"] for name, each in found["scores"].items()}
+    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75}
+    gains = {name: (each["queries"], each["rr"]["mean"]) for name, each in found["gains"].items()}
+    assert gains["original"] == (3, pytest.approx((0 - 0.5 - 0.25) / 3))
+    assert gains["expansion"] == (2, pytest.approx((0 - 0.75) / 2))
+    winner = found["winner"]
+    assert (winner["ways"], winner["next"]) == (["original", "expansion"], "model")
+    assert winner["lead"]["mean"] == 0.375
+    assert any("original and expansion" in line for line in lines("set", found, "model", "rr"))
+    alone = compared(WAYS, "model", np.array([3]), "rr")["winner"]
+    assert (alone["ways"], alone["next"], alone["mean"]) == (["expansion"], "original", 1.0)
+
+
+def test_a_way_in_which_all_failed_does_not_take_the_others_away() -> None:
+    ways = {**WAYS, "dead": way(None, None, None, None)}
+    found = compared(ways, "model", ALL, "rr")
+    assert found["scored"] == 2
+    assert "dead" not in found["scores"]
+    assert "dead" not in found["gains"]
+    assert found["failed"]["dead"] == 4
+    assert any(line.split() == ["dead", "-", "4"] for line in lines("set", found, "model", "rr"))
+    ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
+    found = compared(ways, "model", np.arange(2), "rr")
+    assert (found["scored"], found["scores"], found["gains"], found["winner"]) == (0, {}, {}, None)
+
+
+def row(name: str, found: str, outcome: str = "rewritten", **fields: int) -> RewriteRow:
+    ids = tuple((each, 1.0) for each in found)
+    query = "a b" if outcome == "rewritten" else ""
+    return RewriteRow(name, "", "b c", query, outcome, "text", ids, **fields)
+
+
+def test_what_rows_look_like() -> None:
+    rows = [row("1", "x", sampled=4), row("2", "", "no_query", sampled=2)]
+    found = shape_of_rows(TASKS, rows)
+    assert (found["readable"], found["sampled_tokens"]) == (0.5, 3.0)
+    assert (found["query_words"], found["kept_words"], found["new_words"]) == (2.0, 0.5, 0.5)
+    failed = shape_of_rows(TASKS, [row("1", "", "server"), row("2", "", "no_query", sampled=2)])
+    assert (failed["readable"], failed["sampled_tokens"], failed["echo"]) == (0.0, 2.0, None)
+
+
+def test_what_failed_and_what_was_asked_in_a_log() -> None:
+    rows = [row("1", "xg"), row("1", "", "query_too_long"), row("2", "", "server")]
+    rows[1] = dataclasses.replace(rows[1], collection="b")
+    assert [each.failed for each in rows] == [False, False, True]
+    assert [each.ranking for each in rows] == [("x", "g"), (), ()]
+    assert rewrite_log.of_queries(rows, [("", "1"), ("b", "1"), ("", "2")])
+    assert not rewrite_log.of_queries(rows, [("", "1"), ("", "2"), ("b", "1")])
+    tasks = [RewriteTask.judged("1", "b c", {"g": 1}), RewriteTask.judged("2", "b c", {"h": 1})]
+    found = way_scores(tasks, [rows[0], rows[2]], ["rr", "recall@1"])
+    assert found.columns["rr"].tolist() == [0.5, 0.0]
+    assert found.columns["recall@1"].tolist() == [0.0, 0.0]
+    assert found.failed.tolist() == [False, True]

@@ -1,0 +1,351 @@
+"""Boolean queries: read as trees, and what they find, by the definitions."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
+from qrag_jax.retrieval.boolean_query import (
+    DEEPEST,
+    And,
+    BooleanError,
+    Leaf,
+    Node,
+    Not,
+    Or,
+    Phrase,
+    Word,
+    parse_boolean,
+    sought,
+)
+from qrag_jax.retrieval.boolean_search import BooleanIndex
+from qrag_jax.retrieval.protocol import NONE, Queries
+from qrag_jax.retrieval.single_step import SingleStepSearch
+from qrag_jax.serving.searcher import Ask, SingleStep
+from tests.retrieval.small_corpus import stored
+
+
+def trees(words: Sequence[str]) -> st.SearchStrategy[Node]:
+    """Trees of these words, and of phrases of one to three of them."""
+    phrases = st.lists(st.sampled_from(words), min_size=1, max_size=3).map(" ".join).map(Phrase)
+    leaves = st.sampled_from(words).map(Word) | phrases
+
+    def larger(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+        several = st.lists(nodes, min_size=2, max_size=3).map(tuple)
+        return nodes.map(Not) | several.map(Or) | several.map(And)
+
+    return st.recursive(leaves, larger, max_leaves=8)
+
+
+def as_text(node: Node) -> str:
+    """A query that is read as this tree."""
+    if isinstance(node, Not):
+        return f"NOT ({as_text(node.node)})"
+    if isinstance(node, And | Or):
+        between = " AND " if isinstance(node, And) else " OR "
+        return between.join(f"({as_text(each)})" for each in node.nodes)
+    return f'"{node.text}"[ti]' if isinstance(node, Phrase) else node.text
+
+
+A, B, C, D = (Word(letter) for letter in "abcd")
+
+
+def beside(*nodes: Node) -> And:
+    return And(nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        *(("a", A), ("a b c", beside(A, B, C)), ("a AND b AND c", And((A, B, C)))),
+        *(("a OR b OR c", Or((A, B, C))), ("a OR b AND c", Or((A, And((B, C)))))),
+        # NOT over AND over OR
+        *(("a AND b OR c", Or((And((A, B)), C))), ("a AND b c", And((A, beside(B, C))))),
+        ("a b OR c d", Or((beside(A, B), beside(C, D)))),
+        *(("NOT a OR b", Or((Not(A), B))), ("NOT a b", beside(Not(A), B))),
+        *(("a AND NOT b", And((A, Not(B)))), ("a NOT b", beside(A, Not(B)))),
+        *(("a OR NOT b", Or((A, Not(B)))), ("NOT NOT a", Not(Not(A)))),
+        # Parentheses
+        *(("((a))", A), ("(a OR b) AND c", And((Or((A, B)), C))), ("a(b)c", beside(A, B, C))),
+        *(("(a AND b) AND c", And((And((A, B)), C))), ("(a b) c", beside(beside(A, B), C))),
+        # Only upper case is an operator, and only as a whole word
+        *(("a and b", beside(A, Word("and"), B)), ('a "AND"', beside(A, Phrase("AND")))),
+        ("ANDROID NOTES", beside(Word("ANDROID"), Word("NOTES"))),
+        # Phrases, fields, beginnings of words
+        *(("\u201ca  (b\u201d", Phrase("a (b")), ("\u201eAND\ta\u201c", Phrase("AND a"))),
+        *(('a"b"c', beside(A, Phrase("b"), C)), ("it's", Word("it's")), ("a[tiab]", A)),
+        ('"a b" [MeSH  Terms:noexp] OR c', Or((Phrase("a b"), C))),
+        *(("NOT a[ti] b", beside(Not(A), B)), ('a["(]', A), ("cardio*", Word("cardio*"))),
+        ("cardio*,(a)", beside(Word("cardio*,"), A)),
+        ('"heart fail*"[ti]', Phrase("heart fail*")),
+        # Other marks are no operators
+        ("-a, +b | c & d", beside(*map(Word, ("-a,", "+b", "|", "c", "&", "d")))),
+        ("日本 OR é", Or((Word("日本"), Word("é")))),
+    ],
+)
+def test_queries_and_their_trees(text: str, tree: Node) -> None:
+    assert parse_boolean(text) == parse_boolean(f"\n {text}\u00a0 ") == tree
+    assert parse_boolean(as_text(tree)) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        *(("", 1), (" \n", 3), ("a AND", 6), ("a OR AND b", 6), ("(a OR) b", 6), ("NOT", 4)),
+        *(("a NOT AND b", 7), ("AND a", 1), ("a (OR b)", 4), ("a AND (b OR c", 14), ("a (", 4)),
+        *(("((a)", 5), ("a) b", 2), (") a", 1), ("a ( )", 5), ('a "b c', 3), ('a ""', 3)),
+        *(("a \u201c \u201d", 3), ("a[tiab", 2), ("a[[b]]", 2), ("a]", 2), ("a[ ]", 2)),
+        *(("[tiab] a", 1), ("(a OR b)[tiab]", 9), ("(a AND b[x][y])", 12), ("a AND[x] b", 6)),
+        *(("wom*n", 4), ("a *itis", 3), ("a**", 3), ('a "b * c"', 6)),
+        *(("NOT a", 1), ("NOT (a OR b)", 1), ("NOT a AND NOT b", 1), ("NOT NOT NOT a", 1)),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(text: str, place: int) -> None:
+    with pytest.raises(BooleanError, match=f"at character {place}: "):
+        parse_boolean(text)
+
+
+def test_a_query_may_be_long_but_not_deep() -> None:
+    for opening, closing, each in (("(", ")", 1), ("NOT NOT ", "", 2), ("(b OR NOT ", ")", 2)):
+        times = DEEPEST // each
+        deep = opening * times + "a" + closing * times
+        parse_boolean(deep)
+        with pytest.raises(BooleanError, match=f"{DEEPEST}"):
+            parse_boolean(f"b ({deep})")
+    for text in ("(" * 50_000, "NOT " * 50_000):
+        with pytest.raises(BooleanError, match=f"{DEEPEST}"):
+            parse_boolean(text)
+    many = parse_boolean("a AND " * 10_000 + "a")
+    assert many == And((A,) * 10_001)
+
+
+@given(trees(("a", "b", "AN", "and", "x-ray*", "é,")))
+def test_trees_are_written_and_read_again(tree: Node) -> None:
+    if any(True for _ in sought(tree)):
+        assert parse_boolean(as_text(tree)) == tree
+    else:
+        with pytest.raises(BooleanError, match="NOT"):
+            parse_boolean(as_text(tree))
+
+
+PIECES = ("a", "b*", " ", "(", ")", " AND ", " OR ", " NOT ", '"', "\u201d", "[x]", "]")
+
+
+@given(st.text() | st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        tree = parse_boolean(text)
+    except BooleanError:
+        return
+    assert parse_boolean(as_text(tree)) == tree
+
+
+PLAIN: dict[str, Any] = {"stemmer": "", "stop_words": "", "word": r"\w+"}
+
+
+STEMS = BM25Config()
+
+
+SPOKEN = ("run", "running", "runs", "the", "of", "cat", "cats", "catalogue", "well", "x")
+
+
+Slow = tuple[list[list[str]], Words, set[str]]  # passages as forms, how they are read, all forms
+
+
+def numbers_of(index: BooleanIndex, query: str, k: int = 100) -> list[int]:
+    """The hits in order."""
+    found = index.search(Queries([query]), k).numbers[0]
+    return found[found != NONE].tolist()
+
+
+def slow_places(leaf: Leaf, slow: Slow) -> list[set[str] | None]:
+    """For each place the words of which one must stand there; None: any. Both ends are sets."""
+    _, words, forms = slow
+    places: list[set[str] | None] = []
+    for part in leaf.text.replace("-", " ").replace(",", " ").split():
+        form = part.lower().rstrip("*")
+        if part.endswith("*") and words.forms(form):
+            alike = {words.word(each) for each in forms if each.startswith(form)}
+            places.append({each for each in alike if each is not None})
+        elif words.forms(form):
+            word = words.word(form)
+            places.append(None if word is None else {word})
+    while places and places[0] is None:
+        places.pop(0)
+    while places and places[-1] is None:
+        places.pop()
+    return places
+
+
+def slow_match(node: Node, passage: list[str], slow: Slow) -> bool | None:
+    """Whether a passage matches, by the definitions; None: all words of the node are left out."""
+    if isinstance(node, Not):
+        inner = slow_match(node.node, passage, slow)
+        return None if inner is None else not inner
+    if isinstance(node, And | Or):
+        each = [slow_match(part, passage, slow) for part in node.nodes]
+        told = [value for value in each if value is not None]
+        if not told:
+            return None
+        return all(told) if isinstance(node, And) else any(told)
+    places = slow_places(node, slow)
+    if not places:
+        return None
+    have = [slow[1].word(form) for form in passage]
+    return any(
+        all(place is None or have[start + i] in place for i, place in enumerate(places))
+        for start in range(len(have) - len(places) + 1)
+    )
+
+
+def slow_sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
+    if isinstance(node, Not):
+        yield from slow_sought(node.node, not negated)
+    elif isinstance(node, And | Or):
+        for part in node.nodes:
+            yield from slow_sought(part, negated)
+    elif not negated:
+        yield node
+
+
+def slow_numbers(node: Node, slow: Slow) -> list[int]:
+    if not any(slow_places(leaf, slow) for leaf in slow_sought(node)):
+        return []
+    return [i for i, passage in enumerate(slow[0]) if slow_match(node, passage, slow)]
+
+
+def read_slowly(texts: Sequence[str], config: BM25Config) -> Slow:
+    words = Words(config)
+    passages = [words.forms(text) for text in texts]
+    return passages, words, {form for passage in passages for form in passage}
+
+
+MEANT = ("dog", "unknown", "run*", "cat*", "runn*", "zzz*", "x*", "well-cat", "Cats,")
+
+
+@pytest.fixture(scope="module", params=[BM25Config(**PLAIN), STEMS], ids=["plain", "stems"])
+def drawn(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BooleanIndex, BM25Index, Slow]:
+    """A random corpus."""
+    draw = random.Random(0)
+    texts = [" ".join((".", *draw.choices(SPOKEN, k=draw.randrange(9)))) for _ in range(40)]
+    corpus = stored(tmp_path_factory.mktemp("c") / "c", ["dog", *texts])
+    index = BooleanIndex.build(corpus, request.param)
+    return (
+        index,
+        BM25Index.build(corpus, request.param),
+        read_slowly(["dog", *texts], request.param),
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(tree=trees((*SPOKEN, *MEANT)))
+def test_trees_find_what_the_definitions_say(
+    tree: Node, drawn: tuple[BooleanIndex, BM25Index, Slow]
+) -> None:
+    """And in the order of BM25 alone; what it does not score comes behind, by number."""
+    index, ranking, slow = drawn
+    leaves = list(slow_sought(tree))
+    if not leaves:
+        return
+    hits = index.search(Queries([as_text(tree)]), 50)
+    numbers, wanted = hits.numbers[0], slow_numbers(tree, slow)
+    found = numbers[numbers != NONE].tolist()
+    if any("*" in leaf.text for leaf in leaves):
+        assert sorted(found) == wanted
+        return
+    alone = ranking.search(Queries([" ".join(leaf.text for leaf in leaves)]), 50)
+    scored = dict(zip(alone.numbers[0].tolist(), alone.scores[0].tolist(), strict=True))
+    assert found == sorted(wanted, key=lambda number: (-scored.get(number, 0.0), number))
+    assert hits.scores[0, : len(found)].tolist() == [scored.get(number, 0.0) for number in found]
+
+
+def test_beginnings_are_those_of_words_before_they_are_stemmed(tmp_path: Path) -> None:
+    """And words that are left out leave a gap within a phrase, but none at its ends."""
+    texts = ["hypertension", "hypertensive", "hyper", "cardiac arrest", "cardiology", "general"]
+    texts += ["bank of Norway", "the bank in Norway", "bank Norway", "bank sea Norway"]
+    index = BooleanIndex.build(stored(tmp_path / "c", texts))
+    for query, wanted in (
+        ("hypertensi*", {0, 1}),
+        ("hypertension", {0, 1}),  # they have one stem
+        ("HYPER*", {0, 1, 2}),
+        ("cardi* NOT arrest", {4}),
+        ('"cardi* arr*"', {3}),
+        ("generalizations*", set()),  # though its stem is that of another word
+        ('"bank of Norway"', {6, 7, 9}),
+        ('"bank norway"', {8}),
+        ('"the bank of the"', {6, 7, 8, 9}),
+        ("sea AND NOT the", {9}),
+        ("the OR NOT bank", set()),
+    ):
+        assert set(numbers_of(index, query)) == wanted, query
+    both = index.search(Queries(["cardiac OR cardiology", "cardi*"]), 2)
+    np.testing.assert_array_equal(both.scores[0], both.scores[1])
+
+
+def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
+    index = BooleanIndex.build(stored(tmp_path / "c", ["cat", "dog"]))
+    hits = index.search(Queries(["cat AND", "(dog", "dog", "NOT cat"]), 1)
+    assert hits.numbers.tolist() == [[NONE], [NONE], [1], [NONE]]
+    search = SingleStepSearch(index)
+    found = search.search(["cat AND", "cat"], 2)
+    assert [[hit.id for hit in own] for own in found] == [[], ["p0"]]
+    search.check("cat OR dog")
+    with pytest.raises(InputError):  # commands refuse it, a server this question alone
+        search.check("(cat")
+    refused, answered = SingleStep(search).search([Ask("(cat"), Ask("cat")])
+    assert isinstance(refused, InputError)
+    assert isinstance(answered, list)
+    assert [hit.id for hit in answered] == ["p0"]
+
+
+def test_an_index_that_was_not_finished_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while BM25's files are replaced; then it is saved whole over what is there."""
+    corpus, folder = stored(tmp_path / "c", ["cat", "dog"]), tmp_path / "i"
+    index = BooleanIndex.build(corpus)
+    index.save(folder)
+
+    def full(self: BM25Index, folder: Path) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BM25Index, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            index.save(folder)
+    with pytest.raises(InputError, match=str(folder)):
+        BooleanIndex.open(folder, corpus)
+    index.save(folder)
+    assert numbers_of(BooleanIndex.open(folder, corpus), "cat") == [0]
+
+
+def test_words_that_an_index_lacks_are_told(tmp_path: Path) -> None:
+    ranking = BM25Index.build(stored(tmp_path / "c", ["cat", "dog"]))
+    ranking.corpus = stored(tmp_path / "o", ["cat", "cow"])
+    with pytest.raises(InputError, match="'cow'"):
+        BooleanIndex.over(ranking)
+
+
+def test_settings_of_words_belong_to_the_places(tmp_path: Path) -> None:
+    corpus, folder = stored(tmp_path / "c", ["cat", "dog", "cat dog"]), tmp_path / "i"
+    config = BM25Config(k1=1.2, variant="atire", stemmer="french", stop_words="french")
+    BooleanIndex.build(corpus, config).save(folder)
+    assert BooleanIndex.open(folder, corpus).config == config
+    with pytest.raises(InputError, match="field engine"):
+        BM25Index.build(corpus).save(folder)
+    shutil.rmtree(folder / "bm25")
+    BM25Index.build(corpus, BM25Config(k1=1.0)).save(folder / "bm25")
+    with pytest.raises(InputError, match="settings"):
+        BooleanIndex.open(folder, corpus)

@@ -1,0 +1,219 @@
+"""Towers and rerankers behind a server: retries, wrong replies, failures that are marked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.retrieval.endpoint_tower import EndpointTower
+from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.retrieval.scorers import EmbeddingScorer, EndpointScorer, rerank_documents
+from tests.json_server import Call as HttpCall
+from tests.json_server import listening
+from tests.llm.asking import eventually
+from tests.llm.model_server import ModelServer, Reply
+
+WIDTH = 4
+
+
+ROWS = [[2, 7 + n, 3] for n in range(70)]  # more than one request
+
+
+def vector(row: list[int]) -> list[float]:
+    return [float(row[1]), 1.0, 0.0, -2.0]
+
+
+def data(rows: list[list[int]], of: Callable[[list[int]], list[float]] = vector) -> dict[str, Any]:
+    return {"data": [{"index": i, "embedding": of(row)} for i, row in enumerate(rows)]}
+
+
+@contextlib.contextmanager
+def tower_of(
+    reply: Callable[[int, list[list[int]]], tuple[int, Any]], scale: float = 1.0
+) -> Iterator[tuple[EndpointTower, list[Any]]]:
+    """A tower and what it asked; the reply is to (number of the request from 0, its rows)."""
+    asked: list[Any] = []
+
+    def answer(call: HttpCall) -> tuple[int, Any]:
+        asked.append(json.loads(call.body))
+        return reply(len(asked) - 1, asked[-1]["input"])
+
+    with listening(answer) as url:
+        config = ClientConfig(f"{url}/v1", "chunk", attempts=3, retry_pause=0.01, wait_limit=1.0)
+        tower = EndpointTower(config, WIDTH, scale)
+        yield tower, asked
+        tower.close()
+
+
+def test_rows_of_ids_become_vectors_in_order() -> None:
+    """Also after a failure that passes."""
+
+    def reply(number: int, rows: list[list[int]]) -> tuple[int, Any]:
+        return (200, {"data": data(rows)["data"][::-1]}) if number else (503, {})
+
+    with tower_of(reply) as (tower, asked):
+        np.testing.assert_array_equal(tower(ROWS), np.array([vector(r) for r in ROWS], np.float32))
+        assert sorted(len(each["input"]) for each in asked[1:]) == [6, 32, 32]
+        assert {each["model"] for each in asked} == {"chunk"}
+        assert tower([]).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (400, {"error": {"message": "no ids"}}),
+        (200, "<html>"),
+        (200, {"data": []}),
+        (200, data(ROWS[:2], lambda row: [1.0, 2.0])),
+        (200, data(ROWS[:2], lambda row: [float("nan")] * WIDTH)),
+        (200, {"data": data(ROWS[:1])["data"] * 2}),  # one number twice
+        (200, {"data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": [1] * 4}]}),
+    ],
+)
+def test_other_replies_are_refused(reply: tuple[int, Any]) -> None:
+    with tower_of(lambda n, rows: reply) as (tower, _), pytest.raises(InputError, match="chunk"):
+        tower(ROWS[:2])
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_factor_that_the_server_skips_is_multiplied(skipped: bool) -> None:
+    def unit(row: list[int]) -> list[float]:
+        found = np.array(vector(row))
+        return ((1.0 if skipped else 3.0) * found / np.linalg.norm(found)).tolist()
+
+    with tower_of(lambda n, rows: (200, data(rows, unit)), scale=3.0) as (tower, _):
+        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
+    tower = tower_of(lambda n, rows: (200, data(rows)), scale=3.0)
+    with tower as (other, _), pytest.raises(InputError, match="export"):
+        other(ROWS[:3])
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+TEXTS = ["red cat", "red red cat", "blue dog", "red dog", "green cow", "blue cat"]
+
+
+@pytest.fixture
+def client(model_server: ModelServer) -> Iterator[Client]:
+    settings: dict[str, Any] = {"attempts": 3, "attempt_timeout": 5.0, "deadline": 10.0}
+    settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
+    with Client(ClientConfig(model_server.url, "tiny", **settings), log=lambda line: None) as made:
+        yield made
+
+
+def letters(texts: Sequence[str]) -> np.ndarray:
+    """float32 `[texts, 26]`: how often each letter occurs."""
+    return np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
+
+
+def test_each_text_is_embedded_once_and_vectors_are_checked() -> None:
+    """Scores that are not finite count as a failure."""
+    seen: list[Sequence[str]] = []
+
+    def noted(texts: Sequence[str]) -> np.ndarray:
+        seen.append(texts)
+        return letters(texts)
+
+    documents = [["b", "a"], [], ["a", "a", "c"]]
+    found = rerank_documents(EmbeddingScorer(letters, noted), ["a", "b", "c"], documents, 2)
+    assert seen == [["b", "a", "c"]]
+    assert found.hits.numbers.tolist() == [[1, 0], [NONE, NONE], [2, 0]]
+    assert not found.failed.any()
+    with pytest.raises(ValueError, match="2 texts"):
+        EmbeddingScorer(letters, lambda texts: letters(texts)[0]).scores(["a"], [["b", "c"]])
+
+    def broken(texts: Sequence[str]) -> np.ndarray:
+        return np.where(letters(texts) > 1, np.nan, letters(texts))
+
+    documents = [["aa", "b"], ["a", "b"]]
+    found = rerank_documents(EmbeddingScorer(letters, broken), ["b", "b"], documents, 2)
+    assert found.failed.tolist() == [True, False]
+    assert found.hits.numbers.tolist() == [[0, 1], [1, 0]]
+
+
+def test_equal_texts_tie_wherever_they_stand() -> None:
+    rng = np.random.default_rng(0)
+    known = {text: rng.standard_normal(61).astype(np.float32) for text in "abcdq"}
+
+    def drawn(texts: Sequence[str]) -> np.ndarray:
+        return np.stack([known[text] for text in texts])
+
+    documents = rng.choice(list("abcd"), 37).tolist()
+    hits = rerank_documents(EmbeddingScorer(drawn, drawn), ["q"], [documents], 37).hits
+    for letter in "abcd":
+        places = [place for place in hits.numbers[0].tolist() if documents[place] == letter]
+        assert places == sorted(places)
+        assert np.unique(hits.scores[0][np.isin(hits.numbers[0], places)]).size == 1
+
+
+def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
+    """The model_server sends the best first, so the scores have to find their passages again."""
+    scorer = EndpointScorer(client, {"user": "me"})
+    found = rerank_documents(scorer, ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]], 3)
+    assert found.hits.numbers.tolist() == [[2, 5, 0], [NONE] * 3, [0, 1, NONE]]
+    assert found.hits.scores[0].tolist() == [2.0, 2.0, 1.0]
+    assert not found.failed.any()
+    calls = {call.body["query"]: call for call in model_server.calls}
+    assert calls.keys() == {"cat dog blue", "cow"}  # no request without documents
+    assert calls["cow"].path == "/v1/rerank"
+    body = {"model": "tiny", "query": "cow", "documents": TEXTS[4:], "user": "me"}
+    assert calls["cow"].body == body
+
+
+def results(*pairs: tuple[int, Any]) -> Reply:
+    found = [{"index": index, "relevance_score": score} for index, score in pairs]
+    return Reply(raw=json.dumps({"results": found}))
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        *((Reply(status=500), "server"), (Reply(status=404), "request")),
+        (Reply(status=400, text="longer than the maximum model length"), "too_long"),
+        *((Reply(raw="{}"), "malformed"), (Reply(raw="no JSON"), "malformed")),
+        *((results((0, 1.0)), "malformed"), (results((0, 1.0), (0, 2.0)), "malformed")),
+        *((results((0, 1.0), each), "malformed") for each in ((2, 2.0), (1, math.nan), (1, None))),
+        (Reply(drop=True), "connection"),
+    ],
+)
+def test_a_failure_keeps_the_order_and_is_marked(
+    reply: Reply, cause: str, model_server: ModelServer, client: Client
+) -> None:
+    model_server.script = lambda call: reply if call.prompt == "bad" else Reply()
+    found = rerank_documents(EndpointScorer(client), ["bad", "dog"], [TEXTS[3:5], TEXTS[1:3]], 2)
+    assert found.failed.tolist() == [True, False]
+    assert found.hits.numbers.tolist() == [[0, 1], [1, 0]]
+    assert found.hits.scores.tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    assert client.counters().failures[cause] == 1
+
+
+def test_a_server_that_comes_back_scores_again_and_is_asked_once(
+    model_server: ModelServer, client: Client, tmp_path: Path
+) -> None:
+    """Scores are cached as answers are."""
+    model_server.kill()
+    scorer = EndpointScorer(client)
+    assert rerank_documents(scorer, ["blue", "cat"], [TEXTS, TEXTS], 3).failed.all()
+    model_server.start()
+    assert eventually(lambda: not rerank_documents(scorer, ["blue"], [TEXTS], 3).failed.any())
+    model_server.calls.clear()
+    config = ClientConfig(model_server.url, "tiny", cache=str(tmp_path / "cache.sqlite"))
+    for _ in range(2):
+        with Client(config) as other:
+            found = rerank_documents(EndpointScorer(other), ["b"], [["a", "b"]], 2)
+            assert found.hits.numbers.tolist() == [[1, 0]]
+    assert len(model_server.calls) == 1
