@@ -39,7 +39,7 @@ VOCAB, LENGTH = 264, 11
 LENGTHS = np.array([11, 1, 6, 9, 0, 3, 11, 2], np.int32)
 INSIDE = np.arange(LENGTH) < LENGTHS[:, None]
 TOKENS = np.random.default_rng(0).integers(1, VOCAB, (len(LENGTHS), LENGTH)).astype(np.int32)
-BLOCKS = Blocks((11, 22), (4, 11), (2.0, 9.0))
+BLOCKS = Blocks((22,), (11,), (5.0,))
 HALF = jnp.dtype(jnp.bfloat16)
 # One form of each registered family; the others differ in fields alone.
 KINDS = ("qwen3", "qwen2-untied", "llama3")

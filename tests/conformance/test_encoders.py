@@ -33,6 +33,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, family_of, load_encoder, s
 from qrag_jax.runtime import sharding
 from tests.devices import mesh_of
 from tests.support.parity import (
+    RENAMED,
     check_gradients,
     gradients_in_files,
     hugging_face,
@@ -44,72 +45,37 @@ from tests.support.torch_encoder import embed_rows
 
 # Rows longer than ModernBERT's local window, of which two are equal and one is absent.
 LENGTHS = np.array([20, 1, 7, 2, 19, 0, 13, 7], np.int32)
-BLOCKS = Blocks((20, 40), (8, 20), (5.0, 15.0))
+BLOCKS = Blocks((40,), (20,), (9.0,))
 HALF = jnp.dtype(jnp.bfloat16)
-# Further forms of a family: the fields of `config.json` that change what is computed.
+# Further forms of a family: other fields of `config.json`, other computations.
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert, one segment": (
-        "bert",
-        {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
-    ),
-    "new, scaled positions": (  # as gte-large-en-v1.5
-        "new",
-        {
-            "num_hidden_layers": 3,
-            "type_vocab_size": 2,
-            "rope_scaling": {"type": "ntk", "factor": 2.0},
-            "rope_theta": 500.0,
-        },
-    ),
+    "new, scaled": ("new", {"type_vocab_size": 2, "rope_scaling": {"type": "ntk", "factor": 2.0}}),
     "new, other norms": (
         "new",
         {
-            "type_vocab_size": 0,
-            "layer_norm_type": "rms_norm",
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "num_attention_heads": 4,
-            "hidden_size": 32,
+            **{"type_vocab_size": 0, "layer_norm_type": "rms_norm", "hidden_act": "silu"},
             "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.625},
         },
     ),
-    "modernbert, other layers": (  # local ones first, and global ones at the end
+    "modernbert, other layers": (  # local ones first, and a global one at the end
         "modernbert",
         {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
-            "local_attention": 5,
-            "norm_eps": 1e-3,
-            "hidden_activation": "silu",
+            **{"num_hidden_layers": 3, "local_attention": 5, "hidden_activation": "silu"},
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": 700.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
         },
     ),
-    "mpnet, three heads": ("mpnet", {"num_attention_heads": 3, "hidden_size": 24}),
     "nomic_bert, other fields": (
         "nomic_bert",
         {
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu",
+            **{"type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu"},
             "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
         },
     ),
-    "qwen3, biases": (
-        "qwen3",
-        {"tie_word_embeddings": False, "num_hidden_layers": 3, "attention_bias": True},
-    ),
-    "qwen3, no groups": (
-        "qwen3",
-        {
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "head_dim": 8,
-            "rms_norm_eps": 1e-3,
-        },
-    ),
+    "qwen3, biases": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
 }
 CASES = {family: (family, {}) for family in FAMILIES} | FORMS
 every_family = pytest.mark.parametrize("case", FAMILIES, indirect=True)
@@ -229,7 +195,7 @@ def test_a_saved_folder_is_the_same_for_both(case: Case, tmp_path: Path) -> None
     )
 
 
-@every_family
+@pytest.mark.parametrize("case", [f for f in FAMILIES if f not in RENAMED], indirect=True)
 def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft, the reference for adapters, is missing")
     settings = peft.LoraConfig(
@@ -262,7 +228,8 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         np.testing.assert_array_equal(two[name], tensor, err_msg=name)
-    back = peft.PeftModel.from_pretrained(hugging_face(case.folder), tmp_path / "ours").eval()
+    base, ours = hugging_face(case.folder), tmp_path / "ours"
+    back = peft.PeftModel.from_pretrained(base, ours, is_trainable=True).eval()
     np.testing.assert_allclose(case.theirs(back), case.theirs(model), atol=1e-6)
 
 

@@ -318,18 +318,3 @@ def test_a_random_text_is_copied_when_it_comes_again() -> None:
         shares[copies] = (found[:, LENGTH:-1] == tokens[:, LENGTH + 1 :]).mean()
     assert shares[True] > 0.5
     assert shares[False] < 0.05
-
-
-def test_shapes_and_types_stay_and_the_seed_decides() -> None:
-    plain, params, again, other = (
-        params_of(copies=False),
-        params_of(),
-        params_of(),
-        params_of(seed=6),
-    )
-    assert jax.tree.structure(plain) == jax.tree.structure(params)
-    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(params), strict=True):
-        assert one.shape == two.shape
-        assert one.dtype == two.dtype == np.float32
-    np.testing.assert_array_equal(again[WORDS], params[WORDS])
-    assert not np.array_equal(other[WORDS], params[WORDS])

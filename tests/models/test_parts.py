@@ -33,7 +33,7 @@ TOKENS = RNG.integers(6, 40, (COUNT, 9)).astype(np.int32)
 LENGTHS = RNG.integers(0, 10, COUNT).astype(np.int32)
 TOKENS[[5, 11]], LENGTHS[[5, 11]] = TOKENS[20], LENGTHS[20]
 ROWS = TokenRows(TOKENS, LENGTHS)
-BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))
+BLOCKS = Blocks((20,), (9,), (5.0,))
 
 
 @pytest.fixture(scope="module", params=["dropout", "adapters"])

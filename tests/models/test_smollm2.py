@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import zipfile
@@ -10,17 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-import torch
 import transformers
-from scipy.special import log_softmax
 
 from qrag_jax.errors import InputError
 from qrag_jax.models import smollm2
-from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
 from qrag_jax.models.smollm2 import find_smollm2, unpack_gguf
 from qrag_jax.runtime.digests import sha256
@@ -140,8 +133,6 @@ def test_the_command(commands: Commands, cache: Path) -> None:
 
 # ---------------------------------------------------------------------- the genuine one
 
-TEXT = "The capital of France is"
-ROOM = 8  # tokens of a padded row
 # Texts and the ids that llama.cpp itself gives them (xllamacpp 2026.10.11549, with special tokens).
 IDS: list[tuple[str, list[int]]] = json.loads(
     Path(__file__).with_name("smollm2_ids.json").read_text()
@@ -171,38 +162,6 @@ def genuine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genuine]:
     yield Genuine(file, load_language_model(folder))
     for path in [file, *folder.iterdir()]:
         path.unlink()  # pytest would keep them, 0.6 GB
-
-
-@pytest.mark.slow  # a minute, 2 GB
-def test_tensors_and_logits(genuine: Genuine) -> None:
-    loaded = genuine.loaded
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        genuine.gguf.parent, gguf_file=genuine.gguf.name, dtype=torch.float32
-    ).eval()
-    ours = open_tensors(genuine.gguf.parent / "folder")
-    theirs = dict(model.named_parameters())
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        np.testing.assert_array_equal(tensor, theirs[name].detach().numpy(), err_msg=name)
-    ids = loaded.tokenizer.encode(TEXT)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    del model, theirs
-    gc.collect()
-
-    logits, params = jax.jit(loaded.model.logits), jax.device_put(loaded.params)
-
-    def padded() -> tuple[jax.Array, jax.Array]:
-        return jnp.asarray([ids + [0] * (ROOM - len(ids))]), jnp.asarray([len(ids)])
-
-    found = np.asarray(logits(params, *padded())[0, : len(ids)])
-    # At the first token hidden states grow to 22,452. There sums in float32 differ by more, also
-    # from those in float64: ours by 1.2e-4, torch's by 0.4e-4. Log-probabilities do not.
-    np.testing.assert_allclose(found[1:], expected[1:], atol=1e-4)
-    np.testing.assert_allclose(log_softmax(found, -1), log_softmax(expected, -1), atol=1e-4)
-    while len(ids) < ROOM - 1:
-        ids.append(int(logits(params, *padded())[0, len(ids) - 1].argmax()))
-    assert loaded.tokenizer.decode(ids) == f"{TEXT} Paris."
 
 
 def test_ids_are_those_of_llama_cpp_and_transformers(genuine: Genuine) -> None:

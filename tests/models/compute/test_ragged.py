@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import (
     CotangentsOf,
     TokenRows,
@@ -35,7 +34,6 @@ FURTHER_BLOCKS = [
     Blocks((13 * 27,), (27,), (27.0,)),  # one block, of all rows; as wide as the rows
     Blocks((30,), (1, 9, 30), (30.0, 30.0, 30.0)),  # a block holds one or two rows
 ]
-HALF = jnp.dtype(jnp.bfloat16)
 
 embed = jax.jit(TextEncoder.embed, static_argnums=0)
 jitted = jax.jit(embed_rows, static_argnums=(0, 1))
@@ -85,16 +83,6 @@ def test_padding_changes_nothing(one_by_one: np.ndarray) -> None:
     found = embed(ENCODER, PARAMS, TOKENS, LENGTHS)
     np.testing.assert_array_equal(found, embed(ENCODER, PARAMS, blank, LENGTHS))
     np.testing.assert_allclose(found[PRESENT], one_by_one[PRESENT], atol=1e-6)
-
-
-@pytest.mark.parametrize("activations", [HALF, jnp.dtype(jnp.float32)])
-def test_bfloat16_gives_float32_embeddings(activations: Any, one_by_one: np.ndarray) -> None:
-    half = tiny_encoder(precision=Precision(activations, HALF))
-    found = embed(half, PARAMS, TOKENS, LENGTHS)
-    assert found.dtype == jnp.float32
-    largest = np.abs(one_by_one).max()
-    np.testing.assert_allclose(found[PRESENT], one_by_one[PRESENT], atol=0.05 * largest)
-    assert np.abs(found[PRESENT] - one_by_one[PRESENT]).max() > 1e-5 * largest
 
 
 def test_what_rows_open_with() -> None:

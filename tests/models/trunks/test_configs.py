@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qrag_jax.errors import InputError
@@ -47,14 +48,6 @@ MODERNBERT: dict[str, Any] = BASE | {
     "position_embedding_type": "absolute",  # which no code reads
     "vocab_size": 50368,
 }
-MPNET = BASE | {
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 514,
-    "pad_token_id": 1,
-    "relative_attention_num_buckets": 32,
-    "vocab_size": 30527,
-}
 NOMIC: dict[str, Any] = {
     "model_type": "nomic_bert",
     "activation_function": "swiglu",
@@ -80,18 +73,6 @@ NOMIC: dict[str, Any] = {
     "use_rms_norm": False,
     "vocab_size": 30528,
 }
-BGE_M3 = BASE | {
-    "hidden_act": "gelu",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 8194,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 24,
-    "pad_token_id": 1,
-    "type_vocab_size": 1,
-    "vocab_size": 250002,
-}
 GTE = BASE | {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
@@ -105,14 +86,23 @@ GTE = BASE | {
     "type_vocab_size": 1,
     "vocab_size": 250048,
 }
-# The published config of each family, by its model_type.
+BGE_M3 = transformers.XLMRobertaConfig(
+    vocab_size=250002,
+    hidden_size=1024,
+    intermediate_size=4096,
+    max_position_embeddings=8194,
+    num_attention_heads=16,
+    num_hidden_layers=24,
+    type_vocab_size=1,
+).to_dict()
+# A published config of each family, by its model_type.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "bert": BASE | {"vocab_size": 30522, "max_position_embeddings": 512},
+    "bert": transformers.BertConfig().to_dict(),
     "xlm-roberta": BGE_M3,
-    "roberta": BGE_M3,
+    "roberta": BGE_M3 | {"model_type": "roberta"},
     "new": GTE,
     "modernbert": MODERNBERT,
-    "mpnet": MPNET,
+    "mpnet": transformers.MPNetConfig(max_position_embeddings=514).to_dict(),
     "nomic_bert": NOMIC,
     "qwen3": torch_qwen3().config.to_dict(),
 }
@@ -169,57 +159,69 @@ def test_sizes_that_are_missing_or_no_sizes_are_named(family: str) -> None:
 ROPE = "rope_parameters"
 # What is computed in another way, or not at all: without a refusal vectors would be wrong.
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
-    ("bert", "num_attention_heads", {"num_attention_heads": 7}),
-    ("xlm-roberta", "pad_token_id", {"pad_token_id": 8193}),
-    ("xlm-roberta", "position_embedding_type", {"position_embedding_type": "relative_key"}),
-    ("xlm-roberta", "model_type", {"model_type": "bert"}),
-    ("new", "logn_attention_scale", {"logn_attention_scale": True}),
-    ("new", "pack_qkv", {"pack_qkv": False}),
-    ("new", "position_embedding_type", {"position_embedding_type": "absolute"}),
-    ("new", "layer_norm_type", {"layer_norm_type": "batch"}),
-    ("new", "hidden_act", {"hidden_act": "swish2"}),
-    ("new", "rope_scaling", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-    ("new", "rope_scaling", {"rope_scaling": {"type": "ntk"}}),
+    *(
+        (family, next(iter(fields)), fields)
+        for family, every in {
+            "bert": [{"num_attention_heads": 7}],
+            "xlm-roberta": [
+                {"pad_token_id": 8193},
+                {"position_embedding_type": "relative_key"},
+                {"model_type": "bert"},
+            ],
+            "new": [
+                {"logn_attention_scale": True},
+                {"pack_qkv": False},
+                {"position_embedding_type": "absolute"},
+                {"layer_norm_type": "batch"},
+                {"hidden_act": "swish2"},
+                {"rope_scaling": {"type": "linear", "factor": 2.0}},
+                {"rope_scaling": {"type": "ntk"}},
+                {"model_type": "gte"},
+            ],
+            "modernbert": [
+                {"hidden_activation": "swish2"},
+                *({name: True} for name in ("norm_bias", "attention_bias", "mlp_bias")),
+                *({"layer_types": kinds} for kinds in ([GLOBAL] * 3, ["chunked_attention"] * 22)),
+                {"global_attn_every_n_layers": 0},
+                {"local_attention": 0},
+                {"local_rope_theta": None},
+                {"global_rope_theta": -1.0},
+                {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            ],
+            "mpnet": [
+                {"relative_attention_num_buckets": 64},
+                {"pad_token_id": 0},
+                {"hidden_act": "swish2"},
+            ],
+            "nomic_bert": [
+                *({name: True} for name in ("prenorm", "parallel_block", "causal")),
+                *({name: True} for name in ("qkv_proj_bias", "mlp_fc1_bias", "use_rms_norm")),
+                {"activation_function": "gelu"},
+                {"hidden_act": "swish2"},
+                {"rotary_emb_fraction": 0.5},
+                {"rotary_emb_interleaved": True},
+                {"rotary_emb_scale_base": 512},
+                {"moe_every_n_layers": 2},  # nomic-embed-text-v2-moe
+                {"rope_scaling": {"type": "yarn"}},
+                {ROPE: {"rope_type": "linear"}},
+            ],
+            "qwen3": [
+                {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+                {ROPE: {"rope_type": "yarn", "factor": 4.0}},
+                {"hidden_act": "gelu"},
+                {"head_dim": 15},
+            ],
+        }.items()
+        for fields in every
+    ),
     ("new", "512 heads", {"num_attention_heads": 512}),
-    ("new", "model_type", {"model_type": "gte"}),
-    ("modernbert", "hidden_activation", {"hidden_activation": "swish2"}),
-    ("modernbert", "norm_bias", {"norm_bias": True}),
-    ("modernbert", "attention_bias", {"attention_bias": True}),
-    ("modernbert", "mlp_bias", {"mlp_bias": True}),
-    ("modernbert", "layer_types", {"layer_types": ["full_attention"] * 3}),
-    ("modernbert", "layer_types", {"layer_types": ["chunked_attention"] * 22}),
-    ("modernbert", "global_attn_every_n_layers", {"global_attn_every_n_layers": 0}),
-    ("modernbert", "local_attention", {"local_attention": 0}),
-    ("modernbert", "local_rope_theta", {"local_rope_theta": None}),
-    ("modernbert", "global_rope_theta", {"global_rope_theta": -1.0}),
-    ("modernbert", "rope_scaling", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
     ("modernbert", "yarn", {ROPE: {LOCAL: {"rope_type": "yarn"}}}),
     ("modernbert", "256 heads", {"num_attention_heads": 256}),
-    ("mpnet", "relative_attention_num_buckets", {"relative_attention_num_buckets": 64}),
-    ("mpnet", "pad_token_id", {"pad_token_id": 0}),
-    ("mpnet", "hidden_act", {"hidden_act": "swish2"}),
     ("mpnet", "2 positions", {"max_position_embeddings": 2}),
-    ("nomic_bert", "activation_function", {"activation_function": "gelu"}),
-    ("nomic_bert", "hidden_act", {"hidden_act": "swish2"}),
-    *(
-        ("nomic_bert", name, {name: True})
-        for name in ("prenorm", "parallel_block", "causal", "qkv_proj_bias", "mlp_fc1_bias")
-    ),
-    ("nomic_bert", "use_rms_norm", {"use_rms_norm": True}),
-    ("nomic_bert", "rotary_emb_fraction", {"rotary_emb_fraction": 0.5}),
-    ("nomic_bert", "rotary_emb_interleaved", {"rotary_emb_interleaved": True}),
-    ("nomic_bert", "rotary_emb_scale_base", {"rotary_emb_scale_base": 512}),
-    ("nomic_bert", "moe_every_n_layers", {"moe_every_n_layers": 2}),  # nomic-embed-text-v2-moe
-    ("nomic_bert", "rope_scaling", {"rope_scaling": {"type": "yarn"}}),
-    ("nomic_bert", ROPE, {ROPE: {"rope_type": "linear"}}),
     ("nomic_bert", "12 heads", {"head_dim": 32}),
     ("qwen3", "window", {"use_sliding_window": True}),
-    ("qwen3", "window", {"layer_types": ["full_attention", "sliding_attention"]}),
-    ("qwen3", "rope_scaling", {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
-    ("qwen3", ROPE, {ROPE: {"rope_type": "yarn", "factor": 4.0}}),
-    ("qwen3", "hidden_act", {"hidden_act": "gelu"}),
+    ("qwen3", "window", {"layer_types": [GLOBAL, LOCAL]}),
     ("qwen3", "num_attention_heads", {"num_key_value_heads": 3}),
-    ("qwen3", "head_dim", {"head_dim": 15}),
 ]
 
 
