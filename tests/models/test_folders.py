@@ -133,7 +133,7 @@ def test_a_published_folder_gives_the_vectors_of_transformers(name: str, tmp_pat
     encoder = loaded.encoder
     assert (encoder.pooling, encoder.normalise) == (pooling, normalise)
     assert (encoder.opening_id, encoder.sep_id, encoder.pad_id) == ids
-    assert load_encoder(folder).encoder.scale == (1.0 if normalise or "bare" not in name else 0.1)
+    assert load_encoder(folder).encoder.scale == (1.0 if normalise else 0.1)
     found = vectors_of(loaded, texts)
     if "gte-multilingual" not in name:  # transformers reads no other name of its trunk
         expected = their_vectors(folder, pooling, normalise, texts)

@@ -65,6 +65,9 @@ def test_downloaded_once_and_quiet_without_an_index(
     out, error = capfd.readouterr()
     assert (out.count("\n"), error) == (3, "")
     assert list(cache.parent.iterdir()) == [cache]
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match=r"qrag_jax\[llm\]"):
+        find_smollm2(cache.parent / "other")
 
 
 def test_another_wheel_is_refused(
@@ -113,12 +116,6 @@ def test_environment_variable_comes_first(
     assert find_smollm2(cache) == named
     (named / "config.json").write_text(json.dumps(smollm2.SIZES | {"hidden_size": 960}))
     with pytest.raises(InputError, match="hidden_size"):
-        find_smollm2(cache)
-
-
-def test_without_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InputError, match=r"qrag_jax\[llm\]"):
         find_smollm2(cache)
 
 

@@ -233,10 +233,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def torch_decoder(name: str) -> Any:
+def torch_decoder(name: str, **sizes: Any) -> Any:
     """The small random causal model of a name of `DECODERS`; its token 5 ends a text."""
     kind, fields = DECODERS[name]
     fixed = {**GROUPED, "vocab_size": 264, "intermediate_size": 48, "eos_token_id": 5, **fields}
+    fixed |= sizes
     config, model = (getattr(transformers, kind + end) for end in ("Config", "ForCausalLM"))
     return _small(config, model, fixed, 0, 0.2)
 

@@ -9,7 +9,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
@@ -19,6 +18,7 @@ from qrag_jax.models.files.gguf import GGUFFile, read_gguf
 from qrag_jax.models.files.gguf_llama import write_llama_folder
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.runtime.digests import sha256
+from tests.support.small_models import torch_decoder
 
 ROWS, BLOCK = 3, 32  # a row holds two blocks
 BYTES = {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q8_0: 34}  # of a block
@@ -141,25 +141,18 @@ NAMES = {
 
 
 def torch_llama(tied: bool) -> Any:
-    config = transformers.LlamaConfig(
+    return torch_decoder(
+        "llama",
         vocab_size=len(TOKENS),
         hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
         head_dim=HEAD,
         intermediate_size=INNER,
-        max_position_embeddings=64,
+        attention_bias=False,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=tied,
+        eos_token_id=0,
     )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
 
 
 def neighbours(weight: np.ndarray, heads: int) -> np.ndarray:
