@@ -114,22 +114,22 @@ def test_any_lengths_in_any_order_in_one_program(one_by_one: np.ndarray) -> None
     traces = 0
 
     @jax.jit
-    def program(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    def program(params: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
-        return embed_rows(ENCODER, BLOCKS, PARAMS, TokenRows(tokens, lengths))[0]
+        return embed_rows(ENCODER, BLOCKS, params, TokenRows(tokens, lengths))[0]
 
     rng = np.random.default_rng(1)
     draws = [rng.integers(0, WIDTH + 1, ROWS) for _ in range(6)]
     draws += [np.zeros(ROWS), np.full(ROWS, WIDTH), np.full(ROWS, 1)]
     for lengths in draws:
         lengths = lengths.astype(np.int32)
-        rows = np.asarray(program(TOKENS, lengths))
+        rows = np.asarray(program(PARAMS, TOKENS, lengths))
         expected = np.asarray(embed(ENCODER, PARAMS, TOKENS, lengths))
         np.testing.assert_allclose(rows[lengths > 0], expected[lengths > 0], atol=2e-6)
         np.testing.assert_array_equal(rows[lengths == 0], 0)
     order = rng.permutation(ROWS)
-    shuffled = np.asarray(program(TOKENS[order], LENGTHS[order]))
+    shuffled = np.asarray(program(PARAMS, TOKENS[order], LENGTHS[order]))
     np.testing.assert_allclose(
         shuffled[PRESENT[order]], one_by_one[order][PRESENT[order]], atol=2e-6
     )

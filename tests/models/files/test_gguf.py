@@ -124,8 +124,8 @@ LAYERS, HEADS, KEY_HEADS, HEAD, WIDTH, INNER = 2, 4, 2, 6, 24, 40
 SPECIAL = ("<|end|>", "<|turn|>")
 ADDED = "<think>"
 MERGES = ["a b", "ab c", "Ġ a", "1 2"]
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-TOKENS = [*SPECIAL, *BYTES, *(merge.replace(" ", "") for merge in MERGES), ADDED]
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = [*SPECIAL, *LETTERS, *(merge.replace(" ", "") for merge in MERGES), ADDED]
 TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
 NAMES = {
     "self_attn.q_proj": "attn_q",
