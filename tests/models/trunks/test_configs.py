@@ -138,6 +138,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"hidden_activation": "swish2"}, {"norm_bias": True}, {"attention_bias": True},
         {"mlp_bias": True}, {"layer_types": [GLOBAL] * 3}, {"layer_types": ["chunked"] * 22},
         {"global_attn_every_n_layers": 0}, {"local_attention": 0}, {"local_rope_theta": None},
+        {"local_attention": "all"}, {"norm_eps": math.nan},
         {"global_rope_theta": -1.0}, {"rope_scaling": YARN}, {"yarn": 0, ROPE: {LOCAL: YARN}},
         {"heads": 0, "num_attention_heads": 256},
     ],
