@@ -1,17 +1,15 @@
-"""Fixtures of the encoder tests: the genuine MiniLM, the data folder, small random models."""
+"""Fixtures of the models' tests: the genuine MiniLM, the data folder, small random encoders."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.runtime.minilm import find_minilm
 from tests.support.small_models import (
-    FAMILIES,
     QWEN_END,
     numpy_tensors,
     torch_bert,
@@ -19,6 +17,7 @@ from tests.support.small_models import (
     torch_qwen3,
     torch_xlm_roberta,
     write_bpe_tokenizer,
+    write_small_model,
     write_tokenizer,
     write_unigram_tokenizer,
 )
@@ -53,20 +52,11 @@ def data_folder() -> Path:
     return folder
 
 
-def torch_family(family: str, **sizes: Any) -> Any:
-    """The small random trunk of a name of `FAMILIES`, the same at every call."""
-    if family == "qwen3":
-        return torch_qwen3(vocab_size=264, **sizes).model
-    return FAMILIES[family][0](**sizes)
-
-
 @pytest.fixture(scope="session")
 def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
-    """The trunks of `torch_family`, written as complete folders and loaded."""
-    found = {}
-    for family, (_, write, _) in FAMILIES.items():
-        folder = tmp_path_factory.mktemp(family)
-        torch_family(family).save_pretrained(folder)
-        write(folder)
-        found[family] = load_encoder(folder)
-    return found
+    """Small random encoders, whose trunks are those of `torch_trunk`."""
+    families = ("bert", "xlm-roberta", "qwen3", "new", "mpnet", "modernbert")
+    return {
+        family: load_encoder(write_small_model(family, tmp_path_factory.mktemp(family)))
+        for family in families
+    }

@@ -1,7 +1,6 @@
-"""Encoders whose parameters lie in parts on several devices, against one device with all of them.
+"""Layers scanned, computed again, or in parts on several devices: with dropout and with adapters.
 
-Rows are dealt out anew, layers are gathered one by one (`fsdp`) or computed in parts (`tensor`):
-embeddings and gradients stay the same, with dropout and adapters too.
+Without either, every family: `tests.conformance.test_encoders`.
 """
 
 from __future__ import annotations
@@ -10,179 +9,88 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from qrag_jax.learners import placement
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.dropout import with_key
-from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
-    TokenRows,
-    embed_and_pull_back,
-    embed_rows,
-    pull_back,
-)
+from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, with_new_adapters
+from qrag_jax.models.pretrained import with_new_adapters
 from qrag_jax.runtime import sharding
-from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
+from qrag_jax.runtime.sharding import specs_of
 from tests.devices import mesh_of
-from tests.models.gradients import check_gradients
-
-pytestmark = pytest.mark.long
+from tests.support.parity import check_gradients, on_mesh, vectors_and_gradient_apart
 
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(0)
 COUNT = 24  # rows; some are absent, some equal, and all devices have rows of other lengths
 TOKENS = RNG.integers(6, 40, (COUNT, 9)).astype(np.int32)
 LENGTHS = RNG.integers(0, 10, COUNT).astype(np.int32)
-TOKENS[5], LENGTHS[5] = TOKENS[20], LENGTHS[20]
-TOKENS[11], LENGTHS[11] = TOKENS[20], LENGTHS[20]
+TOKENS[[5, 11]], LENGTHS[[5, 11]] = TOKENS[20], LENGTHS[20]
 ROWS = TokenRows(TOKENS, LENGTHS)
-BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))
-MESHES = {"fsdp": (1, 4, 1), "tensor": (1, 1, 2), "both": (1, 2, 2), "all": (2, 2, 2)}
+BLOCKS = Blocks((20,), (9,), (5.0,))
 
 
-class Found:
-    """What embedding and both kinds of gradients give, as NumPy."""
-
-    def __init__(self, results: tuple) -> None:
-        (self.embedded, self.count), self.gradient, self.of_own = jax.tree.map(np.asarray, results)
-
-
-def compute(
-    encoder: TextEncoder, played: Any, params: Any, rows: TokenRows, weights: jax.Array
-) -> tuple:
-    """Embeddings, the gradient for given cotangents, and one for cotangents w·embedding²."""
-    cotangents = weights[:, None] * jnp.cos(jnp.arange(encoder.width, dtype=jnp.float32))[None]
-    of = CotangentsOf(lambda embedded, w: w[:, None] * jnp.square(embedded), weights)
-    gradient, _ = pull_back(encoder, BLOCKS, params, rows, cotangents)
-    of_own, embedded, _ = embed_and_pull_back(encoder, BLOCKS, params, rows, of)
-    return embed_rows(encoder, BLOCKS, played, rows), gradient, (of_own, embedded)
-
-
-def alone(encoder: TextEncoder, played: Any, params: Any) -> Found:
-    weights = jnp.asarray(np.linspace(-1, 2, COUNT, dtype=np.float32))
-    return Found(jax.jit(compute, static_argnums=0)(encoder, played, params, ROWS, weights))
-
-
-def in_parts(
-    encoder: TextEncoder, shape: tuple[int, int, int], params: Any, specs: Any, play: Any
-) -> Found:
-    """The same on a mesh, where `params` lie as `specs` say."""
-    mesh = mesh_of(*shape)
-    on_mesh, by_row = encoder.on(mesh), PartitionSpec(BATCH_AXES)
-
-    def on_device(params: Any, rows: TokenRows, weights: jax.Array) -> tuple:
-        (embedded, count), gradient, (of_own, again) = compute(
-            on_mesh, play(params), params, rows, weights
+@pytest.fixture(scope="module", params=["dropout", "adapters"])
+def alone(request, family_bases) -> tuple[Any, TextEncoder, Any, np.ndarray, Any]:
+    """An encoder and its parameters, cotangents, and what one device computes layer by layer."""
+    if request.param == "dropout":
+        loaded = family_bases["bert"]
+        encoder = dataclasses.replace(loaded.encoder, dropout=0.3, attention_dropout=0.2)
+        params: Any = with_key(loaded.params, KEY)
+    else:
+        lora = LoraConfig(rank=4, alpha=6.0, dropout=0.4)
+        loaded = with_new_adapters(family_bases["qwen3"], lora, seed=1)
+        noise = np.random.default_rng(2)
+        adapters = jax.tree.map(
+            lambda leaf: leaf + 0.3 * noise.standard_normal(leaf.shape).astype(np.float32),
+            loaded.adapters,
         )
-        own = specs.adapters if isinstance(specs, Adapted) else specs
-        own = {name: spec for name, spec in own.items() if name in gradient}
-        total = [sharding.sum_over_data(tree, own) for tree in (gradient, of_own)]
-        count = jax.lax.psum(count, BATCH_AXES)
-        return (embedded, count), total[0], (total[1], again)
-
-    own = specs.adapters if isinstance(specs, Adapted) else specs
-    own = {name: spec for name, spec in own.items() if name != "dropout_key"}
-    out = ((by_row, PartitionSpec()), own, (own, by_row))
-    program = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(specs, by_row, by_row), out_specs=out, check_vma=False
-    )
-
-    def put(leaf: Any, spec: PartitionSpec) -> jax.Array:
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
-
-    weights = np.linspace(-1, 2, COUNT, dtype=np.float32)
-    return Found(jax.jit(program)(jax.tree.map(put, params, specs), ROWS, weights))
+        encoder, params = loaded.encoder, Adapted(loaded.params, adapters, KEY)
+    cotangents = np.random.default_rng(3).normal(size=(COUNT, encoder.width)).astype(np.float32)
+    expected = vectors_and_gradient_apart(encoder, BLOCKS, params, ROWS, cotangents)
+    assert np.abs(expected[0]).max() > 0.05
+    return loaded, encoder, params, cotangents, jax.tree.map(np.asarray, expected)
 
 
-def check(found: Found, expected: Found) -> None:
-    assert np.abs(expected.embedded).max() > 0.05
-    np.testing.assert_allclose(found.embedded, expected.embedded, atol=1e-5)
-    assert found.count.real <= expected.count.computed
-    check_gradients(found.gradient, expected.gradient)
-    check_gradients(found.of_own[0], expected.of_own[0])
-    np.testing.assert_allclose(found.of_own[1], expected.of_own[1], atol=1e-5)
+def check(found: tuple[Any, Any], expected: tuple[np.ndarray, Any]) -> None:
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    check_gradients(jax.tree.map(np.asarray, found[1]), expected[1])
 
 
-@pytest.fixture(autouse=True)
-def all_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scanned_layers_compute_the_same(alone) -> None:
+    _, encoder, params, cotangents, expected = alone
+    other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
+    check(vectors_and_gradient_apart(other, BLOCKS, params, ROWS, cotangents), expected)
+
+
+def test_parts_on_eight_devices_compute_the_same(alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are gathered in their products here, and one ahead in the conformance suite."""
     monkeypatch.setattr(sharding, "LEAST_SPLIT", 1)
+    loaded, encoder, params, cotangents, expected = alone
+    mesh, rules = mesh_of(2, 2, 2), loaded.partition_rules
+
+    def specs(tree: Any) -> Any:
+        return specs_of(placement.base_shardings(mesh, rules, tree))
+
+    if isinstance(params, Adapted):
+        placed: Any = Adapted(specs(params.base), specs(params.adapters), PartitionSpec())
+    else:
+        placed = with_key(specs(loaded.params), PartitionSpec())
+    assert sum(spec != PartitionSpec() for spec in jax.tree.leaves(placed)) > 6
+    found = on_mesh(mesh, encoder, BLOCKS, params, placed, ROWS, cotangents, apart=True)
+    check(found, expected)
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[Any, Found]:
-    """What one device gives, by the case."""
-    return {}
-
-
-def cases(*quick: tuple[str, str, bool]) -> pytest.MarkDecorator:
-    """Those of the whole grid that are named here; the others are for `make test-slow`."""
-    grid = [(family, mesh) for family in ("bert", "qwen3") for mesh in MESHES]
-    grid += [(family, "fsdp") for family in ("new", "xlm-roberta", "modernbert", "nomic_bert")]
-    grid += [("mpnet", "both")]
-    every = [(*case, ahead) for case in grid for ahead in (False, True)]
-    marks = [[] if case in quick else [pytest.mark.slow] for case in every]
-    return pytest.mark.parametrize(
-        ("family", "mesh", "ahead"),
-        [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)],
-    )
-
-
-def as_placed(encoder: TextEncoder, ahead: bool) -> TextEncoder:
-    """Layers that are gathered one ahead (`prefetch`), or in their products."""
-    if not ahead:
-        return encoder
-    module = encoder.module.clone(scanned=True, remat="layers")
-    return dataclasses.replace(encoder, module=module)
-
-
-@cases(("bert", "both", True), ("mpnet", "both", True))
-def test_whole_encoders(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
-    loaded: LoadedEncoder = family_bases[family]
-    encoder, params = loaded.encoder, loaded.params
-    shape = MESHES[mesh]
-    shardings = placement.base_shardings(mesh_of(*shape), loaded.partition_rules, params)
-    specs = specs_of(shardings)
-    split = [spec for spec in jax.tree.leaves(specs) if spec != PartitionSpec()]
-    assert len(split) > 6
-    if family != "qwen3":  # whose trunk drops nothing
-        encoder = dataclasses.replace(encoder, dropout=0.3, attention_dropout=0.2)
-        params, specs = with_key(params, KEY), with_key(specs, PartitionSpec())
-    if family not in expected:
-        expected[family] = alone(encoder, params, params)
-    found = in_parts(as_placed(encoder, ahead), shape, params, specs, lambda params: params)
-    check(found, expected[family])
-
-
-@cases(("qwen3", "both", False))
-def test_adapters(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
-    lora = LoraConfig(rank=4, alpha=6.0, dropout=0.4)
-    loaded = with_new_adapters(family_bases[family], lora, seed=1)
-    rng = np.random.default_rng(2)
-    noisy = jax.tree.map(
-        lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape).astype(np.float32),
-        loaded.adapters,
-    )
-    encoder, shape = loaded.encoder, MESHES[mesh]
-    params = Adapted(loaded.params, noisy, KEY)
-    rules = loaded.partition_rules
-    base, adapters = (
-        specs_of(placement.base_shardings(mesh_of(*shape), rules, tree))
-        for tree in (loaded.params, noisy)
-    )
-    specs = Adapted(base, adapters, PartitionSpec())
-
-    def play(params: Adapted) -> Any:
-        return attach(params, encoder.lora_scale)
-
-    if (family, lora) not in expected:
-        expected[family, lora] = alone(encoder, play(params), params)
-    found = in_parts(as_placed(encoder, ahead), shape, params, specs, play)
-    check(found, expected[family, lora])
+def test_new_parameters_are_the_same(family_bases) -> None:
+    encoder = family_bases["bert"].encoder
+    scanned = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True))
+    one, two, other = encoder.init(KEY), scanned.init(KEY), encoder.init(jax.random.key(6))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    kernels = (params["layers"]["query"]["kernel"] for params in (one, other))
+    assert not np.array_equal(*kernels)

@@ -1,87 +1,39 @@
-"""Compares an encoder with Hugging Face's model of the same folder, layer by layer in float32.
-
-Rows are random tokens of unequal lengths. Beyond the end of a row our encoder gets other tokens and
-theirs gets padding: equal results show that tokens beyond the end change nothing.
-"""
+"""An encoder's vectors and gradients, packed or on a mesh, beside those of Hugging Face's model."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import AutoModel
 
-from qrag_jax.models.compute.packing import Blocks, choose_blocks
-from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import (
+    CotangentsOf,
+    TokenRows,
+    embed_and_pull_back,
+    embed_rows,
+    pull_back,
+)
 from qrag_jax.models.files.model_folder import read_config, read_safetensors
-from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, family_of
-from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.runtime import sharding
 from qrag_jax.systems.towers_export import Tower
-from tests.support.torch_encoder import embed_rows as their_embed_rows
 from tests.support.torch_encoder import model_options
 
-EQUAL = 1e-4  # for hidden states and vectors; for gradients relative to their largest entry
-SAME = 1e-5  # for a vector among other rows: only the order of sums changes
-LONGEST = 40  # tokens of the longest row, unless the model takes fewer
-HALF = jnp.dtype(jnp.bfloat16)
-DRIFT_ANGLE, DRIFT_LENGTH = 1e-3, 5e-2  # 1 - cosine; difference over the vector's length
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
 # key biases need this: their gradient is 0 in exact arithmetic, so that it is only rounding.
 SMALLEST_GRADIENT = 1e-3
 RENAMED = ("nomic_bert",)  # whose parameters have other names in transformers than in files
-
-
-_embed = jax.jit(TextEncoder.embed, static_argnums=0)
-_embed_rows = jax.jit(embed_rows, static_argnums=(0, 1))
-_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One largest difference.
-
-    Attributes:
-        name: what is compared.
-        value: the largest difference.
-        limit: the largest allowed value.
-        peer: the same figure of torch's model alone.
-        details: further figures of the comparison.
-    """
-
-    name: str
-    value: float
-    limit: float
-    peer: float | None = None
-    details: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the value is within the limit; False for NaN."""
-        return self.value <= self.limit
-
-
-class Rows(NamedTuple):
-    """tokens `[B, L]`, none of them padding; the first `lengths[i]` tokens are row i."""
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-
-    @property
-    def inside(self) -> np.ndarray:
-        """Which tokens belong to their row, `[B, L]`."""
-        return np.arange(self.tokens.shape[1]) < self.lengths[:, None]
 
 
 def hugging_face(folder: Path) -> Any:
@@ -91,117 +43,6 @@ def hugging_face(folder: Path) -> Any:
         folder, attn_implementation="eager", dtype=torch.float32, **options
     )
     return model.eval()
-
-
-def equality(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
-    """How far ours is from Hugging Face's: hidden states, vectors, gradients.
-
-    Args:
-        model: see `hugging_face`.
-        loaded: our encoder of the same folder, in float32.
-    """
-    rows = _random_rows(loaded)
-    with torch.no_grad():
-        states, vectors = _theirs(model, loaded, rows)
-    yield _hidden_states(loaded, rows, states)
-    yield Figure("pooled vector", _largest(_ours(loaded, rows) - vectors), EQUAL)
-    yield _gradients(model, loaded, rows)
-
-
-def stability(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
-    """How much a vector changes with bfloat16, the side of the padding, and other rows."""
-    rows = _random_rows(loaded)
-    ours = _ours(loaded, rows)
-    with torch.no_grad():
-        right, left = (_theirs(model, loaded, rows, side)[1] for side in ("right", "left"))
-    yield from _drift(model, loaded, rows, ours, right)
-    yield Figure(
-        "pooled vector, theirs padded on the left",
-        _largest(ours - left),
-        EQUAL,
-        details={"theirs: left beside right": _largest(left - right)},
-    )
-    yield _company(loaded, rows, ours)
-
-
-def _random_rows(loaded: LoadedEncoder) -> Rows:
-    rng = np.random.default_rng(0)
-    longest = min(LONGEST, loaded.encoder.max_positions)
-    lengths = np.array([longest, 1, longest // 3, 2, longest - 1], np.int32)
-    return Rows(_random_tokens(loaded, rng, (len(lengths), longest)), lengths)
-
-
-def _random_tokens(
-    loaded: LoadedEncoder, rng: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
-    """Random tokens, none of them padding."""
-    vocab, pad = loaded.encoder.module.config.vocab_size, loaded.encoder.pad_id
-    return ((pad + 1 + rng.integers(vocab - 1, size=shape)) % vocab).astype(np.int32)
-
-
-def _ours(loaded: LoadedEncoder, rows: Rows) -> np.ndarray:
-    return np.asarray(_embed(loaded.encoder, loaded.params, *rows))
-
-
-def _theirs(
-    model: Any, loaded: LoadedEncoder, rows: Rows, side: str = "right"
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Hidden states `[B, L, H]` after each layer (first: before all), and vectors `[B, D]`."""
-    tokens = np.where(rows.inside, rows.tokens, loaded.encoder.pad_id)
-    states, vectors = their_embed_rows(model, loaded.encoder, tokens, rows.lengths, side)
-    return [state.float().numpy() for state in states], vectors.float().numpy()
-
-
-def _largest(differences: np.ndarray) -> float:
-    return float(np.abs(differences).max())
-
-
-def _hidden_states(loaded: LoadedEncoder, rows: Rows, states: list[np.ndarray]) -> Figure:
-    """Compares hidden states; ours after n layers come from a trunk cut to n layers."""
-    trunk, params = loaded.encoder.module, loaded.params
-    assert len(states) == trunk.config.num_hidden_layers + 1
-    reached = {}
-    for depth, expected in enumerate(states):
-        config: Any = trunk.config
-        shallow = trunk.clone(config=dataclasses.replace(config, num_hidden_layers=depth))
-        cut = params | {LAYERS: jax.tree.map(lambda leaf, n=depth: leaf[:n], params[LAYERS])}
-        found = np.asarray(shallow.hidden_states(cut, *rows))
-        name = f"after layer {depth}" if depth else "embeddings"
-        reached[name] = _largest((found - expected)[rows.inside])
-    return Figure("hidden states, worst layer", max(reached.values()), EQUAL, details=reached)
-
-
-def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
-    """Compares gradients of Σ <vector, random numbers> with respect to every parameter.
-
-    Ours are pulled back in blocks, as in a training.
-    """
-    rng = np.random.default_rng(1)
-    target = rng.normal(size=(len(rows.lengths), loaded.encoder.width)).astype(np.float32)
-    tokens = np.where(rows.inside, rows.tokens, loaded.encoder.pad_id)
-    model.zero_grad()
-    _, vectors = their_embed_rows(model, loaded.encoder, tokens, rows.lengths)
-    (vectors * torch.from_numpy(target)).sum().backward()
-    expected = gradients_in_files(model)
-
-    gradient, _ = _pull_back(
-        loaded.encoder, _blocks(rows), loaded.params, TokenRows(*map(jnp.asarray, rows)), target
-    )
-    found = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
-    assert set(found) == set(expected), set(found) ^ set(expected)
-    largest = {name: _largest(wanted) for name, wanted in expected.items()}
-    least = SMALLEST_GRADIENT * max(largest.values())
-    reached = {
-        name: _largest(found[name] - wanted) / max(largest[name], least)
-        for name, wanted in expected.items()
-    }
-    worst = max(reached, key=lambda name: reached[name])
-    return Figure(
-        "gradients, relative to each one's largest",
-        max(reached.values()),
-        EQUAL,
-        details={"parameters": len(reached), "worst": worst},
-    )
 
 
 def gradients_in_files(model: Any) -> dict[str, np.ndarray]:
@@ -218,76 +59,91 @@ def gradients_in_files(model: Any) -> dict[str, np.ndarray]:
         return read_safetensors(Path(folder) / "model.safetensors")
 
 
-def _blocks(rows: Rows) -> Blocks:
-    """Blocks with room for two of the longest rows, so that several blocks are needed."""
-    longest = rows.tokens.shape[1]
-    return choose_blocks(np.bincount(rows.lengths, minlength=longest + 1), 2 * longest, 2, 1)
-
-
-def _drift(
-    model: Any, loaded: LoadedEncoder, rows: Rows, exact: np.ndarray, their_exact: np.ndarray
-) -> Iterator[Figure]:
-    """How much bfloat16 changes our vectors, beside how much it changes torch's."""
-
-    def half(activations: jnp.dtype) -> np.ndarray:
-        module = loaded.encoder.module.clone(precision=Precision(activations, HALF))
-        encoder = dataclasses.replace(loaded.encoder, module=module)
-        return np.asarray(_embed(encoder, loaded.params, *rows))
-
-    with torch.no_grad():
-        theirs = _theirs(copy.deepcopy(model).to(torch.bfloat16), loaded, rows)[1]
-    everything, products = half(HALF), half(jnp.dtype(jnp.float32))
-    for name, limit, measure in (
-        ("bfloat16: 1 - cosine", DRIFT_ANGLE, _angle),
-        ("bfloat16: difference over length", DRIFT_LENGTH, _shift),
+def check_gradients(found: Any, expected: Any, within: float = 1e-4) -> None:
+    """Every leaf is near, relative to the largest entry of its own or `SMALLEST_GRADIENT`."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    assert largest > 0
+    for (path, wanted), got in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True
     ):
-        yield Figure(
-            name,
-            measure(everything, exact),
-            limit,
-            peer=measure(theirs, their_exact),
-            details={
-                "peer": "torch's model in bfloat16 beside itself in float32",
-                "in products alone, as on CPU": measure(products, exact),
-            },
-        )
+        scale = max(np.abs(wanted).max(), SMALLEST_GRADIENT * largest)
+        np.testing.assert_allclose(got, wanted, atol=within * scale, err_msg=str(path))
 
 
-def _angle(found: np.ndarray, exact: np.ndarray) -> float:
-    """The largest 1 - cosine between a row `[B, D]` of one array and of the other."""
-    found, exact = found.astype(np.float64), exact.astype(np.float64)
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(exact, axis=1)
-    return float((1 - (found * exact).sum(axis=1) / lengths).max())
+def _vectors_and_gradient(
+    encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
+) -> tuple[jax.Array, Any]:
+    """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
+    of = CotangentsOf(lambda _, of_rows: of_rows, jnp.asarray(cotangents))
+    gradient, vectors, _ = embed_and_pull_back(encoder, blocks, params, rows, of)
+    return vectors, gradient
 
 
-def _shift(found: np.ndarray, exact: np.ndarray) -> float:
-    """The largest |difference| of an entry, divided by the length of its row's vector."""
-    return _largest((found - exact) / np.linalg.norm(exact, axis=1, keepdims=True))
+def _apart(
+    encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
+) -> tuple[jax.Array, Any]:
+    """The same in two passes, each of which computes equal rows once."""
+    vectors, _ = embed_rows(encoder, blocks, encoder.alone(params), rows)
+    gradient, _ = pull_back(encoder, blocks, params, rows, cotangents)
+    return vectors, gradient
 
 
-def _company(loaded: LoadedEncoder, rows: Rows, together: np.ndarray) -> Figure:
-    """How much a vector changes if its row is alone, among other rows, wider, or in a block."""
-    embed = partial(_embed, loaded.encoder, loaded.params)
-    rng = np.random.default_rng(2)
-    alone, others = [], []
-    for i, length in enumerate(rows.lengths):
-        one = slice(i, i + 1)
-        alone.append(np.asarray(embed(rows.tokens[one], rows.lengths[one]))[0])
-        tokens = _random_tokens(loaded, rng, rows.tokens.shape)
-        lengths = rng.permutation(rows.lengths)
-        tokens[i], lengths[i] = rows.tokens[i], length
-        others.append(np.asarray(embed(tokens, lengths))[i])
-    wider = np.pad(rows.tokens, ((0, 0), (0, 8)), constant_values=loaded.encoder.pad_id)
-    found = {
-        "alone": np.stack(alone),
-        "among other rows": np.stack(others),
-        "in wider rows": embed(wider, rows.lengths),
-        "packed into blocks": _embed_rows(
-            loaded.encoder, _blocks(rows), loaded.params, TokenRows(*map(jnp.asarray, rows))
-        )[0],
-    }
-    reached = {name: _largest(np.asarray(vectors) - together) for name, vectors in found.items()}
-    return Figure("a vector in other company", max(reached.values()), SAME, details=reached)
+vectors_and_gradient = jax.jit(_vectors_and_gradient, static_argnums=(0, 1))
+vectors_and_gradient_apart = jax.jit(_apart, static_argnums=(0, 1))
+
+
+def on_mesh(
+    mesh: Mesh,
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Any,
+    specs: Any,
+    rows: TokenRows,
+    cotangents: Any,
+    *,
+    apart: bool = False,
+) -> tuple[np.ndarray, Any]:
+    """The same, where rows are on all devices of a mesh and `params` lie as `specs` say."""
+    compute = _apart if apart else _vectors_and_gradient
+    by_row = PartitionSpec(sharding.BATCH_AXES)
+    own = specs.adapters if isinstance(specs, Adapted) else specs
+    own = {name: spec for name, spec in own.items() if name != "dropout_key"}
+
+    def on_device(params: Any, rows: TokenRows, cotangents: jax.Array) -> tuple[jax.Array, Any]:
+        vectors, gradient = compute(encoder.on(mesh), blocks, params, rows, cotangents)
+        return vectors, sharding.sum_over_data(gradient, own)
+
+    def put(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+    program = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(specs, by_row, by_row),
+        out_specs=(by_row, own),
+        check_vma=False,
+    )
+    placed = jax.tree.map(put, params, specs)
+    return jax.tree.map(np.asarray, jax.jit(program)(placed, rows, cotangents))
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> TokenRows:
+    """Rows of token ids, as wide as the longest."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.full((len(rows), max(lengths)), pad, np.int32)
+    for place, row in zip(tokens, rows, strict=True):
+        place[: len(row)] = row
+    return TokenRows(jnp.asarray(tokens), jnp.asarray(lengths))
+
+
+def vectors_of(loaded: LoadedEncoder, texts: Sequence[str]) -> np.ndarray:
+    """Embeddings of texts as states."""
+    encoder = loaded.encoder
+    rows = [
+        [*encoder.state_opening, *ids, encoder.sep_id] for ids in loaded.tokenizer.encode(texts)
+    ]
+    return np.asarray(encoder.embed(loaded.params, *padded(rows, encoder.pad_id)))
 
 
 def our_vectors(
@@ -308,12 +164,5 @@ def our_vectors(
         for ids in loaded.tokenizer.encode(list(parts)):
             row += [*ids, encoder.sep_id]
         rows.append(row)
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
-    for place, row in zip(tokens, rows, strict=True):
-        place[: len(row)] = row
-    return np.asarray(
-        encoder.embed(
-            encoder.tower(params, tower.number), jnp.asarray(tokens), jnp.asarray(lengths)
-        )
-    )
+    own = encoder.tower(params, tower.number)
+    return np.asarray(encoder.embed(own, *padded(rows, encoder.pad_id)))

@@ -8,30 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import BertConfig as TorchBertConfig
-from transformers import (
-    BertModel,
-    ModernBertModel,
-    MPNetModel,
-    NomicBertModel,
-    PreTrainedTokenizerFast,
-    Qwen3ForCausalLM,
-    RobertaModel,
-    XLMRobertaModel,
-    XLMRobertaTokenizer,
-)
-from transformers import ModernBertConfig as TorchModernBertConfig
-from transformers import MPNetConfig as TorchMpnetConfig
-from transformers import NomicBertConfig as TorchNomicBertConfig
-from transformers import Qwen3Config as TorchQwen3Config
-from transformers import RobertaConfig as TorchRobertaConfig
-from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
+from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from configs import hotpotqa
 from qrag_jax.data.loading import load_split
@@ -39,138 +24,95 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.torch_gte import NewConfig, NewModel
 
+# A model of each family: large enough that mistakes show, and that a row of 20 tokens fits.
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+SHORT = {"intermediate_size": 40, "max_position_embeddings": 24}  # of XLM-R's rows can use 22
+GROUPED = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
-def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> BertModel:
-    """A small random Hugging Face BERT with weights large enough to tell mistakes apart."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 40,
-        "max_position_embeddings": 24,
-    }
-    config = TorchBertConfig(**(small | sizes))
-    config._attn_implementation = "eager"
+
+def _small(config: Any, model: Any, fixed: dict[str, Any], seed: int, noise: float) -> Any:
+    """A random model of Hugging Face's classes; biases and norms, too, are not 0 and 1."""
+    settings = config(**(SMALL | fixed))
+    settings._attn_implementation = "eager"
     torch.manual_seed(seed)
-    return _with_noise(BertModel(config, add_pooling_layer=False).eval(), noise)
+    made = model(settings).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * noise)
+    return made
 
 
-def torch_xlm_roberta(
-    seed: int = 0, noise: float = 0.2, roberta: bool = False, **sizes: Any
-) -> XLMRobertaModel:
-    """A small random Hugging Face XLM-R, or RoBERTa; rows can use 22 of its 24 positions."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 40,
-        "max_position_embeddings": 24,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-5,
-    }
-    config = (TorchRobertaConfig if roberta else TorchXlmRobertaConfig)(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    make: Any = RobertaModel if roberta else XLMRobertaModel
-    model = make(config, add_pooling_layer=False)
-    return _with_noise(model.eval(), noise)
+def _without_pooler(model: Any) -> Any:
+    return partial(model, add_pooling_layer=False)
 
 
-def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Qwen3ForCausalLM:
-    """A small random Hugging Face Qwen3 with its language-model head; the trunk is `.model`."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    }
-    config = TorchQwen3Config(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(Qwen3ForCausalLM(config).eval(), noise)
+def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    model = _without_pooler(transformers.BertModel)
+    return _small(transformers.BertConfig, model, SHORT | sizes, seed, noise)
+
+
+def torch_xlm_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    fixed = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    model = _without_pooler(transformers.XLMRobertaModel)
+    return _small(transformers.XLMRobertaConfig, model, fixed | sizes, seed, noise)
+
+
+def torch_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    fixed = {**SHORT, "type_vocab_size": 2, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
+    model = _without_pooler(transformers.RobertaModel)
+    return _small(transformers.RobertaConfig, model, fixed | sizes, seed, noise)
+
+
+def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    """With its language-model head; the trunk is `.model`."""
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    fixed = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope}
+    model = transformers.Qwen3ForCausalLM
+    return _small(transformers.Qwen3Config, model, fixed | sizes, seed, noise)
 
 
 def torch_gte(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NewModel:
-    """A small random GTE, without dropout."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 64,
-        "hidden_dropout_prob": 0.0,
-    }
-    torch.manual_seed(seed)
-    return _with_noise(NewModel(NewConfig(**(small | sizes))).eval(), noise)
+    return _small(NewConfig, NewModel, {"hidden_dropout_prob": 0.0} | sizes, seed, noise)
 
 
-def torch_modernbert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> ModernBertModel:
-    """A small random Hugging Face ModernBERT: a global layer, then local ones that see 4 tokens."""
-    small: dict[str, Any] = {
+def torch_modernbert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    """A global layer, then local ones that see 4 tokens."""
+    fixed = {
         "vocab_size": 264,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 64,
         "local_attention": 8,
         "pad_token_id": 260,
         **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
         **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
     }
-    config = TorchModernBertConfig(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(ModernBertModel(config).eval(), noise)
+    model = transformers.ModernBertModel
+    return _small(transformers.ModernBertConfig, model, fixed | sizes, seed, noise)
 
 
-def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> MPNetModel:
-    """A small random Hugging Face MPNet; rows can use 62 of its 64 positions."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 40,
-        "max_position_embeddings": 64,
-        "layer_norm_eps": 1e-5,
-    }
-    config = TorchMpnetConfig(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(MPNetModel(config, add_pooling_layer=False).eval(), noise)
+def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    fixed = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
+    model = _without_pooler(transformers.MPNetModel)
+    return _small(transformers.MPNetConfig, model, fixed | sizes, seed, noise)
 
 
-def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NomicBertModel:
-    """A small random Hugging Face NomicBERT."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 64,
-        "pad_token_id": 1,  # of the tokenizer beside it
-    }
-    config = TorchNomicBertConfig(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(NomicBertModel(config).eval(), noise)
-
-
-def _with_noise(model: Any, noise: float) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
-            parameter.add_(torch.randn_like(parameter) * noise)
-    return model
+def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
+    fixed = {"pad_token_id": 1}  # of the tokenizer beside it
+    model = transformers.NomicBertModel
+    return _small(transformers.NomicBertConfig, model, fixed | sizes, seed, noise)
 
 
 def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -277,7 +219,34 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "modernbert": (torch_modernbert, write_modernbert_tokenizer, 264),
     "mpnet": (torch_mpnet, write_unigram_tokenizer, 60),
     "nomic_bert": (torch_nomic_bert, write_unigram_tokenizer, 60),
+    "roberta": (torch_roberta, write_unigram_tokenizer, 60),
 }
+# Further forms of a decoder: its classes of Hugging Face, and the fields of its config.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-untied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False}),
+    "llama": ("Llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama3": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
+    "llama3-head": ("Llama", {"head_dim": 6, "rope_parameters": LLAMA3}),
+}
+
+
+def torch_decoder(name: str, **sizes: Any) -> Any:
+    """The small random causal model of a name of `DECODERS`; its token 5 ends a text."""
+    kind, fields = DECODERS[name]
+    fixed = {**GROUPED, "vocab_size": 264, "intermediate_size": 48, "eos_token_id": 5, **fields}
+    fixed |= sizes
+    config, model = (getattr(transformers, kind + end) for end in ("Config", "ForCausalLM"))
+    return _small(config, model, fixed, 0, 0.2)
+
+
+def torch_trunk(family: str, **sizes: Any) -> Any:
+    """The trunk of the small model that `write_small_model` writes."""
+    make, _, vocab = FAMILIES[family]
+    made = make(**({"vocab_size": vocab} | sizes))
+    return made.model if family == "qwen3" else made
 
 
 def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:

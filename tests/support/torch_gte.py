@@ -16,45 +16,34 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput
 
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30528,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 2048,
+    "type_vocab_size": 1,
+    "layer_norm_type": "layer_norm",
+    "layer_norm_eps": 1e-12,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+}
+
 
 class NewConfig(PretrainedConfig):
     """The fields of `config.json` with the published defaults."""
 
     model_type = "new"
 
-    def __init__(
-        self,
-        vocab_size: int = 30528,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 12,
-        num_attention_heads: int = 12,
-        intermediate_size: int = 3072,
-        hidden_act: str = "gelu",
-        hidden_dropout_prob: float = 0.1,
-        attention_probs_dropout_prob: float = 0.0,
-        max_position_embeddings: int = 2048,
-        type_vocab_size: int = 1,
-        layer_norm_type: str = "layer_norm",
-        layer_norm_eps: float = 1e-12,
-        rope_theta: float = 10000.0,
-        rope_scaling: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.hidden_act = hidden_act
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.max_position_embeddings = max_position_embeddings
-        self.type_vocab_size = type_vocab_size
-        self.layer_norm_type = layer_norm_type
-        self.layer_norm_eps = layer_norm_eps
-        self.rope_theta = rope_theta
-        self.rope_scaling = rope_scaling
-        super().__init__(**fields)
+    def __init__(self, **fields: Any) -> None:
+        known = DEFAULTS | fields
+        for name in DEFAULTS:
+            setattr(self, name, known[name])
+        super().__init__(**{name: v for name, v in fields.items() if name not in DEFAULTS})
 
 
 class RootMeanSquareNorm(nn.Module):

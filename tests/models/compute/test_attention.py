@@ -1,119 +1,166 @@
-"""Attention over right-padded rows against JAX's own."""
+"""Attention over right-padded rows by its definition and in the kernels of GPUs; its precision."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute import precision as module
 from qrag_jax.models.compute.attention import Window, padded_attention
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
 from qrag_jax.runtime.platform import Platform
 
-BATCH, LENGTH, HEADS, WIDTH = 4, 9, 3, 8
-# What is compared with: a GPU would round its factors to TF32.
-exactly = partial(jax.default_matmul_precision, "highest")
+BATCH, LENGTH, HEADS, WIDTH = 4, 9, 4, 8
 LENGTHS = np.array([9, 1, 4, 8], np.int32)
+INSIDE = np.arange(LENGTH) < LENGTHS[:, None]
+FULL, HALF = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
 
 
-def inputs(dtype=np.float32) -> list[jax.Array]:
-    """Query, key, value and a cotangent."""
+def inputs(groups: int = HEADS, dtype: Any = np.float32) -> list[jax.Array]:
+    """Query, key, value, of which a cotangent within rows, and a learned bias."""
     rng = np.random.default_rng(0)
-    arrays = 2 * rng.standard_normal((4, BATCH, LENGTH, HEADS, WIDTH))
-    return [jnp.asarray(array, dtype) for array in arrays]
+    heads = (HEADS, groups, groups, HEADS)
+    arrays = [2 * rng.standard_normal((BATCH, LENGTH, number, WIDTH)) for number in heads]
+    arrays[3] = np.where(INSIDE[..., None, None], arrays[3], 0)
+    bias = rng.normal(size=(HEADS, LENGTH, LENGTH))
+    return [jnp.asarray(array, dtype) for array in (*arrays, bias)]
 
 
-@exactly()
-def library(query, key, value):
-    return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=LENGTHS)
+def definition(
+    seen: np.ndarray, query: Any, key: Any, value: Any, bias: Any | None = None
+) -> jax.Array:
+    """A softmax over the keys of the row that a query sees; heads share the keys of a group."""
+    key, value = (jnp.repeat(x, HEADS // x.shape[2], axis=2) for x in (key, value))
+    highest = jax.lax.Precision.HIGHEST  # a GPU would round the factors to TF32
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=highest) / np.float32(WIDTH**0.5)
+    scores = scores if bias is None else scores + bias[None]
+    keys = jnp.asarray(seen & INSIDE[:, None])[:, None]
+    weights = jax.nn.softmax(jnp.where(keys, scores, np.float32(-1e9)))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value, precision=highest)
 
 
-def ours(query, key, value):
-    return padded_attention(query, key, value, LENGTHS)
+def with_gradients(function: Callable[..., jax.Array], *given: jax.Array) -> list[np.ndarray]:
+    """The result within rows, and the gradients."""
+    cotangent = inputs()[3]
+
+    @jax.jit
+    def compute(*given: jax.Array) -> Any:
+        result, pull = jax.vjp(function, *given)
+        inside = jnp.where(INSIDE[..., None, None], result, 0)
+        return inside, *pull(cotangent.astype(result.dtype))
+
+    return [np.asarray(each) for each in compute(*given)]
 
 
-def test_values_and_gradients_equal_the_librarys() -> None:
-    *qkv, cotangent = inputs()
-
-    def with_gradients(function):
-        result, pull = jax.vjp(function, *qkv)
-        return result, *pull(cotangent)
-
-    found, expected = jax.jit(lambda: (with_gradients(ours), with_gradients(library)))()
+def check(found: list[np.ndarray], expected: list[np.ndarray], within: float = 2e-5) -> None:
     for one, reference in zip(found, expected, strict=True):
-        assert one.shape == (BATCH, LENGTH, HEADS, WIDTH)
-        np.testing.assert_allclose(one, reference, atol=1e-5)
+        np.testing.assert_allclose(one, reference, atol=within)
 
 
-def test_equals_softmax_over_the_keys_of_the_row() -> None:
-    query, key, value, _ = (np.asarray(x, np.float64) for x in inputs())
-    found = np.asarray(ours(*inputs()[:3]))
-    for b, length in enumerate(LENGTHS):
-        for h in range(HEADS):
-            scores = query[b, :, h] @ key[b, :length, h].T / np.sqrt(WIDTH)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            np.testing.assert_allclose(found[b, :, h], weights @ value[b, :length, h], atol=1e-5)
+POSITION = np.arange(LENGTH)
+EVERY = np.ones((LENGTH, LENGTH), bool)
 
 
-@pytest.mark.parametrize("heads", [2, 4, 6])
-def test_causal_and_grouped_heads_equal_the_librarys(heads: int) -> None:
-    rng = np.random.default_rng(1)
-    draw = lambda count: jnp.asarray(rng.standard_normal((BATCH, LENGTH, count, WIDTH)), np.float32)  # noqa: E731
-    query, key, value = draw(heads), draw(2), draw(2)
-    inside = (np.arange(LENGTH) < LENGTHS[:, None])[..., None, None]
-    cotangent = jnp.where(inside, draw(heads), 0)
-
-    def with_gradients(function):
-        result, pull = jax.vjp(function, query, key, value)
-        return jnp.where(inside, result, 0), *pull(cotangent)
-
-    @exactly()
-    def causal_library(query, key, value):
-        return jax.nn.dot_product_attention(
-            query, key, value, key_value_seq_lengths=LENGTHS, is_causal=True
-        )
-
-    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, causal=True))
-    for one, expected in zip(found, with_gradients(causal_library), strict=True):
-        np.testing.assert_allclose(one, expected, atol=1e-5)
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_softmax_over_the_keys_of_the_row(groups: int, causal: bool) -> None:
+    given = inputs(groups)[:3]
+    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, causal=causal), *given)
+    seen = POSITION[:, None] >= POSITION if causal else EVERY
+    check(found, with_gradients(partial(definition, seen), *given))
+    for gradient in found[2:]:  # of keys and values in the padding
+        np.testing.assert_array_equal(gradient[~INSIDE], 0)
 
 
-def test_grouped_heads_without_a_causal_mask() -> None:
-    query, key, value, _ = inputs()
-    key, value = key[:, :, :1], value[:, :, :1]
-    repeated = library(query, *(jnp.repeat(x, HEADS, axis=2) for x in (key, value)))
-    np.testing.assert_allclose(ours(query, key, value), repeated, atol=1e-5)
+@pytest.mark.parametrize(
+    ("attention", "reach", "biased"),
+    [(PRODUCTS, 0, False), (PRODUCTS, 2, True), (LIBRARY, 2, True), (LIBRARY, LENGTH, False)],
+)
+def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
+    query, key, value, _, bias = inputs()
+    given = (query, key, value, bias) if biased else (query, key, value)
+    how = Precision(attention=attention)
+    near = np.abs(POSITION[:, None] - POSITION) <= reach
+    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
+        for applies, seen in ((True, near), (False, EVERY)):
+
+            def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
+                window = Window(reach, jnp.asarray(applies))  # noqa: B023
+                options = {"precision": how, "window": window, "bias": bias}
+                return padded_attention(query, key, value, LENGTHS, **options)
+
+            check(with_gradients(attend, *given), with_gradients(partial(definition, seen), *given))
 
 
-def test_keys_and_values_in_the_padding_get_no_gradient() -> None:
-    *qkv, cotangent = inputs()
-    _, d_key, d_value = jax.vjp(ours, *qkv)[1](cotangent)
-    padding = np.arange(LENGTH) >= LENGTHS[:, None]
-    np.testing.assert_array_equal(np.asarray(d_key)[padding], 0)
-    np.testing.assert_array_equal(np.asarray(d_value)[padding], 0)
+def test_causal_attention_takes_no_window() -> None:
+    window = Window(2, jnp.asarray(True))
+    with pytest.raises(ValueError, match="causal"):
+        padded_attention(*inputs()[:3], LENGTHS, causal=True, window=window)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_keeps_the_dtype(dtype) -> None:
-    *qkv, cotangent = inputs(dtype)
-    result, pull = jax.vjp(ours, *qkv)
-    assert result.dtype == dtype
-    assert all(gradient.dtype == dtype for gradient in pull(cotangent))
+# ---------------------------------------------------------------------- precision
 
 
-def test_bfloat16_is_close_to_float32() -> None:
-    *qkv, cotangent = inputs(jnp.bfloat16)
-    result, pull = jax.vjp(ours, *qkv)
-    exact, exact_pull = jax.vjp(library, *(x.astype(jnp.float32) for x in qkv))
-    np.testing.assert_allclose(result.astype(jnp.float32), exact, atol=0.06)
-    for found, expected in zip(pull(cotangent), exact_pull(cotangent.astype(jnp.float32))):
-        scale = float(jnp.abs(expected).max())
-        np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03 * scale)
+@pytest.mark.parametrize("activations", [HALF, FULL])
+def test_bfloat16_is_close_to_float32(activations: Any) -> None:
+    """Of whole half precision, and of its products alone, as on CPU."""
+    given = inputs(dtype=activations)[:3]
+    how = Precision(activations, HALF)
+    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, precision=how), *given)
+    expected = with_gradients(partial(definition, EVERY), *(x.astype(FULL) for x in given))
+    for one, reference in zip(found, expected, strict=True):
+        assert one.dtype == activations
+        difference = np.abs(one.astype(np.float32) - reference).max()
+        assert 0 < difference < 0.03 * np.abs(reference).max()
+
+
+def test_names_of_precisions() -> None:
+    cpu, tpu = Platform("cpu"), Platform("tpu")
+    hopper, volta = Platform("gpu", (9, 0)), Platform("gpu", (7, 0))
+    for name, platform, activations, expected in (
+        ("float32", cpu, "auto", (FULL, FULL, "products")),
+        ("bfloat16", cpu, "auto", (FULL, HALF, "products")),
+        ("bfloat16", cpu, "bfloat16", (HALF, HALF, "products")),  # as GPUs do
+        ("auto", hopper, "auto", (HALF, HALF, "fused")),
+        ("bfloat16", hopper, "bfloat16", (HALF, HALF, "fused")),
+        ("float32", hopper, "auto", (FULL, FULL, "library")),
+        ("auto", hopper, "float32", (FULL, HALF, "library")),
+        ("auto", volta, "auto", (FULL, FULL, "library")),
+        ("auto", tpu, "auto", (HALF, HALF, "library")),
+    ):
+        assert precision(name, platform, activations) == Precision(*expected)
+    for name, platform, activations, named in (
+        ("float32", hopper, "bfloat16", "activations"),
+        ("auto", cpu, "half", "activations"),
+        ("bfloat16", volta, "auto", "dtype"),
+        ("half", cpu, "auto", "dtype"),
+    ):
+        with pytest.raises(InputError, match=rf"config\.encoder\.{named}"):
+            precision(name, platform, activations)
+
+
+@pytest.mark.parametrize(
+    ("flags", "products"), [("sse4_2 amx_bf16 amx_tile", HALF), ("avx2 avx512_bf16", FULL)]
+)
+def test_auto_on_cpu_asks_for_a_matrix_unit(flags, products, tmp_path: Path, monkeypatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t\t: fpu {flags}\n")
+    real = module._has_matrix_unit
+    monkeypatch.setattr(module, "_has_matrix_unit", lambda: real(cpuinfo))
+    assert precision("auto", Platform("cpu")) == Precision(FULL, products)
+    assert not real(tmp_path / "absent")
+
+
+# ---------------------------------------------------------------------- the kernels of GPUs
 
 
 @pytest.fixture
@@ -124,7 +171,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "check_compute_capability", lambda capability: True)
 
 
-def lowered_for_gpu(length: int, width: int, **options) -> str:
+def lowered_for_gpu(length: int, width: int, **options: Any) -> str:
     """The gradient of attention as it is lowered for an NVIDIA GPU; raises what its checks say."""
     heads = jax.ShapeDtypeStruct((4, length, 4, width), jnp.bfloat16)
     lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
@@ -138,22 +185,12 @@ def lowered_for_gpu(length: int, width: int, **options) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("width", "causal"), [(32, False), (64, False), (128, True)])
 def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, causal) -> None:
     """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
     rows = np.bincount([287, 180, 90], minlength=288)
     for length in choose_blocks(rows, 8192, 2, 2, multiples=(64, 8)).lengths:
-        program = lowered_for_gpu(length, width, causal=causal)
-        assert "__cudnn$fmhaSoftmaxBackward" in program
-    direct = jax.ShapeDtypeStruct((4, 287, 4, width), jnp.bfloat16)
-
-    def total(query):
-        attention = jax.nn.dot_product_attention
-        return attention(query, query, query, implementation="cudnn").astype(jnp.float32).sum()
-
-    with pytest.raises(NotImplementedError, match="Unsupported sequence length Q 287"):
-        jax.jit(jax.grad(total)).trace(direct)
+        assert "__cudnn$fmhaSoftmaxBackward" in lowered_for_gpu(length, width, causal=causal)
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -162,8 +199,7 @@ def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, 
     monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_deterministic_ops={str(asked).lower()}")
     calls = [line for line in lowered_for_gpu(288, 64).splitlines() if "__cudnn$fmha" in line]
     gradients = [line for line in calls if "__cudnn$fmhaSoftmaxBackward" in line]
-    assert len(calls) == 2
-    assert len(gradients) == 1
+    assert (len(calls), len(gradients)) == (2, 1)
     assert ("force_deterministic" in gradients[0]) == asked
     assert sum("force_deterministic" in line for line in calls) == asked
 
@@ -172,56 +208,6 @@ def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, 
 def test_what_the_fused_kernel_does_not_take_is_left_to_xla(cudnn, length, width) -> None:
     with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
         assert "cudnn" not in lowered_for_gpu(length, width)
-
-
-# ---------------------------------------------------------------------- windows and learned biases
-
-
-def seen_by_hand(reach: int) -> np.ndarray:
-    position = np.arange(LENGTH)
-    return np.abs(position[:, None] - position[None]) <= reach
-
-
-def with_gradients(function, *arguments):
-    """The result within rows, and the gradients of the arguments."""
-    cotangent = inputs()[3]
-    inside = jnp.asarray((np.arange(LENGTH) < LENGTHS[:, None])[..., None, None])
-    result, pull = jax.vjp(function, *arguments)
-    return jnp.where(inside, result, 0), *pull(jnp.where(inside, cotangent, 0))
-
-
-@pytest.mark.parametrize("attention", [PRODUCTS, LIBRARY])
-@pytest.mark.parametrize("reach", [0, 2, LENGTH])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
-    bias = np.random.default_rng(3).normal(size=(HEADS, LENGTH, LENGTH)).astype(np.float32)
-    given = (*inputs()[:3], bias) if biased else inputs()[:3]
-    how = Precision(attention=attention)
-
-    def found(applies):
-        def attend(query, key, value, bias=None):
-            window = Window(reach, applies)
-            options = {"precision": how, "window": window, "bias": bias}
-            return padded_attention(query, key, value, LENGTHS, **options)
-
-        return with_gradients(attend, *given)
-
-    def expected(mask):
-        @exactly()
-        def attend(query, key, value, bias=None):
-            scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / WIDTH**0.5
-            scores = scores if bias is None else scores + bias[None]
-            keys = jnp.asarray(mask & (np.arange(LENGTH) < LENGTHS[:, None])[:, None])[:, None]
-            weights = jax.nn.softmax(jnp.where(keys, scores, -1e9))
-            return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-
-        return with_gradients(attend, *given)
-
-    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
-        for applies, mask in ((True, seen_by_hand(reach)), (False, seen_by_hand(LENGTH))):
-            results = jax.jit(found)(applies), expected(mask)
-            for one, reference in zip(*results, strict=True):
-                np.testing.assert_allclose(one, reference, atol=2e-5)
 
 
 def test_local_layers_leave_the_fused_kernel_to_global_ones(cudnn) -> None:
@@ -236,9 +222,3 @@ def test_local_layers_leave_the_fused_kernel_to_global_ones(cudnn) -> None:
     assert "stablehlo.case" in long
     assert "__cudnn$fmhaSoftmaxBackward" in short  # every key is near
     assert "stablehlo.case" not in short
-
-
-def test_causal_attention_takes_no_window() -> None:
-    window = Window(2, jnp.asarray(True))
-    with pytest.raises(ValueError, match="causal attention takes neither a window nor a bias"):
-        padded_attention(*inputs()[:3], LENGTHS, causal=True, window=window)

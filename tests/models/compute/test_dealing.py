@@ -24,8 +24,7 @@ from tests.devices import mesh_of
 
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(0, 9, 16).astype(np.int32)
-SHAPES = [(1, 4, 1), (1, 1, 2), (2, 2, 2)]
-every_shape = pytest.mark.parametrize("shape", SHAPES)
+every_shape = pytest.mark.parametrize("shape", [(1, 4, 1), (2, 2, 2)])
 
 
 def on_devices(

@@ -40,6 +40,9 @@ def test_layout_puts_rows_end_to_end() -> None:
     assert [row for row, _ in found[len(used) :]] == [len(LENGTHS)] * (TOKENS - len(used))
     for place, (row, position) in enumerate(used):
         assert layout.place[row, position] == place
+    # Places that no row uses have a position that every encoder knows.
+    wide = packed_layout(jnp.asarray(LENGTHS), TOKENS, length=64)
+    assert wide.position.max() == LENGTHS.max() - 1
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -101,16 +104,16 @@ def filled_by_hand(blocks: Blocks, lengths: list[int]) -> list[tuple[int, int, l
     return filled
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_blocks_are_filled_longest_first_then_from_below(seed) -> None:
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(1, 20))
+@pytest.mark.parametrize("count", [1, 2, 7, 13, 19])
+def test_blocks_are_filled_longest_first_then_from_below(count) -> None:
+    rng = np.random.default_rng(count)
     lengths = np.sort(rng.integers(0, 21, count)).astype(np.int32)
     shapes = list(BLOCKS.shapes(count))
+    following = jax.jit(next_block, static_argnums=0)
     left = Filling(jnp.int32((lengths == 0).sum()), jnp.int32(count))
     found, seen = [], []
     while left.low < left.high:
-        block = next_block(BLOCKS, jnp.asarray(lengths), left)
+        block = following(BLOCKS, jnp.asarray(lengths), left)
         shape = shapes[int(block.shape)]
         place, present = rows_of_block(block, left, shape.rows)
         rows = np.asarray(place)[np.asarray(present)]
@@ -149,7 +152,7 @@ def cheapest(histogram: np.ndarray, count: int) -> int:
     return min(cost(histogram, (*chosen, longest)) for chosen in sets)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 20])
+@pytest.mark.parametrize("count", [2, 3, 20])
 def test_choose_lengths_is_optimal(count) -> None:
     rng = np.random.default_rng(count)
     for longest in (3, 8, 9, 30, 41, 56):
@@ -161,11 +164,8 @@ def test_choose_lengths_is_optimal(count) -> None:
             assert lengths[-1] - longest in range(8)
             assert all(length % 8 == 0 for length in lengths)
             assert cost(histogram, lengths) == cheapest(histogram, count)
-
-
-def test_choose_lengths_does_not_pay_for_rows_of_no_tokens() -> None:
     histogram = np.zeros(41, np.int64)
-    histogram[0], histogram[20], histogram[40] = 1000, 10, 10
+    histogram[0], histogram[20], histogram[40] = 1000, 10, 10  # rows of no tokens cost nothing
     assert choose_lengths(histogram, 2) == (24, 40)
 
 
@@ -179,8 +179,3 @@ def test_rounder_lengths_are_taken_where_they_cost_little() -> None:
 
     assert lengths(even) == (128, 320)
     assert lengths(uneven) == (72, 288)
-
-
-def test_places_that_no_row_uses_have_a_position_that_every_encoder_knows() -> None:
-    layout = packed_layout(jnp.asarray(LENGTHS), TOKENS, length=64)
-    assert layout.position.max() == LENGTHS.max() - 1

@@ -1,6 +1,9 @@
-"""Packed blocks against the encoder applied to one row at a time."""
+"""Rows to vectors: pooling by its definition, packed blocks against rows computed one by one."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,180 +19,141 @@ from qrag_jax.models.compute.ragged import (
     first_of_its_kind,
     pull_back,
 )
+from qrag_jax.models.heads.embedding import TextEncoder
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 
 ENCODER = tiny_encoder()
+PARAMS = tower(ENCODER, 0)
 ROWS, WIDTH = 13, 27
 LENGTHS = np.array([0, 27, 3, 8, 9, 0, 16, 17, 1, 27, 2, 24, 7], np.int32)
-EVERY_BLOCKS = [
-    Blocks((32, 64), (8, 16, 30), (4.0, 12.0, 22.0)),
+PRESENT = LENGTHS > 0
+# Ordinary tokens stand in the padding too: it must not be looked at.
+TOKENS = np.random.default_rng(0).integers(FIRST_WORD, VOCAB, (ROWS, WIDTH)).astype(np.int32)
+BLOCKS = Blocks((32, 64), (8, 16, 30), (4.0, 12.0, 22.0))
+FURTHER_BLOCKS = [
     Blocks((13 * 27,), (27,), (27.0,)),  # one block, of all rows; as wide as the rows
     Blocks((30,), (1, 9, 30), (30.0, 30.0, 30.0)),  # a block holds one or two rows
 ]
 
-
-@pytest.fixture(scope="module")
-def params():
-    return tower(ENCODER, 0)
-
-
-@pytest.fixture(scope="module")
-def tokens() -> np.ndarray:
-    # Ordinary tokens stand in the padding too: it must not be looked at.
-    return np.random.default_rng(0).integers(FIRST_WORD, VOCAB, (ROWS, WIDTH)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def one_by_one(params, tokens) -> np.ndarray:
-    embed = jax.jit(ENCODER.embed)
-    return np.stack([embed(params, tokens[i : i + 1], LENGTHS[i : i + 1])[0] for i in range(ROWS)])
-
-
+embed = jax.jit(TextEncoder.embed, static_argnums=0)
 jitted = jax.jit(embed_rows, static_argnums=(0, 1))
 jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 
-@pytest.mark.parametrize("blocks", EVERY_BLOCKS)
-def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
-    assert rows.shape == (ROWS, ENCODER.width)
-    assert rows.dtype == np.float32
-    present = LENGTHS > 0
-    np.testing.assert_allclose(rows[present], one_by_one[present], atol=2e-6)
-    assert np.isfinite(rows).all()
+def embedded(tokens: np.ndarray, lengths: np.ndarray, blocks: Blocks = BLOCKS) -> Any:
+    return jitted(ENCODER, blocks, PARAMS, TokenRows(tokens, lengths))
 
 
-def test_a_program_with_64_bits_gets_the_same(params, tokens, one_by_one) -> None:
+def check_gradients(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=2e-6 * largest)
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> np.ndarray:
+    rows = zip(np.split(TOKENS, ROWS), np.split(LENGTHS, ROWS), strict=True)
+    return np.stack([embed(ENCODER, PARAMS, *row)[0] for row in rows])
+
+
+# ---------------------------------------------------------------------- one row's vector
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_poolings(pooling: str, normalise: bool) -> None:
+    """Of the hidden states of the row alone; a row of no tokens has zeros, and no NaN behind."""
+    encoder = dataclasses.replace(ENCODER, pooling=pooling, normalise=normalise, scale=0.5)
+    hidden = np.asarray(ENCODER.module.hidden_states(PARAMS, TOKENS, LENGTHS), np.float64)
+    of_row = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "cls": lambda h: h[0]}[pooling]
+    expected = np.stack([of_row(h[:n]) if n else 0 * h[0] for h, n in zip(hidden, LENGTHS)])
+    if normalise:
+        expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    found, pull = jax.vjp(jax.jit(lambda p: encoder.embed(p, TOKENS, LENGTHS)), PARAMS)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, 0.5 * expected, atol=1e-6)
+    (gradient,) = pull(jnp.ones_like(found))
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+def test_padding_changes_nothing(one_by_one: np.ndarray) -> None:
+    inside = np.arange(WIDTH) < LENGTHS[:, None]
+    blank = np.where(inside, TOKENS, ENCODER.pad_id).astype(np.int32)
+    found = embed(ENCODER, PARAMS, TOKENS, LENGTHS)
+    np.testing.assert_array_equal(found, embed(ENCODER, PARAMS, blank, LENGTHS))
+    np.testing.assert_allclose(found[PRESENT], one_by_one[PRESENT], atol=1e-6)
+
+
+def test_what_rows_open_with() -> None:
+    encoder = dataclasses.replace(ENCODER, state_prefix=(7, 8), chunk_prefix=(9,))
+    assert encoder.state_opening == (ENCODER.opening_id, 7, 8)
+    assert encoder.chunk_opening == (ENCODER.opening_id, 9)
+    assert dataclasses.replace(encoder, opening_id=None).state_opening == (7, 8)
+    assert dataclasses.replace(ENCODER, opening_id=None).chunk_opening == ()
+
+
+# ---------------------------------------------------------------------- packed into blocks
+
+
+@pytest.mark.parametrize("blocks", FURTHER_BLOCKS)
+def test_equals_the_encoder_row_by_row(blocks: Blocks, one_by_one: np.ndarray) -> None:
+    rows = np.asarray(embedded(TOKENS, LENGTHS, blocks)[0])
+    assert (rows.shape, rows.dtype) == ((ROWS, ENCODER.width), np.float32)
+    np.testing.assert_allclose(rows[PRESENT], one_by_one[PRESENT], atol=2e-6)
+    np.testing.assert_array_equal(rows[~PRESENT], 0)
+
+
+def test_a_program_with_64_bits_gets_the_same(one_by_one: np.ndarray) -> None:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        rows = jitted(ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, LENGTHS))[0]
-    np.testing.assert_allclose(rows[LENGTHS > 0], one_by_one[LENGTHS > 0], atol=2e-6)
+        rows = embedded(TOKENS, LENGTHS)[0]
+    np.testing.assert_allclose(rows[PRESENT], one_by_one[PRESENT], atol=2e-6)
 
 
-@pytest.mark.parametrize("blocks", EVERY_BLOCKS)
-def test_absent_rows_give_zeros(blocks, params, tokens) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
-    np.testing.assert_array_equal(rows[LENGTHS == 0], 0)
-
-
-def test_random_lengths_in_one_program(params, tokens) -> None:
+def test_any_lengths_in_any_order_in_one_program(one_by_one: np.ndarray) -> None:
     traces = 0
 
-    def embed_and_count(params, tokens, lengths):
+    @jax.jit
+    def program(params: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
-        return embed_rows(ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, lengths))[0]
+        return embed_rows(ENCODER, BLOCKS, params, TokenRows(tokens, lengths))[0]
 
-    program, direct = jax.jit(embed_and_count), jax.jit(ENCODER.embed)
     rng = np.random.default_rng(1)
     draws = [rng.integers(0, WIDTH + 1, ROWS) for _ in range(6)]
     draws += [np.zeros(ROWS), np.full(ROWS, WIDTH), np.full(ROWS, 1)]
     for lengths in draws:
         lengths = lengths.astype(np.int32)
-        rows = np.asarray(program(params, tokens, lengths))
-        expected = np.asarray(direct(params, tokens, lengths))
+        rows = np.asarray(program(PARAMS, TOKENS, lengths))
+        expected = np.asarray(embed(ENCODER, PARAMS, TOKENS, lengths))
         np.testing.assert_allclose(rows[lengths > 0], expected[lengths > 0], atol=2e-6)
-        if not lengths.any():
-            np.testing.assert_array_equal(rows, 0)
+        np.testing.assert_array_equal(rows[lengths == 0], 0)
+    order = rng.permutation(ROWS)
+    shuffled = np.asarray(program(PARAMS, TOKENS[order], LENGTHS[order]))
+    np.testing.assert_allclose(
+        shuffled[PRESENT[order]], one_by_one[order][PRESENT[order]], atol=2e-6
+    )
     assert traces == 1
-    assert program._cache_size() == 1
 
 
-def test_a_row_does_not_depend_on_the_order_of_rows(params, tokens) -> None:
-    blocks, order = EVERY_BLOCKS[0], np.random.default_rng(2).permutation(ROWS)
-    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
-    shuffled = np.asarray(
-        jitted(ENCODER, blocks, params, TokenRows(tokens[order], LENGTHS[order]))[0]
-    )
-    present = LENGTHS[order] > 0
-    np.testing.assert_allclose(shuffled[present], rows[order][present], atol=2e-6)
-
-
-@pytest.fixture(scope="module")
-def direct_gradient(params, tokens):
-    cotangents = np.random.default_rng(3).standard_normal((ROWS, ENCODER.width))
-    cotangents = cotangents.astype(np.float32)
-
-    def total(params):
-        present = jnp.asarray(LENGTHS > 0)[:, None]
-        return jnp.where(present, cotangents * ENCODER.embed(params, tokens, LENGTHS), 0).sum()
-
-    return cotangents, jax.jit(jax.grad(total))(params)
-
-
-@pytest.mark.parametrize("blocks", EVERY_BLOCKS[:2])
-def test_pull_back_equals_autodiff(blocks, params, tokens, direct_gradient) -> None:
-    cotangents, expected = direct_gradient
-    found, _ = jitted_pull_back(ENCODER, blocks, params, TokenRows(tokens, LENGTHS), cotangents)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
-    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=1e-6 * largest)
-    # A second draw of lengths runs in the same program.
-    programs = jitted_pull_back._cache_size()
-    jitted_pull_back(ENCODER, blocks, params, TokenRows(tokens, LENGTHS[::-1].copy()), cotangents)
-    assert jitted_pull_back._cache_size() == programs
-
-
-def test_cotangents_that_follow_from_the_embeddings(params, tokens) -> None:
-    """The gradient of `Σ_n w_n·|embedding_n|²`, rows that occur twice included."""
-    twice = np.concatenate([tokens, tokens[3:6]])
-    lengths = np.concatenate([LENGTHS, LENGTHS[3:6]])
-    weights = np.linspace(-1, 2, len(twice)).astype(np.float32)
-
-    @jax.jit
-    def found(params, tokens, lengths):
-        def cotangent_of(embedded, values):
-            number, weight = values
-            assert number.shape == weight.shape == embedded.shape[:1]
-            return jnp.where(number[:, None] > 0, 2 * weight[:, None] * embedded, 0)
-
-        of_rows = jnp.arange(1, 1 + len(weights)), jnp.asarray(weights)  # no row: zeros
-        rows, cotangents = TokenRows(tokens, lengths), CotangentsOf(cotangent_of, of_rows)
-        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, rows, cotangents)
-
-    def whole(params):
-        embedded = ENCODER.embed(params, twice, lengths)
-        return (jnp.asarray(weights)[:, None] * embedded**2).sum(), embedded
-
-    gradient, embedded, count = found(params, twice, lengths)
-    expected, direct = jax.jit(jax.grad(whole, has_aux=True))(params)
-    np.testing.assert_allclose(embedded, direct, atol=2e-6)
-    assert float(count.real) == lengths.sum()
-    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4 * max(1.0, np.abs(other).max()))
-
-
-def test_pull_back_of_absent_rows_is_zero(params, tokens) -> None:
-    cotangents = np.ones((ROWS, ENCODER.width), np.float32)
-    lengths = np.zeros(ROWS, np.int32)
-    nothing, _ = jitted_pull_back(
-        ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, lengths), cotangents
-    )
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(nothing))
-
-
-def test_counts_the_tokens_of_the_blocks(params, tokens) -> None:
+def test_counts_the_tokens_of_the_blocks() -> None:
     shape = Blocks((27,), (27,), (20.0,))  # a block holds 27 tokens, of two rows at most
     lengths = np.array([27, 20, 14, 9, 4, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
-    _, count = jitted(ENCODER, shape, params, TokenRows(tokens, lengths))
+    _, count = embedded(TOKENS, lengths, shape)
     # 27; 20 + 4; 14 + 9
     assert (float(count.real), float(count.computed)) == (74, 3 * 27)
     assert count.real.dtype == count.computed.dtype == jnp.float32
 
 
-def test_rows_that_occur_twice_are_computed_once(params, tokens) -> None:
-    blocks, lengths = EVERY_BLOCKS[0], np.full(ROWS, 12, np.int32)
-    repeated = tokens.copy()
-    repeated[[4, 7, 9], :12] = tokens[2, :12]  # what stands beyond the row may differ
-    rows, count = jitted(ENCODER, blocks, params, TokenRows(repeated, lengths))
-    assert float(count.real) == 12 * (ROWS - 3)
-    np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, lengths), atol=2e-6)
-    # A beginning is not the same row.
+def test_rows_that_occur_twice_are_computed_once() -> None:
+    lengths, repeated = np.full(ROWS, 12, np.int32), TOKENS.copy()
+    repeated[[4, 7, 9], :12] = TOKENS[2, :12]  # what stands beyond the row may differ
     shorter = lengths.copy()
-    shorter[4] = 11
-    rows, count = jitted(ENCODER, blocks, params, TokenRows(repeated, shorter))
-    assert float(count.real) == 12 * (ROWS - 3) + 11
-    np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, shorter), atol=2e-6)
+    shorter[4] = 11  # a beginning is not the same row
+    for each, computed in ((lengths, 12 * (ROWS - 3)), (shorter, 12 * (ROWS - 3) + 11)):
+        rows, count = embedded(repeated, each)
+        assert float(count.real) == computed
+        np.testing.assert_allclose(rows, embed(ENCODER, PARAMS, repeated, each), atol=2e-6)
 
 
 def test_rows_of_equal_hash_are_told_apart_by_their_tokens() -> None:
@@ -198,46 +162,78 @@ def test_rows_of_equal_hash_are_told_apart_by_their_tokens() -> None:
     clash = np.array([[odd[1], 0, 7], [0, odd[0], 7], [odd[1], 0, 7]], np.uint32).view(np.int32)
     hashes = (clash.view(np.uint32) * odd).sum(axis=1, dtype=np.uint32)
     assert hashes[0] == hashes[1]
-    found = first_of_its_kind(jnp.asarray(clash), jnp.full(3, 3, jnp.int32))
+    found = jax.jit(first_of_its_kind)(jnp.asarray(clash), jnp.full(3, 3, jnp.int32))
     assert found.tolist() == [0, 1, 0]
 
 
-def test_pull_back_of_repeated_rows_equals_autodiff(params, tokens) -> None:
-    repeated, lengths = tokens.copy(), np.full(ROWS, 9, np.int32)
-    repeated[5:9] = tokens[1]
-    cotangents = np.random.default_rng(5).standard_normal((ROWS, ENCODER.width)).astype(np.float32)
-    found, count = jitted_pull_back(
-        ENCODER, EVERY_BLOCKS[0], params, TokenRows(repeated, lengths), cotangents
-    )
-    assert float(count.real) == 9 * (ROWS - 4)
-
-    def total(params):
-        return (cotangents * ENCODER.embed(params, repeated, lengths)).sum()
-
-    expected = jax.jit(jax.grad(total))(params)
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
-    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=1e-6 * largest)
+# ---------------------------------------------------------------------- gradients
 
 
-def test_rows_wider_than_the_largest_bucket_are_refused(params, tokens) -> None:
-    with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
-        embed_rows(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, TokenRows(tokens, LENGTHS))
-    cotangents = np.zeros((ROWS, ENCODER.width), np.float32)
-    with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
-        pull_back(
-            ENCODER,
-            Blocks((32,), (8, 26), (8.0, 20.0)),
-            params,
-            TokenRows(tokens, LENGTHS),
-            cotangents,
-        )
+def test_pull_back_equals_autodiff_and_is_compiled_once() -> None:
+    """Of rows of unequal lengths, of rows that occur again, and of none."""
+    cotangents = np.random.default_rng(3).standard_normal((ROWS, ENCODER.width)).astype(np.float32)
+    repeated = TOKENS.copy()
+    repeated[5:9] = TOKENS[1]
+
+    @jax.jit
+    def direct(tokens: jax.Array, lengths: jax.Array) -> Any:
+        def total(params: Any) -> jax.Array:
+            vectors = ENCODER.embed(params, tokens, lengths)
+            return jnp.where((lengths > 0)[:, None], cotangents * vectors, 0).sum()
+
+        return jax.grad(total)(PARAMS)
+
+    programs = jitted_pull_back._cache_size()
+    of_nines, of_none = np.full(ROWS, 9, np.int32), np.zeros(ROWS, np.int32)
+    for tokens, lengths in ((TOKENS, LENGTHS), (repeated, of_nines), (TOKENS, of_none)):
+        rows = TokenRows(tokens, lengths)
+        found, count = jitted_pull_back(ENCODER, BLOCKS, PARAMS, rows, cotangents)
+        check_gradients(found, direct(tokens, lengths))
+        if tokens is repeated:
+            assert float(count.real) == 9 * (ROWS - 4)
+    assert jitted_pull_back._cache_size() == programs + 1
 
 
-def test_places_are_written_once(params, tokens) -> None:
+def test_cotangents_that_follow_from_the_embeddings() -> None:
+    """The gradient of `Σ_n w_n·|embedding_n|²`, rows that occur twice included."""
+    twice, weights = TOKENS.copy(), np.linspace(-1, 2, ROWS).astype(np.float32)
+    twice[12, :7] = twice[3, :7]
+    lengths = np.where(np.arange(ROWS) == 3, 7, LENGTHS).astype(np.int32)
+
+    @jax.jit
+    def found(params: Any) -> Any:
+        def cotangent_of(vectors: jax.Array, values: Any) -> jax.Array:
+            number, weight = values
+            assert number.shape == weight.shape == vectors.shape[:1]
+            return jnp.where(number[:, None] > 0, 2 * weight[:, None] * vectors, 0)
+
+        of_rows = jnp.arange(1, 1 + ROWS), jnp.asarray(weights)  # no row: zeros
+        rows, cotangents = TokenRows(twice, lengths), CotangentsOf(cotangent_of, of_rows)
+        return embed_and_pull_back(ENCODER, BLOCKS, params, rows, cotangents)
+
+    def whole(params: Any) -> Any:
+        vectors = ENCODER.embed(params, twice, lengths)
+        return (jnp.asarray(weights)[:, None] * vectors**2).sum(), vectors
+
+    gradient, vectors, count = found(PARAMS)
+    expected, direct = jax.jit(jax.grad(whole, has_aux=True))(PARAMS)
+    np.testing.assert_allclose(vectors, direct, atol=2e-6)
+    assert float(count.real) == lengths.sum()
+    check_gradients(gradient, expected)
+
+
+def test_rows_wider_than_the_largest_bucket_are_refused() -> None:
+    narrow, rows = Blocks((32,), (8, 26), (8.0, 20.0)), TokenRows(TOKENS, LENGTHS)
+    with pytest.raises(ValueError, match="27"):
+        embed_rows(ENCODER, narrow, PARAMS, rows)
+    with pytest.raises(ValueError, match="27"):
+        pull_back(ENCODER, narrow, PARAMS, rows, np.zeros((ROWS, ENCODER.width), np.float32))
+
+
+def test_places_are_written_once() -> None:
     """A GPU that adds in a fixed order sorts what it writes unless it is told so."""
-    rows = TokenRows(tokens, jnp.asarray(LENGTHS))
-    program = jax.make_jaxpr(lambda own: embed_rows(ENCODER, EVERY_BLOCKS[0], own, rows))(params)
+    rows = TokenRows(TOKENS, jnp.asarray(LENGTHS))
+    program = jax.make_jaxpr(lambda own: embed_rows(ENCODER, BLOCKS, own, rows))(PARAMS)
     written = str(program).split(" scatter[")[1:]
     assert written
     assert all("unique_indices=True" in one.split("] ")[0] for one in written)

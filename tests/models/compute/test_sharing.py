@@ -42,11 +42,13 @@ WHOLE, IN_PARTS = RowLengths(LENGTH), RowLengths(LENGTH, 6, 7)
 
 
 def layout_of(longest: RowLengths = WHOLE) -> Any:
-    return shared_layout(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, longest)
+    shared = jax.jit(shared_layout, static_argnums=(2, 3))
+    return shared(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, longest)
 
 
 def test_every_token_has_its_place() -> None:
-    layout, expected = layout_of(), places_by_hand()
+    layout, expected = jax.tree.map(np.asarray, layout_of()), places_by_hand()
+    assert max(expected.values()) < PLACES
     assert {(r, p): int(layout.place[r, p]) for r, p in expected} == expected
     used = max(expected.values()) + 1
     for place in range(used):
@@ -57,10 +59,6 @@ def test_every_token_has_its_place() -> None:
     assert (np.asarray(layout.row[used:]) == len(LENGTHS)).all()
 
 
-def test_too_few_places_are_not_asked_for() -> None:
-    assert max(places_by_hand().values()) < PLACES
-
-
 def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
     layout, expected = layout_of(), places_by_hand()
     draw = np.random.default_rng(0)
@@ -68,14 +66,16 @@ def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
     weights = draw.normal(size=(len(LENGTHS), LENGTH, 2)).astype(np.float32)
     inside = np.arange(LENGTH)[None] < LENGTHS[:, None]
     weights *= inside[..., None]
-    found = jax.grad(lambda packed: (to_rows(packed, layout) * weights).sum())(jnp.asarray(packed))
+    moved = jax.jit(jax.grad(lambda packed: (to_rows(packed, layout) * weights).sum()))
+    found = moved(jnp.asarray(packed))
     by_hand = np.zeros_like(packed)
     for (row, position), place in expected.items():
         by_hand[place] += weights[row, position]
     np.testing.assert_allclose(found, by_hand, atol=1e-6)
 
     rows, of_places = weights, draw.normal(size=packed.shape).astype(np.float32)
-    found = jax.grad(lambda rows: (from_rows(rows, layout) * of_places).sum())(jnp.asarray(rows))
+    moved = jax.jit(jax.grad(lambda rows: (from_rows(rows, layout) * of_places).sum()))
+    found = moved(jnp.asarray(rows))
     by_hand = np.zeros_like(rows)
     for (row, position), place in expected.items():
         if position >= SHARED[row // MEMBERS] or row % MEMBERS == 0:
@@ -84,7 +84,8 @@ def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
 
 
 def test_prompts_and_what_is_behind_them_have_rows_of_their_own() -> None:
-    shared, expected = layout_of(IN_PARTS).shared, places_by_hand()
+    shared = jax.tree.map(np.asarray, layout_of(IN_PARTS).shared)
+    expected = places_by_hand()
     for (row, position), place in expected.items():
         group = row // MEMBERS
         behind = position - SHARED[group]
@@ -99,8 +100,11 @@ def test_prompts_and_what_is_behind_them_have_rows_of_their_own() -> None:
             assert shared.prompts.row[place] == len(SHARED)
 
 
-@pytest.mark.parametrize("longest", [WHOLE, IN_PARTS], ids=["whole rows", "in parts"])
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize(
+    ("scanned", "longest"),
+    [(False, WHOLE), (True, IN_PARTS)],
+    ids=["whole rows", "in parts, scanned layers"],
+)
 def test_a_causal_model_computes_the_same(scanned: bool, longest: RowLengths) -> None:
     config = Qwen3Config(
         vocab_size=50,
@@ -141,7 +145,7 @@ def test_a_causal_model_computes_the_same(scanned: bool, longest: RowLengths) ->
         hidden = trunk.hidden_states(params, jnp.asarray(tokens), jnp.asarray(LENGTHS))
         return (hidden * weights).sum()
 
-    one, other = jax.value_and_grad(shared)(params), jax.value_and_grad(alone)(params)
+    one, other = (jax.jit(jax.value_and_grad(each))(params) for each in (shared, alone))
     for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         largest = float(np.abs(theirs).max())
         np.testing.assert_allclose(ours, theirs, atol=3e-6 * largest)

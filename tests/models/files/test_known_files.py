@@ -18,18 +18,15 @@ from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.file_names import is_plain
 from qrag_jax.systems.q_rag_config import QRagConfig
-from tests.models.conftest import torch_bert, write_tokenizer
+from tests.support.small_models import write_small_model
 
 PRIVATE = "machine example.org login me, which nobody else may read"
 MODELS = "sentence_transformers.models"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    torch_bert().save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
+    return write_small_model("bert", tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
@@ -63,66 +60,38 @@ def names(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def assert_refused(model: Path, tmp_path: Path, *told: str) -> None:
-    """One sentence, and nothing from outside of the model's folder is in the run."""
+def assert_refused(model: Path, tmp_path: Path, named: str) -> None:
+    """One short line, and nothing from outside of the model's folder is in the run."""
     workdir = tmp_path / "run"
     with pytest.raises(InputError) as caught:
         prepare(model, workdir)
-    for words in told:
-        assert words in str(caught.value)
+    assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
     assert names(workdir) == set()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "..",
-        ".",
-        "../model",
-        "a/../..",
-        "1_Pooling/../..",
-        "..\\..",
-        "1_Pooling/",
-        ".ssh",
-        "checkpoints",
-        "adapters",
-        "config.json",
-        "1_Normalize\0/../..",
-        "\ud800",
-        "1_" + "x" * 300,
-        "",
-        None,
-        7,
-        ["1_Pooling"],
-    ],
-)
-def test_modules_outside_of_the_folder_are_refused(
-    path: object, model: Path, tmp_path: Path
-) -> None:
-    write_modules(model, path)
-    assert_refused(model, tmp_path, "model/modules.json: the path", "is not the name of a sub-fold")
+OUTSIDE: list[object] = [
+    *("..", ".", "../model", "a/../..", "1_Pooling/../..", "..\\..", "1_Pooling/", ".ssh", ""),
+    *("checkpoints", "adapters", "config.json", "1_Normalize\0/../..", "\ud800", "/etc"),
+    *("1_" + "x" * 300, None, 7, ["1_Pooling"]),
+]
 
 
-def test_absolute_path_of_a_module_is_refused(model: Path, tmp_path: Path) -> None:
-    write_modules(model, str(model.parent))
-    assert_refused(model, tmp_path, "model/modules.json: the path")
-
-
-@pytest.mark.parametrize("kind", ["Pooling", "Dense", "LSTM"])
-def test_other_modules_are_read_by_the_same_rule(kind: str, model: Path) -> None:
-    write_modules(model, "../.ssh", kind)
-    with pytest.raises(InputError, match=r'modules\.json: the path "\.\./\.ssh"'):
-        read_published(model)
-    write_modules(model, "", kind)
-    with pytest.raises(InputError, match=r'modules\.json: the path ""'):
-        read_published(model)
+def test_modules_outside_of_the_folder_are_refused(model: Path, tmp_path: Path) -> None:
+    for path in (*OUTSIDE, str(model.parent)):
+        write_modules(model, path)
+        assert_refused(model, tmp_path, "model/modules.json: the path")
+    for kind in ("Pooling", "Dense", "LSTM"):  # read by the same rule
+        for path in ("../.ssh", ""):
+            write_modules(model, path, kind)
+            with pytest.raises(InputError, match=rf'modules\.json: the path "{path}"'):
+                read_published(model)
 
 
 def test_two_modules_of_a_kind_are_not_read_as_one(model: Path) -> None:
     write_modules(model, "1_Pooling", "Transformer")
-    with pytest.raises(InputError, match="a module that is there twice"):
+    with pytest.raises(InputError, match=r"modules\.json"):
         read_published(model)
 
 
@@ -132,13 +101,13 @@ def test_links_out_of_the_folder_are_not_followed(model: Path, tmp_path: Path) -
         whole = (model / name).read_bytes() if (model / name).exists() else None
         (model / name).unlink(missing_ok=True)
         (model / name).symlink_to(home / ".netrc")
-        assert_refused(model, tmp_path, f"model/{name}: a link out of the model's folder")
+        assert_refused(model, tmp_path, f"model/{name}: a link")
         (model / name).unlink()
         if whole is not None:
             (model / name).write_bytes(whole)
     write_modules(model, "1_Normalize")
     (model / "1_Normalize").symlink_to(home / ".ssh")
-    assert_refused(model, tmp_path, "1_Normalize/config.json: a link out of the model's folder")
+    assert_refused(model, tmp_path, "1_Normalize/config.json: a link")
     (model / "1_Normalize").unlink()
     (model / "1_Normalize").symlink_to("1_Normalize")  # in a circle
     assert_refused(model, tmp_path, "1_Normalize")
@@ -181,7 +150,7 @@ def test_links_of_the_hubs_cache_are_followed(small_bert: Path, tmp_path: Path) 
     secret.parent.mkdir(parents=True)
     secret.write_text(PRIVATE)
     (snapshot / "merges.txt").symlink_to(secret)
-    with pytest.raises(InputError, match=r"merges\.txt: a link out of the model's folder"):
+    with pytest.raises(InputError, match=r"merges\.txt: a link"):
         prepare(snapshot, tmp_path / "other")
 
 
@@ -194,33 +163,20 @@ def test_a_link_within_the_folder_and_to_the_folder_are_fine(model: Path, tmp_pa
     assert load_encoder(tmp_path / "run" / "encoder").encoder.width
 
 
-@pytest.mark.parametrize(
-    "shard",
-    [
-        "../x.safetensors",
-        "/x.safetensors",
-        "a/../../x.safetensors",
-        "..",
-        "",
-        "a\\x.safetensors",
-        "\0.safetensors",
-        "\ud800.safetensors",
-        "x" * 300 + ".safetensors",
-        "é" * 140 + ".safetensors",
-        ".x.safetensors",
-        "x.bin",
-        5,
-        None,
-    ],
-)
-def test_shards_have_plain_names(shard: object, tmp_path: Path) -> None:
-    """Among them a name too long for a file: the system's own error was a traceback."""
+SHARDS: list[object] = [
+    *("../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "..", "", "a\\x.safetensors"),
+    *("\0.safetensors", "\ud800.safetensors", ".x.safetensors", "x.bin", 5, None),
+    *("x" * 300 + ".safetensors", "é" * 140 + ".safetensors"),  # too long for a file's name
+]
+
+
+def test_shards_have_plain_names(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"f": shard}}))
-    with pytest.raises(InputError, match=r"index\.json: the shard .* in weight_map") as caught:
-        read_tensors(tmp_path)
-    assert "is not a plain file name" in str(caught.value)
-    assert len(str(caught.value)) < 500
+    for shard in SHARDS:
+        index.write_text(json.dumps({"weight_map": {"f": shard}}))
+        with pytest.raises(InputError, match=r"index\.json: .*weight_map") as caught:
+            read_tensors(tmp_path)
+        assert len(str(caught.value)) < 500
 
 
 def test_a_shard_is_no_link_out_of_the_folder(tmp_path: Path) -> None:
@@ -230,38 +186,26 @@ def test_a_shard_is_no_link_out_of_the_folder(tmp_path: Path) -> None:
     (folder / "y.safetensors").symlink_to(tmp_path / "x.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"f": "y.safetensors"}}))
-    with pytest.raises(InputError, match=r"y\.safetensors: a link out of the model's folder"):
+    with pytest.raises(InputError, match=r"y\.safetensors: a link"):
         read_tensors(folder)
 
 
 def test_plain_names() -> None:
     assert is_plain("model-00001-of-00002.safetensors")
     assert is_plain("Gewichte é.bin")
-    for name in (
-        "",
-        ".",
-        "..",
-        ".x",
-        "a/b",
-        "a\\b",
-        "a:b",
-        "a\nb",
-        "\x1b[31m",
-        "\ud800",
-        "x" * 256,
-    ):
-        assert not is_plain(name), name
+    odd = ("", ".", "..", ".x", "a/b", "a\\b", "a:b", "a\nb", "\x1b[31m", "\ud800", "x" * 256)
+    assert not any(map(is_plain, odd))
 
 
 def test_json_of_a_model_is_a_file_of_bounded_size(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(2**29)  # holds nothing, takes no room
-    with pytest.raises(InputError, match=r"config\.json: has more than 256 MiB"):
+    with pytest.raises(InputError, match=r"config\.json: .*256 MiB"):
         read_json(path)
     path.unlink()
     os.mkfifo(path)  # reading one waits for ever
-    with pytest.raises(InputError, match=r"config\.json: missing"):
+    with pytest.raises(InputError, match=r"config\.json"):
         read_json(path)
 
 

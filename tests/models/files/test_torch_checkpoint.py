@@ -1,3 +1,5 @@
+"""Files of torch read without it: bit for bit, without code, and within limits of work."""
+
 from __future__ import annotations
 
 import io
@@ -6,6 +8,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +17,7 @@ import pytest
 import torch
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files import torch_checkpoint
+from qrag_jax.models.files import pickle_scan, torch_checkpoint
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 
 NUMPY_OF = {
@@ -47,20 +50,23 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, torch.Tensor])
         np.testing.assert_array_equal(found[name].astype(np.float64), reference, err_msg=name)
 
 
+def refused(path: Path) -> str:
+    """What the refusal says: one short line with the file's name."""
+    with pytest.raises(InputError) as caught:
+        read_torch_file(path)
+    text = str(caught.value)
+    assert path.name in text
+    assert "\n" not in text
+    assert len(text) < 700
+    return text
+
+
+# ---------------------------------------------------------------------- what torch writes
+
+
 @both_formats
-@pytest.mark.parametrize("dtype", NUMPY_OF, ids=str)
-def test_every_dtype_is_read_bit_for_bit(tmp_path: Path, dtype: torch.dtype, zipped: bool) -> None:
+def test_every_dtype_and_view_is_read_bit_for_bit(tmp_path: Path, zipped: bool) -> None:
     torch.manual_seed(0)
-    tensors = {
-        "matrix": (torch.randn(3, 5) * 50).to(dtype),
-        "scalar": torch.tensor(1).to(dtype),
-        "empty": torch.zeros(0, 4, dtype=dtype),
-    }
-    assert_same(read_torch_file(save(tensors, tmp_path / "x.bin", zipped)), tensors)
-
-
-@both_formats
-def test_views_of_one_storage(tmp_path: Path, zipped: bool) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     tensors = {
         "base": base,
@@ -71,6 +77,10 @@ def test_views_of_one_storage(tmp_path: Path, zipped: bool) -> None:
         "permuted": base.reshape(2, 3, 4).permute(2, 0, 1),
         "tied": base,
     }
+    for dtype in NUMPY_OF:
+        tensors[f"{dtype} matrix"] = (torch.randn(3, 5) * 50).to(dtype)
+        tensors[f"{dtype} scalar"] = torch.tensor(1).to(dtype)
+        tensors[f"{dtype} empty"] = torch.zeros(0, 4, dtype=dtype)
     assert_same(read_torch_file(save(tensors, tmp_path / "x.bin", zipped)), tensors)
 
 
@@ -80,45 +90,25 @@ def test_state_dict_with_metadata_and_parameters(tmp_path: Path, zipped: bool) -
     state = module.state_dict()
     state["parameter"] = torch.nn.Parameter(torch.ones(2))
     assert hasattr(state, "_metadata")  # the attribute that makes the pickle use BUILD
-    assert_same(read_torch_file(save(state, tmp_path / "x.bin", zipped)), state)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_pickle_protocols(tmp_path: Path, protocol: int) -> None:
-    state = torch.nn.Linear(2, 3).state_dict()
-    assert_same(read_torch_file(save(state, tmp_path / "x.bin", protocol=protocol)), state)
-
-
-@pytest.mark.parametrize("key", ["state_dict", "model"])
-def test_one_level_of_wrapping(tmp_path: Path, key: str) -> None:
-    state = torch.nn.Linear(2, 3).state_dict()
-    path = save({"epoch": 3, "name": "x", key: state}, tmp_path / "x.bin")
-    assert_same(read_torch_file(path), state)
-
-
-def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
-    """A layer after one step, with an optimizer that holds moments and a step count."""
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 4)
-    optimizer = torch.optim.Adam(layer.parameters())
-    layer(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    return layer, optimizer
+    for protocol in (2, 3, 4):
+        path = save(state, tmp_path / "x.bin", zipped, protocol)
+        assert_same(read_torch_file(path), state)
 
 
 @both_formats
 @pytest.mark.parametrize("key", ["state_dict", "model"])
 def test_a_training_checkpoint_with_optimizer_state(tmp_path: Path, key: str, zipped: bool) -> None:
-    layer, optimizer = trained()
+    layer = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
     other = {"half": [(torch.ones(5).bfloat16(), torch.arange(7))]}
     saved = {"epoch": 3, "optimizer": optimizer.state_dict(), key: layer.state_dict()} | other
     path = save(saved, tmp_path / "x.bin", zipped)
     assert_same(read_torch_file(path), layer.state_dict())
-    size = path.stat().st_size
     with path.open("r+b") as file:
-        file.truncate(size - 8)
-    with pytest.raises(InputError, match=r"x\.bin: .*truncated"):
-        read_torch_file(path)
+        file.truncate(path.stat().st_size - 8)
+    refused(path)
 
 
 def test_byteorder_entry_is_honoured(tmp_path: Path) -> None:
@@ -136,6 +126,9 @@ def test_byteorder_entry_is_honoured(tmp_path: Path) -> None:
                 data = np.frombuffer(data, f"u{width[last]}").byteswap().tobytes()
             target.writestr(name, data)
     assert_same(read_torch_file(big), tensors)
+
+
+# ---------------------------------------------------------------------- code in a pickle
 
 
 class Reduce:
@@ -168,6 +161,9 @@ def as_legacy(data: bytes, path: Path) -> Path:
     return path
 
 
+both_wraps = pytest.mark.parametrize("wrap", [with_pickle, as_legacy])
+
+
 def attacks(canary: Path) -> dict[str, tuple[object, str]]:
     """Name → (object to pickle, the global that the refusal must name)."""
     touch = f"touch '{canary}'"
@@ -183,29 +179,24 @@ def attacks(canary: Path) -> dict[str, tuple[object, str]]:
     }
 
 
-@both_formats
+@both_wraps
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("attack", attacks(Path("x")))
 def test_code_in_the_pickle_is_refused_and_not_run(
-    tmp_path: Path, attack: str, protocol: int, zipped: bool
+    tmp_path: Path, protocol: int, wrap: Callable[..., Path]
 ) -> None:
     canary = tmp_path / "canary"
-    payload, forbidden = attacks(canary)[attack]
-    data = pickle.dumps(payload, protocol)
-    path = (with_pickle if zipped else as_legacy)(data, tmp_path / "evil.bin")
-    with pytest.raises(InputError, match=r"evil\.bin") as caught:
-        read_torch_file(path)
-    assert not canary.exists()
-    # Protocol 0 writes text operations; those are refused before any name is looked up.
-    told = str(caught.value).replace("__builtin__.", "builtins.")  # its name in protocols 0 to 2
-    assert forbidden in told or (protocol == 0 and "operation" in told)
-
-
-def test_the_attack_would_work_on_a_plain_unpickler(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
     pickle.loads(pickle.dumps(attacks(canary)["eval"][0], 2))  # noqa: S301
-    assert canary.exists()
+    assert canary.exists()  # the attack works on a plain unpickler
+    canary.unlink()
+    for payload, forbidden in attacks(canary).values():
+        text = refused(wrap(pickle.dumps(payload, protocol), tmp_path / "evil.bin"))
+        assert not canary.exists()
+        # Protocol 0 writes text operations; those are refused before any name is looked up.
+        text = text.replace("__builtin__.", "builtins.")  # its name in protocols 0 to 2
+        assert forbidden in text or (protocol == 0 and "operation" in text)
 
+
+# ---------------------------------------------------------------------- files that lie
 
 TENSOR = (
     b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
@@ -213,6 +204,7 @@ TENSOR = (
 )
 HOOKS = b"\x89ccollections\nOrderedDict\n)R"
 KEY = b"\x80\x02}X\x01\x00\x00\x00w"
+ONE = b"K\x00K\x01\x85K\x01\x85" + HOOKS  # the first element of a storage
 
 
 def tensor(offset: bytes, size: bytes, stride: bytes) -> bytes:
@@ -225,103 +217,140 @@ def test_hand_written_pickle_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["w"], np.ones(3, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (tensor(b"K\x02", b"K\x03\x85", b"K\x01\x85") + b"s.", "element 4 of a storage of 4"),
-        (tensor(b"K\x00", b"K\x03\x85", b"K\x02\x85") + b"s.", "element 4 of a storage of 4"),
-        (tensor(b"K\x00", b"J\xff\xff\xff\x7f\x85", b"K\x00\x85") + b"s.", "repeats"),
-        (tensor(b"K\x00", b"K\x03\x85", b"J\xff\xff\xff\xff\x85") + b"s.", "-1"),
-        (tensor(b"K\x00", b"K\x03\x85", b"K\x01K\x01\x86") + b"s.", "do not fit together"),
-        (tensor(b"K\x00", b"K\x03\x85", b"K\x01\x85") + b"}X\x06\x00\x00\x00strideN" + b"sbs.",
-         "given a state"),
-        (KEY + TENSOR.replace(b"K\x04tQ", b"K\x05tQ") + b"K\x00K\x01\x85K\x01\x85" + HOOKS
-         + b"tRs.", "too few for 5 float32"),
-        (KEY + TENSOR.replace(b"\x000X", b"\x009X") + b"K\x00K\x01\x85K\x01\x85" + HOOKS
-         + b"tRs.", "data/9 is missing"),
-        (b"\x80\x02}r\xff\xff\xff\x7f.", "memo number"),
-        (b"\x80\x02ctorch\nFloatStorage\n)R.", "storage kind is called"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x04\x00\x00\x00callNsb.",
-         "given a state"),
-        (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "operation NEWOBJ"),
-        (b"\x80\x02ctorch\nComplexFloatStorage\n.", "torch.ComplexFloatStorage"),
-        (b"\x80\x02]K\x01a.", "holds no tensors"),
-        (b"\x80\x02}X\x01\x00\x00\x00wK\x01s.", "holds no tensors"),
-        (b"\x80\x02K", "truncated or corrupt"),
-        (b"", "truncated or corrupt"),
-    ],
-    ids=["offset", "stride", "repeat", "negative", "rank", "state on tensor", "numel", "no entry",
-         "memo", "storage called", "state on name", "newobj", "complex", "list", "no tensor",
-         "cut", "empty"],
-)  # fmt: skip
-def test_crafted_pickles_are_refused(tmp_path: Path, data: bytes, told: str) -> None:
-    with pytest.raises(InputError, match=r"evil\.bin") as caught:
-        read_torch_file(with_pickle(data, tmp_path / "evil.bin"))
-    assert told in str(caught.value)
+CRAFTED = {
+    "offset": tensor(b"K\x02", b"K\x03\x85", b"K\x01\x85") + b"s.",
+    "stride": tensor(b"K\x00", b"K\x03\x85", b"K\x02\x85") + b"s.",
+    "repeat": tensor(b"K\x00", b"J\xff\xff\xff\x7f\x85", b"K\x00\x85") + b"s.",
+    "negative": tensor(b"K\x00", b"K\x03\x85", b"J\xff\xff\xff\xff\x85") + b"s.",
+    "rank": tensor(b"K\x00", b"K\x03\x85", b"K\x01K\x01\x86") + b"s.",
+    "list as size": KEY + TENSOR + b"K\x00](K\x01K\x02e\x85K\x01\x85" + HOOKS + b"tRs.",
+    "state on tensor": tensor(b"K\x00", b"K\x03\x85", b"K\x01\x85")
+    + b"}X\x06\x00\x00\x00strideNsbs.",
+    "numel": KEY + TENSOR.replace(b"K\x04tQ", b"K\x05tQ") + ONE + b"tRs.",
+    "no entry": KEY + TENSOR.replace(b"\x000X", b"\x009X") + ONE + b"tRs.",
+    "memo": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "storage called": b"\x80\x02ctorch\nFloatStorage\n)R.",
+    "state on name": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x04\x00\x00\x00callNsb.",
+    "newobj": b"\x80\x02ccollections\nOrderedDict\n)\x81.",
+    "complex": b"\x80\x02ctorch\nComplexFloatStorage\n.",
+    "list": b"\x80\x02]K\x01a.",
+    "no tensor": b"\x80\x02}X\x01\x00\x00\x00wK\x01s.",
+    "cut": b"\x80\x02K",
+    "empty": b"",
+    **{
+        f"broken stack {i}": b"\x80\x02" + data
+        for i, data in enumerate((b"a.", b"h\x05.", b"t.", b"(\x86.", b"q\x00."))
+    },
+    "two sizes of a storage": KEY + TENSOR + ONE + b"tRsX\x01\x00\x00\x00v"
+    + TENSOR.replace(b"K\x04tQ", b"K\x03tQ") + ONE + b"tRs.",
+    "keys that are no names": b"\x80\x02}K\x01K\x02\x86K\x01s.",
+    # Hashing this key overflows the stack, hashing the next one takes 2^60 steps.
+    "deep key": b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
+    "shared key": b"\x80\x02})q\x00" + b"h\x00\x86q\x00" * 60 + b"K\x01s.",
+    # Python 2 wrote an OrderedDict's items so: [["w", 1]].
+    "key in an argument": b"\x80\x02ccollections\nOrderedDict\n]]K\x01\x85aK\x01aa\x85R.",
+    # As Python writes lists and dictionaries: a walk over these takes 2^60 steps.
+    "shared lists": b"\x80\x02(]q\x00"
+    + b"".join(b"]q%c(h%ch%ce" % (i, i - 1, i - 1) for i in range(1, 60)) + b"t.",
+    "shared dictionaries": b"\x80\x02(}q\x00"
+    + b"".join(b"}q%c(K\x01h%cK\x02h%cu" % (i, i - 1, i - 1) for i in range(1, 60)) + b"t.",
+    "deep lists": b"\x80\x02(]q\x00"
+    + b"".join(b"]q%ch%ca" % (i, i - 1) for i in range(1, 70)) + b"t.",
+    # The outer lists are filled first, with lists that are still empty; or a list with itself.
+    "filled later": b"\x80\x02(" + b"".join(b"]q%c" % i for i in range(60))
+    + b"".join(b"h%c(h%ch%ce" % (i, i - 1, i - 1) for i in range(59, 0, -1)) + b"t.",
+    "a list in itself": b"\x80\x02]q\x00h\x00a.",
+    "a list within itself": b"\x80\x02]q\x00]h\x00aa.",
+}  # fmt: skip
 
 
-def test_expanded_tensor_is_refused_with_the_fix(tmp_path: Path) -> None:
-    path = save({"w": torch.ones(1).expand(7)}, tmp_path / "x.bin")
-    with pytest.raises(InputError, match="contiguous"):
-        read_torch_file(path)
+@both_wraps
+def test_crafted_pickles_are_refused(tmp_path: Path, wrap: Callable[..., Path]) -> None:
+    for data in CRAFTED.values():
+        refused(wrap(data, tmp_path / "evil.bin"))
+
+
+def test_a_list_that_is_filled_before_it_is_used_is_fine(tmp_path: Path) -> None:
+    twice = b"\x80\x02(]q\x00K\x01ah\x00h\x00t."
+    items = b"\x80\x02ccollections\nOrderedDict\n]]X\x01\x00\x00\x00waK\x01aa\x85R."
+    for data in (twice, items):  # the second as Python 2 wrote an OrderedDict's items
+        assert "no tensors" in refused(with_pickle(data, tmp_path / "d.bin"))
+
+
+def test_limits_of_objects_operations_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = b"\x80\x02]" + b"]a" * 500 + b"."
+    monkeypatch.setattr(pickle_scan, "MAX_OPERATIONS", 1000)
+    assert "1000" in refused(with_pickle(lists, tmp_path / "a.bin"))
+    monkeypatch.setattr(pickle_scan, "MAX_OPERATIONS", 10_000)
+    assert "no tensors" in refused(with_pickle(lists, tmp_path / "b.bin"))
+    monkeypatch.setattr(pickle_scan, "MAX_OBJECTS", 300)
+    assert "300" in refused(with_pickle(lists, tmp_path / "c.bin"))
+    data = b"\x80\x02X" + (2**21).to_bytes(4, "little") + b"a" * 2**21 + b"."
+    monkeypatch.setattr(pickle_scan, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(torch_checkpoint, "MAX_BYTES", 2**20)
+    for wrap in (with_pickle, as_legacy):
+        assert "1 MiB" in refused(wrap(data, tmp_path / "d.bin"))
+
+
+def test_entries_that_overlap(tmp_path: Path) -> None:
+    path = save({"w": torch.ones(1000)}, tmp_path / "a.bin")
+    with zipfile.ZipFile(path, "a") as archive:
+        (weights,) = [entry for entry in archive.filelist if entry.filename.endswith("data/0")]
+        archive.filelist += [weights] * 50
+        archive._didModify = True  # type: ignore[attr-defined]  (the directory is written again)
+    refused(path)
+
+
+def test_many_looks_at_one_storage(tmp_path: Path) -> None:
+    """Each would be copied: a file of 200 KB asked for 40 MB, one of 2 GB for all there is."""
+    base = torch.ones(100, 100)
+    many = {f"w{i}": base.T for i in range(1000)}
+    for tensors in (many, {"w": torch.ones(1).expand(7)}):
+        assert "contiguous" in refused(save(tensors, tmp_path / "a.bin"))
+    tied = save({f"w{i}": base for i in range(1000)}, tmp_path / "b.bin")  # no copies: fine
+    assert len(read_torch_file(tied)) == 1000
+
+
+def test_legacy_storage_that_lies_about_its_size(tmp_path: Path) -> None:
+    path, size = save({"w": torch.ones(4)}, tmp_path / "x.bin", zipped=False), struct.pack("<q", 4)
+    data = path.read_bytes()
+    assert data.count(size) == 1
+    path.write_bytes(data.replace(size, struct.pack("<q", 1 << 60)))
+    refused(path)
 
 
 @both_formats
-def test_truncated_file(tmp_path: Path, zipped: bool) -> None:
+def test_truncated_or_changed_bytes_never_escape_as_another_error(
+    tmp_path: Path, zipped: bool
+) -> None:
+    random = np.random.default_rng(0)
     path = save(torch.nn.Linear(20, 20).state_dict(), tmp_path / "x.bin", zipped)
     whole = path.read_bytes()
     for kept in (len(whole) - 1, len(whole) * 3 // 4, len(whole) // 2, 200, 30):
         path.write_bytes(whole[:kept])
-        with pytest.raises(InputError, match=r"x\.bin: .*(truncated|not a PyTorch)"):
+        refused(path)
+    for _ in range(150):
+        data = bytearray(whole)
+        for place in random.integers(0, min(len(data), 900), 3):
+            data[place] = random.integers(256)
+        path.write_bytes(data)
+        try:
             read_torch_file(path)
-
-
-def test_changed_bytes_never_escape_as_another_error(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    for zipped in (True, False):
-        whole = save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "x.bin", zipped).read_bytes()
-        for _ in range(150):
-            data = bytearray(whole)
-            for place in random.integers(0, min(len(data), 900), 3):
-                data[place] = random.integers(256)
-            (tmp_path / "y.bin").write_bytes(data)
-            try:
-                read_torch_file(tmp_path / "y.bin")
-            except InputError as error:
-                assert "y.bin" in str(error)  # noqa: PT017
-
-
-def test_legacy_storage_that_lies_about_its_size(tmp_path: Path) -> None:
-    path = save({"w": torch.ones(4)}, tmp_path / "x.bin", zipped=False)
-    size = struct.pack("<q", 4)
-    data = path.read_bytes()
-    assert data.count(size) == 1
-    path.write_bytes(data.replace(size, struct.pack("<q", 1 << 60)))
-    with pytest.raises(InputError, match="truncated or corrupt"):
-        read_torch_file(path)
+        except InputError as error:
+            assert "x.bin" in str(error)  # noqa: PT017
 
 
 def test_what_is_no_weight_file(tmp_path: Path) -> None:
-    text = tmp_path / "text.bin"
-    text.write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(InputError, match=r"text\.bin: not a PyTorch weight file"):
-        read_torch_file(text)
-    other = tmp_path / "other.zip"
-    with zipfile.ZipFile(other, "w") as archive:
+    (tmp_path / "text.bin").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("a.txt", "hello")
-    with pytest.raises(InputError, match="without data"):
-        read_torch_file(other)
-    packed = tmp_path / "packed.bin"
     source = save({"w": torch.ones(4)}, tmp_path / "x.bin")
-    with (
-        zipfile.ZipFile(source) as old,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
-    ):
+    packed = zipfile.ZipFile(tmp_path / "packed.bin", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(source) as old, packed as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))
-    with pytest.raises(InputError, match="compressed"):
-        read_torch_file(packed)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_torch_file(tmp_path / "absent.bin")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_torch_file(tmp_path)
+    for name in ("text.bin", "other.zip", "packed.bin", "absent.bin"):
+        refused(tmp_path / name)
+    refused(tmp_path)

@@ -1,0 +1,290 @@
+"""Dropout's masks by their definition: torch's and PEFT's models with just these masks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules
+from qrag_jax.models.compute.dropout import KEY as LEAF
+from qrag_jax.models.compute.dropout import (
+    TokenDropout,
+    drop,
+    row_digests,
+    token_digests,
+    with_key,
+)
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import TokenRows
+from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.pretrained import family_of, load_encoder, with_adapters, with_new_adapters
+from tests.support.parity import check_gradients, gradients_in_files, vectors_and_gradient
+from tests.support.small_models import torch_trunk, write_small_model
+from tests.support.torch_encoder import embed_rows as their_embed_rows
+from tests.support.torch_encoder import model_options
+
+HIDDEN, ATTENTION, ADAPTERS = 0.3, 0.2, 0.3
+KEY = jax.random.key(11)
+# Rows 1 and 3 are equal; rows 0 and 4 begin alike; row 5 is absent.
+TOKENS = np.random.default_rng(0).integers(6, 40, (6, 9)).astype(np.int32)
+TOKENS[3], TOKENS[4, :4] = TOKENS[1], TOKENS[0, :4]
+LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
+ROWS, PRESENT = TokenRows(TOKENS, LENGTHS), int((LENGTHS > 0).sum())
+BLOCKS = Blocks((20,), (9,), (5.0,))  # rows do not stand where they stand in TOKENS
+# Places of a layer by the numbers of their keys, in the order torch's model drops at them.
+ORDER = {"bert": (0, 1, 3), "mpnet": (0, 1, 3), "new": (0, 1, 2, 3), "modernbert": (0, 1, 2)}
+RATES = {"hidden_dropout_prob": HIDDEN, "attention_probs_dropout_prob": ATTENTION}
+RATES_OF_MODERNBERT = {
+    **dict.fromkeys(("embedding_dropout", "mlp_dropout"), HIDDEN),
+    "attention_dropout": ATTENTION,
+}
+
+
+def dropping(encoder: TextEncoder, hidden: float = HIDDEN, attention: float = ATTENTION) -> Any:
+    return dataclasses.replace(encoder, dropout=hidden, attention_dropout=attention)
+
+
+def random_words(*shape: int) -> np.ndarray:
+    """Keys of maps."""
+    return np.random.default_rng(5).integers(2**32, size=(*shape, 2), dtype=np.uint32)
+
+
+# ---------------------------------------------------------------------- masks by their definition
+
+
+def mixed(number: np.ndarray) -> np.ndarray:
+    number = np.asarray(number, np.uint64) % 2**32
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        number = (number ^ (number >> np.uint64(shift))) * np.uint64(factor) % 2**32
+    return number
+
+
+def digests(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """`[B, L]`, of each row's content and the position."""
+    of_rows = [
+        sum((int(token) + 1) * 0x2C9277B5**i for i, token in enumerate(row[:length])) % 2**32
+        for row, length in zip(tokens, lengths, strict=True)
+    ]
+    position = np.arange(tokens.shape[1], dtype=np.uint64) * 0x9E3779B9
+    return (np.array(of_rows, np.uint64)[:, None] + position) % 2**32
+
+
+def factors(of_tokens: np.ndarray, key: np.ndarray, numbers: np.ndarray, rate: float) -> np.ndarray:
+    """0 or 1/(1-p) for tokens `[B, L]` and features of these numbers: `[B, L, …]`."""
+    tokens = mixed(of_tokens ^ np.uint64(key[0]))
+    features = mixed(np.asarray(numbers, np.uint64) + np.uint64(key[1]))
+    drawn = mixed(tokens.reshape(*tokens.shape, *[1] * features.ndim) + features)
+    return ((drawn / 2**32 >= rate) / (1 - rate)).astype(np.float32)
+
+
+def masks(family: str, config: Any) -> Iterator[np.ndarray]:
+    """What a trunk multiplies by, place after place."""
+    layers, heads, width = (
+        getattr(config, name)
+        for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    keys = np.asarray(jax.random.key_data(jax.random.split(KEY, (layers + 1, 4))))
+    of_tokens, length = digests(TOKENS[:PRESENT], LENGTHS[:PRESENT]), TOKENS.shape[1]
+    yield factors(of_tokens, keys[0, 0], np.arange(width), HIDDEN)
+    for depth in range(1, layers + 1):
+        for place in ORDER[family]:
+            if place:
+                inner = config.intermediate_size if place == 2 else width
+                yield factors(of_tokens, keys[depth, place], np.arange(inner), HIDDEN)
+            else:
+                numbers = 2**16 * np.arange(heads)[:, None] + np.arange(length)
+                of_weights = factors(of_tokens, keys[depth, 0], numbers, ATTENTION)
+                yield of_weights.transpose(0, 2, 1, 3)  # [B, heads, query, key]
+
+
+def test_digests_are_of_the_content_alone() -> None:
+    found = np.asarray(row_digests(jnp.asarray(TOKENS), jnp.asarray(LENGTHS)))
+    assert found.dtype == np.uint32
+    expected = digests(TOKENS, LENGTHS)
+    np.testing.assert_array_equal(found, expected[:, 0])
+    assert len(set(found.tolist())) == 5  # of six rows two are equal
+    wide = np.concatenate([TOKENS, np.full((6, 4), 7, np.int32)], axis=1)[::-1]
+    np.testing.assert_array_equal(row_digests(wide, LENGTHS[::-1]), found[::-1])
+    positions = np.arange(6, dtype=np.int32)
+    by_token = token_digests(jnp.asarray(found), positions)
+    np.testing.assert_array_equal(by_token, expected[positions, positions])
+    of_zeros = row_digests(jnp.zeros((3, 4), jnp.int32), jnp.array([1, 2, 4]))
+    assert len(set(np.asarray(of_zeros).tolist())) == 3
+
+
+# ---------------------------------------------------------------------- against torch and PEFT
+
+
+@pytest.mark.parametrize("family", ORDER)
+def test_a_trunk_drops_where_torch_does(family, family_bases, monkeypatch) -> None:
+    model = torch_trunk(family)
+    config, weights = model.config, model.state_dict()
+    rates = RATES_OF_MODERNBERT if family == "modernbert" else RATES
+    model = type(model)(
+        type(config)(**(config.to_dict() | rates), attn_implementation="eager"),
+        **({} if family == "new" else model_options(family)),
+    ).train()
+    for name, module in model.named_modules():
+        if name.endswith("out_drop"):  # ModernBERT's own has the rate of attention weights
+            module.p = HIDDEN
+    model.load_state_dict(weights)
+    left = masks(family, config)
+
+    def with_our_mask(x, p=0.5, training=True, inplace=False):
+        factor = torch.from_numpy(next(left))
+        assert training
+        assert p == (ATTENTION if x.ndim == 4 else HIDDEN)
+        assert x.shape == factor.shape
+        return x * factor
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", with_our_mask)
+    loaded = family_bases[family]
+    encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
+    _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
+    assert next(left, None) is None  # theirs drops nowhere else
+    cotangents = np.random.default_rng(1).standard_normal((6, 16)).astype(np.float32)
+    (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
+
+    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
+    plain, _ = vectors_and_gradient(loaded.encoder, BLOCKS, loaded.params, ROWS, cotangents)
+    assert np.abs(found - plain).max() > 1e-2
+    assert LEAF not in gradient
+    ours = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
+    check_gradients(ours, gradients_in_files(model))
+
+
+class Masked(torch.nn.Module):
+    def __init__(self, mask: np.ndarray) -> None:
+        super().__init__()
+        self.mask = torch.tensor(mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.mask
+
+
+def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
+    peft = pytest.importorskip("peft", reason="peft, the reference for adapters, is missing")
+    settings = peft.LoraConfig(
+        r=3, lora_alpha=6, lora_dropout=ADAPTERS, target_modules=ALL_LINEAR, init_lora_weights=False
+    )
+    torch.manual_seed(1)
+    model = peft.get_peft_model(torch_trunk("qwen3"), settings)
+    model.save_pretrained(tmp_path)
+    loaded = with_adapters(family_bases["qwen3"], tmp_path)
+    encoder, params = loaded.encoder, Adapted(loaded.params, loaded.adapters, KEY)
+    assert encoder.lora_dropout == ADAPTERS
+    of_tokens = digests(TOKENS, LENGTHS)[:PRESENT]
+    maps = sorted(target_modules(family_of(loaded.model_config, "").table, ALL_LINEAR).items())
+    for number, (_, name) in enumerate(maps):
+        for layer in range(2):
+            module = model.base_model.model.get_submodule(name.format(layer))
+            key = jax.random.fold_in(jax.random.fold_in(KEY, number), layer)
+            features = np.arange(module.in_features)
+            mask = factors(of_tokens, np.asarray(jax.random.key_data(key)), features, ADAPTERS)
+            module.lora_dropout["default"] = Masked(mask)
+    _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
+    cotangents = np.random.default_rng(1).standard_normal((6, 32)).astype(np.float32)
+    (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
+    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
+    for path, name in maps:
+        for layer in range(2):
+            module = model.base_model.model.get_submodule(name.format(layer))
+            for ours, theirs in (("lora_a", module.lora_A), ("lora_b", module.lora_B)):
+                wanted = theirs["default"].weight.grad.numpy().T
+                assert np.abs(wanted).max() > 1e-4
+                check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
+
+
+# ---------------------------------------------------------------------- scale and independence
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+def test_the_share_dropped_is_the_rate_and_the_mean_is_kept(rate) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    tokens = TokenDropout(jnp.arange(40, dtype=jnp.uint32), rate)
+    many = np.asarray(jax.jit(jax.vmap(partial(drop, x, dropout=tokens)))(random_words(400)))
+    zeros = many == 0
+    np.testing.assert_allclose(many, np.where(zeros, 0, x / (1 - rate)), rtol=1e-6)
+    assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
+    # Each entry is dropped now and then, whatever its token and feature.
+    assert np.abs(zeros.mean(axis=0) - rate).max() < 6 * (rate * (1 - rate) / 400) ** 0.5
+    # Tokens, features and keys are dropped independently of each other.
+    for axis in range(3):
+        pair = np.take(zeros, range(1, zeros.shape[axis]), axis)
+        other = np.take(zeros, range(zeros.shape[axis] - 1), axis)
+        assert abs((pair & other).mean() - rate**2) < 0.005
+    halved = drop(jnp.ones((2, 8), jnp.bfloat16), random_words(), TokenDropout(tokens.digests[:2]))
+    assert halved.dtype == jnp.bfloat16
+
+
+# ---------------------------------------------------------------------- where it does not act
+
+
+@pytest.fixture(scope="module", params=["trunk", "adapters"])
+def with_dropout(request, family_bases) -> tuple[TextEncoder, Any, Any]:
+    """An encoder that drops, and its parameters with and without a key."""
+    loaded = family_bases["bert"]
+    if request.param == "trunk":
+        return dropping(loaded.encoder), with_key(loaded.params, KEY), loaded.params
+    loaded = with_new_adapters(loaded, LoraConfig(2, 8.0, ALL_LINEAR, ADAPTERS), 0)
+    rng = np.random.default_rng(2)
+    adapters = jax.tree.map(
+        lambda leaf: 0.3 * rng.standard_normal(leaf.shape).astype(np.float32), loaded.adapters
+    )
+    params = Adapted(loaded.params, adapters, KEY)
+    return loaded.encoder, params, params._replace(dropout_key=None)
+
+
+def test_other_blocks_orders_and_remat_give_the_same(with_dropout) -> None:
+    encoder, params, _ = with_dropout
+    rng = np.random.default_rng(2)
+    cotangents, order = rng.standard_normal((6, 16)).astype(np.float32), rng.permutation(6)
+    layers = dataclasses.replace(encoder, module=encoder.module.clone(remat="layers"))
+    wide = np.concatenate([TOKENS, np.full((6, 3), 9, np.int32)], axis=1)
+    rows, other = TokenRows(wide[order], LENGTHS[order]), Blocks((72,), (12,), (12.0,))
+    one = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    two = vectors_and_gradient(layers, other, params, rows, cotangents[order])
+    np.testing.assert_allclose(two[0], one[0][order], atol=1e-5)
+    check_gradients(*(jax.tree.map(np.asarray, each[1]) for each in (two, one)))
+
+
+def test_without_a_key_the_program_is_the_same(with_dropout) -> None:
+    encoder, params, without = with_dropout
+    plain = dataclasses.replace(encoder, dropout=0.0, attention_dropout=0.0, lora_dropout=0.0)
+
+    def program(encoder: TextEncoder, params: Any) -> str:
+        given = encoder, BLOCKS, params, ROWS, np.ones((6, 16), np.float32)
+        return vectors_and_gradient.lower(*given).as_text()
+
+    expected = program(plain, without)
+    assert program(encoder, without) == expected
+    assert "threefry" not in expected  # which makes the keys of places and maps
+    assert "threefry" in program(encoder, params)
+
+
+def test_rows_without_digests_are_refused(family_bases) -> None:
+    loaded = with_new_adapters(family_bases["bert"], LoraConfig(2, 8.0, ALL_LINEAR, ADAPTERS), 0)
+    stacked = jax.tree.map(lambda leaf: leaf[None], loaded.adapters)
+    tower = loaded.encoder.tower(Adapted(loaded.params, stacked, KEY[None]), 0)
+    with pytest.raises(ValueError, match="digests"):
+        loaded.encoder.embed(tower, TOKENS, LENGTHS)
+
+
+def test_a_model_without_dropout_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="dropout"):
+        load_encoder(write_small_model("qwen3", tmp_path), dropout=0.1)

@@ -1,0 +1,372 @@
+"""Encoders' folders, in and out: names and dtypes of weights, tokenizers, what does not fit.
+
+That every family's folder goes in and out unchanged: `tests.conformance.test_encoders`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_tensors
+from transformers import AutoTokenizer, BertModel, BertTokenizer, MPNetTokenizer
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.files.sentence_transformers import write_modules
+from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
+from qrag_jax.models.pretrained import FAMILIES, load_encoder, save_encoder
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.trunks.bert_weights import save_folder
+from tests.models.trunks.test_configs import NOMIC
+from tests.support.parity import hugging_face, vectors_of
+from tests.support.small_models import (
+    numpy_tensors,
+    torch_gte,
+    torch_modernbert,
+    torch_mpnet,
+    torch_nomic_bert,
+    torch_qwen3,
+    torch_trunk,
+    torch_xlm_roberta,
+    write_bpe_tokenizer,
+    write_modernbert_tokenizer,
+    write_small_model,
+    write_unigram_tokenizer,
+)
+
+TEXTS = ["the moth", "a moth is a thing of the night", "x", ""]
+PIECES = ["the", "a", "moth", "is", "##th", "mo", "of", "thing", "night", "x"]
+
+
+def edit_json(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+# ---------------------------------------------------------------------- folders as published
+
+
+def write_pieces(tokenizer: Any, special: list[str], folder: Path) -> None:
+    vocab = {piece: number for number, piece in enumerate([*special, *PIECES])}
+    tokenizer(vocab=vocab).save_pretrained(folder)
+
+
+mpnet_tokenizer = partial(
+    write_pieces, MPNetTokenizer, ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"]
+)
+bert_tokenizer = partial(
+    write_pieces, BertTokenizer, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+)
+long_xlm_roberta = partial(torch_xlm_roberta, max_position_embeddings=66)
+# Model, tokenizer, pooling and normalisation of the published folder, first, last and padding id.
+# Folders of the last three have no files of sentence-transformers.
+PUBLISHED: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], str, bool, tuple]] = {
+    "gte-modernbert": (
+        *(torch_modernbert, write_modernbert_tokenizer, "cls", False),
+        (258, 259, 260),
+    ),
+    "all-mpnet": (torch_mpnet, mpnet_tokenizer, "mean", True, (0, 2, 1)),
+    "nomic-embed-text": (torch_nomic_bert, bert_tokenizer, "mean", False, (2, 3, 0)),
+    "bge-m3": (long_xlm_roberta, write_unigram_tokenizer, "cls", True, (0, 2, 1)),
+    "e5, bare": (long_xlm_roberta, write_unigram_tokenizer, "mean", False, (0, 2, 1)),
+    "gte-multilingual, bare": (torch_gte, write_unigram_tokenizer, "mean", False, (0, 2, 1)),
+    "qwen3-embedding, bare": (
+        *(partial(torch_qwen3, vocab_size=264), write_bpe_tokenizer, "last", True),
+        (None, 258, 258),  # the text's end, not the chat turn's
+    ),
+}
+
+
+def write_published(name: str, folder: Path) -> None:
+    """bge-m3 has its weights in pytorch_model.bin."""
+    make, write, pooling, normalise, _ = PUBLISHED[name]
+    make().save_pretrained(folder)
+    write(folder)
+    if "bare" not in name:
+        how = {"pooling": pooling, "normalise": normalise, "scale": 1.0, "pooler": False}
+        write_modules(folder, width=16, max_tokens=60, **how)
+    if name == "bge-m3":
+        tensors = torch_tensors(folder / "model.safetensors")
+        tensors["pooler.dense.weight"] = torch.ones(16, 16)
+        torch.save(tensors, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        for head in ("colbert_linear.pt", "sparse_linear.pt"):  # beside the dense vectors
+            torch.save({"weight": torch.ones(16, 1)}, folder / head)
+    if "gte-multi" in name:  # the weights of a model with a head, whose trunk is called "new"
+        tensors = {f"new.{name}": t for name, t in load_file(folder / "model.safetensors").items()}
+        tensors["classifier.weight"] = np.ones((1, 16), np.float32)
+        save_file(tensors, folder / "model.safetensors")
+
+
+def their_vectors(folder: Path, pooling: str, normalise: bool, texts: list[str]) -> np.ndarray:
+    """By Hugging Face's tokenizer and model, each text alone."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), hugging_face(folder)
+    vectors = []
+    for text in texts:
+        batch = tokenizer(text, return_tensors="pt")
+        given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            hidden = model(**given).last_hidden_state[0]
+        vector = {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[pooling]
+        vectors.append(torch.nn.functional.normalize(vector, dim=-1) if normalise else vector)
+    return torch.stack(vectors).numpy()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_folder_gives_the_vectors_of_transformers(name: str, tmp_path: Path) -> None:
+    _, _, pooling, normalise, ids = PUBLISHED[name]
+    folder, out, texts = tmp_path / "model", tmp_path / "out", TEXTS[: 3 if "qwen" in name else 4]
+    write_published(name, folder)
+    loaded = load_encoder(folder, scale=1.0)
+    encoder = loaded.encoder
+    assert (encoder.pooling, encoder.normalise) == (pooling, normalise)
+    assert (encoder.opening_id, encoder.sep_id, encoder.pad_id) == ids
+    assert load_encoder(folder).encoder.scale == (1.0 if normalise else 0.1)
+    found = vectors_of(loaded, texts)
+    if "gte-multilingual" not in name:  # transformers reads no other name of its trunk
+        expected = their_vectors(folder, pooling, normalise, texts)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    save_encoder(loaded, folder, out)
+    np.testing.assert_allclose(their_vectors(out, pooling, normalise, texts), found, atol=1e-5)
+    if "bare" in name:
+        prefix = "Instruct: find it\nQuery: " if "qwen" in name else "query: "
+        asked = load_encoder(folder, scale=1.0, state_prefix=prefix.rstrip(), chunk_prefix="the")
+        assert len(asked.encoder.chunk_opening) == 1 + (encoder.opening_id is not None)
+        rows = [f"{prefix}the moth", f"{prefix}x"]
+        expected = their_vectors(out, pooling, normalise, rows)
+        np.testing.assert_allclose(vectors_of(asked, [" the moth", " x"]), expected, atol=1e-5)
+
+
+def test_the_published_spelling_of_nomic_is_written_so_that_transformers_reads_it(
+    tmp_path: Path,
+) -> None:
+    """transformers' own class reads no field of the published spelling, only the weights."""
+    folder = write_small_model("nomic_bert", tmp_path / "model")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 24, "n_positions": 64}
+    published = NOMIC | sizes | {"vocab_size": 60, "rotary_emb_base": 500}
+    (folder / "config.json").write_text(json.dumps(published))
+    loaded = load_encoder(folder)
+    save_encoder(loaded, folder, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert published.items() <= written.items()  # for the published code
+    expected = their_vectors(tmp_path / "out", "mean", False, TEXTS)
+    np.testing.assert_allclose(10 * vectors_of(loaded, TEXTS), expected, atol=1e-5)
+
+
+def test_code_that_a_folder_names_is_kept_as_a_name(tmp_path: Path) -> None:
+    folder = write_small_model("new", tmp_path / "model")
+    auto_map = {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}
+    edit_json(folder / "config.json", auto_map=auto_map)
+    save_encoder(load_encoder(folder), folder, tmp_path / "out")
+    config = read_config(tmp_path / "out")
+    assert (config["auto_map"], config["architectures"]) == (auto_map, ["NewModel"])
+
+
+def test_genuine_minilm_gives_the_recorded_embeddings(
+    minilm_folder: Path, data_folder: Path
+) -> None:
+    reference = np.load(data_folder / "minilm_ref.npz")
+    loaded, mask = load_encoder(minilm_folder, normalise=True), reference["attention_mask"]
+    tokens = jnp.asarray(reference["input_ids"], jnp.int32)
+    found = loaded.encoder.embed(loaded.params, tokens, jnp.asarray(mask.sum(1), jnp.int32))
+    np.testing.assert_allclose(found, reference["normed"], atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------- names and dtypes
+
+
+def trunk_of(model: Any) -> tuple[Any, Any]:
+    """The table of names, and our trunk of the same sizes."""
+    family = FAMILIES[model.config.model_type]
+    config = family.read_config(model.config.to_dict(), "test")
+    return family.table, family.trunk(config, Precision(), "none", False)
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix"),
+    [
+        ("bert", "bert."),
+        ("bert", "0.auto_model."),
+        ("xlm-roberta", ""),
+        ("roberta", "roberta."),
+        ("qwen3", "model."),
+        ("new", "new."),
+    ],
+)
+def test_names_round_trip_bit_for_bit(family: str, prefix: str) -> None:
+    """Tensors that are no part of the trunk, and the oldest names of norms, are read over."""
+    model = torch_trunk(family)
+    table, trunk = trunk_of(model)
+    tensors = numpy_tensors(model)
+    given = {prefix + name: tensor for name, tensor in tensors.items()}
+    given["lm_head.weight"] = np.ones((60, 16), np.float32)
+    if family == "bert":
+        for old, new in (("weight", "gamma"), ("bias", "beta")):
+            given = {n.replace(f"Norm.{old}", f"Norm.{new}"): t for n, t in given.items()}
+        given[prefix + "embeddings.position_ids"] = np.arange(24)[None]
+        given["cls.predictions.bias"] = np.ones(60, np.float32)
+    elif family == "qwen3":
+        given[prefix + "layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    elif family == "new":
+        given[prefix + "embeddings.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    else:
+        given[prefix + "pooler.dense.weight"] = np.ones((16, 16), np.float32)
+    params = params_from_tensors(table, trunk, given, "test")
+    for tensor in given.values():
+        tensor[...] = 7  # parameters are copies
+    back = tensors_from_params(table, params)
+    assert back.keys() == tensors.keys()
+    for name, tensor in numpy_tensors(model).items():
+        np.testing.assert_array_equal(back[name], tensor, err_msg=name)
+    shapes = jax.tree.map(np.shape, jax.eval_shape(trunk.init_params, jax.random.key(0)))
+    assert jax.tree.map(np.shape, params) == shapes
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_float_dtypes_become_float32(dtype: Any) -> None:
+    model = torch_trunk("bert")
+    table, trunk = trunk_of(model)
+    given = {name: tensor.astype(dtype) for name, tensor in numpy_tensors(model).items()}
+    back = tensors_from_params(table, params_from_tensors(table, trunk, given, "test"))
+    for name, tensor in given.items():
+        assert back[name].dtype == np.float32
+        np.testing.assert_array_equal(back[name], tensor.astype(np.float32))
+
+
+def test_every_problem_with_the_weights_is_named_at_once() -> None:
+    model = torch_trunk("bert")
+    table, trunk = trunk_of(model)
+    tensors = {f"bert.{name}": tensor for name, tensor in numpy_tensors(model).items()}
+    layer = "bert.encoder.layer"
+    del tensors[f"{layer}.1.attention.self.query.weight"]
+    tensors["bert.embeddings.word_embeddings.weight"] = np.ones((61, 16), np.float32)
+    tensors[f"{layer}.0.intermediate.dense.weight"] = np.ones((16, 40), np.float32)
+    tensors[f"{layer}.0.output.dense.bias"] = np.ones(16, np.int8)
+    tensors[f"{layer}.2.output.dense.bias"] = np.ones(16, np.float32)
+    with pytest.raises(InputError, match=r"here/model\.safetensors") as caught:
+        params_from_tensors(table, trunk, tensors, "here/model.safetensors")
+    wrong = ("layer.1.attention.self.query.weight", "word_embeddings.weight")
+    wrong += ("layer.0.intermediate.dense.weight", "layer.0.output.dense.bias")
+    for name in (*wrong, "layer.2.output.dense.bias"):
+        assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"embeddings\.word_embeddings\.weight"):
+        params_from_tensors(table, trunk, {"wte.weight": np.ones((60, 16))}, "gpt")
+
+
+# ---------------------------------------------------------------------- what is saved
+
+
+def test_bfloat16_params_are_saved_as_such(tmp_path: Path) -> None:
+    folder = write_small_model("bert", tmp_path / "in")
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), load_encoder(folder).params)
+    save_folder(params, read_config(folder), folder, tmp_path / "deep" / "out")
+    back = BertModel.from_pretrained(
+        tmp_path / "deep" / "out", add_pooling_layer=False, dtype="auto"
+    )
+    assert back.dtype == torch.bfloat16
+    for name, tensor in torch_trunk("bert").state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor.bfloat16()), name
+
+
+def test_save_folder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    folder = write_small_model("bert", tmp_path / "in")
+    params, config = load_encoder(folder).params, read_config(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: .*tokenizer\.json"):
+        save_folder(params, {}, tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file"):
+        save_folder(params, config, folder, tmp_path / "file")
+    (folder / "modules.json").write_text("{}x")
+    with pytest.raises(InputError, match=r"modules\.json"):
+        save_folder(params, config, folder, tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- what fits together
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    sizes = ScratchConfig(layers=2, hidden=8, heads=2, vocab=60, positions=24)
+    make_scratch_folder(folder, ["the quick brown fox jumps over the lazy dog"] * 3, sizes, seed=0)
+    return folder
+
+
+def test_settings_reach_the_encoder(original: Path) -> None:
+    loaded = load_encoder(original, "bfloat16", 0.5, pooling="last", normalise=True)
+    assert loaded.encoder.scale == 0.5
+    assert (loaded.encoder.pooling, loaded.encoder.normalise) == ("last", True)
+    assert loaded.encoder.module.precision.products == jnp.bfloat16
+    assert loaded.params["word_embeddings"].dtype == np.float32  # parameters stay float32
+    for field, value in (("dtype", "float16"), ("pooling", "max"), ("remat", "some")):
+        with pytest.raises(InputError, match=rf"config\.encoder\.{field}"):
+            load_encoder(original, **{field: value})
+
+
+def without_token(folder: Path, name: str) -> None:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings[name]
+    path.write_text(json.dumps(settings))
+
+
+def with_more_tokens(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    vocab = data["model"]["vocab"]
+    vocab |= {f"new{i}": len(vocab) + i for i in range(5)}
+    path.write_text(json.dumps(data))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def config(**fields: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", **fields)
+
+
+# What is done to a folder, and what the refusal names.
+UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ""),
+    "broken weights": (lambda f: cut(f / "model.safetensors"), "model.safetensors"),
+    "more tokens": (with_more_tokens, "vocab_size in config.json"),
+    "no first token": (lambda f: without_token(f, "cls_token"), "cls_token"),
+    "no last token": (lambda f: without_token(f, "sep_token"), "sep_token"),
+    "no padding": (lambda f: without_token(f, "pad_token"), "pad_token"),
+    "odd width": (config(hidden_size=9, num_attention_heads=3), "hidden_size"),
+    "heads": (config(num_attention_heads=3), "num_attention_heads"),
+    "positions": (config(max_position_embeddings=20), "position_embeddings.weight"),
+    "architecture": (config(model_type="mamba"), "'mamba'"),
+    "no architecture": (config(model_type=["bert"]), "config.json"),
+    "scale": (config(qrag_jax_vector_scale=-1), "qrag_jax_vector_scale"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_does_not_fit_is_refused(what: str, original: Path, tmp_path: Path) -> None:
+    change, named = UNFIT[what]
+    folder = Path(shutil.copytree(original, tmp_path / "model"))
+    change(folder)
+    with pytest.raises(InputError) as caught:
+        load_encoder(folder)
+    assert str(folder) in str(caught.value)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)

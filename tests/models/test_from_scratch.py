@@ -1,0 +1,309 @@
+"""Models from scratch: an encoder, a tiny language model, and heads that copy, set by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.packing import padded_layout
+from qrag_jax.models.compute.rope import rotate_halves
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.files.copying_heads import with_copying_heads
+from qrag_jax.models.files.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
+from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
+from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
+
+ROOT = Path(__file__).parents[2]
+ENCODER = ScratchConfig(layers=1, hidden=16, heads=2, vocab=120, positions=32)
+DECODER = TinyLMConfig(layers=2, hidden=24, heads=4, key_heads=2, head_dim=8, intermediate=32)
+SENTENCE = "the river flows past Oslo and Zürich where Ada wrote her first 42 letters"
+TALK = [
+    {"role": "system", "content": "Use the tools."},
+    {"role": "user", "content": "Who founded Blorn Mills?"},
+    {"role": "assistant", "content": '<tool_call>\n{"name": "complete"}\n</tool_call>'},
+    {"role": "tool", "content": "Document ID: 3\nBlorn Mills is old."},
+    {"role": "tool", "content": "Nothing found."},
+    {"role": "assistant", "content": "Yes."},
+]
+
+
+def sentences() -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(SENTENCE.split(), k=9)) + "." for _ in range(60)]
+
+
+def bridges() -> list[str]:
+    questions = [bridge_question(0, "train", i) for i in range(60)]
+    return [text for q in questions for text in (q.question, *(p.text for p in q.passages))]
+
+
+def write_both(folder: Path, seed: int) -> None:
+    make_scratch_folder(folder / "encoder", iter(sentences()), ENCODER, seed=seed)
+    write_tiny_lm(folder / "decoder", iter(bridges()), DECODER, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scratch")
+    write_both(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedLanguageModel:
+    return load_language_model(folder / "decoder")
+
+
+def test_texts_and_seed_decide_every_byte_in_every_process(folder: Path, tmp_path: Path) -> None:
+    """The trainers' own order differs from process to process."""
+    code = (
+        "import sys, pathlib; from tests.models.test_from_scratch import write_both; "
+        "write_both(pathlib.Path(sys.argv[1]), 1); assert 'torch' not in sys.modules"
+    )
+    child = [sys.executable, "-c", code, str(tmp_path / "1")]
+    subprocess.run(child, cwd=ROOT, check=True)
+    write_both(tmp_path / "2", 2)
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        assert (tmp_path / "1" / name).read_bytes() == path.read_bytes(), name
+        same = (tmp_path / "2" / name).read_bytes() == path.read_bytes()
+        assert same == (path.name != "model.safetensors"), name
+
+
+# ---------------------------------------------------------------------- an encoder
+
+
+def test_an_encoders_folder_loads_as_any_model(folder: Path) -> None:
+    found = load_encoder(folder / "encoder")
+    encoder, backend = found.encoder, found.tokenizer.backend
+    config = json.loads((folder / "encoder" / "config.json").read_text())
+    assert config["vocab_size"] == found.tokenizer.vocab_size <= ENCODER.vocab
+    assert (encoder.width, encoder.max_positions) == (16, 32)
+    names = [backend.id_to_token(i) for i in (encoder.opening_id, encoder.sep_id, encoder.pad_id)]
+    assert names == ["[CLS]", "[SEP]", "[PAD]"]
+    for text, ids in zip(sentences(), found.tokenizer.encode(sentences()), strict=True):
+        pieces = [backend.id_to_token(index) for index in ids]
+        assert "[UNK]" not in pieces
+        words = " ".join(pieces).replace(" ##", "")
+        assert words == text.lower().replace("ü", "u").replace(".", " .")
+    frequent, rare, marks = found.tokenizer.encode(["river", "vorrei", "[SEP] ada"])
+    assert len(frequent) < len(rare)
+    assert found.tokenizer.sep_id not in marks  # marks of the format inside a text are text
+    rows = np.array([[2, 7, 8, 3], [2, 9, 10, 3]], np.int32)
+    one, two = np.asarray(encoder.embed(found.params, rows, np.array([4, 4])))
+    assert np.isfinite([one, two]).all()
+    assert np.abs(one - two).max() > 1e-4
+
+
+def test_texts_in_other_scripts(tmp_path: Path) -> None:
+    mixed = ["Москва и 東京", "東京 (Tokyo)", "Ωμέγα", "naïve café"] * 5
+    make_scratch_folder(tmp_path, mixed, ENCODER, seed=0)
+    tokenizer = load_encoder(tmp_path).tokenizer
+    unknown = tokenizer.backend.token_to_id("[UNK]")
+    for ids in tokenizer.encode(mixed):
+        assert ids
+        assert unknown not in ids
+
+
+def test_minilm_is_known_by_its_weights(tmp_path: Path) -> None:
+    """What the encoder of a run was made from; others of its sizes are not taken for it."""
+    config = EncoderConfig(path="", scratch=ENCODER)
+    prepare_encoder(config, tmp_path / "new", sentences(), 0, is_kept=False)
+    assert origin(MINILM_OR_SCRATCH, tmp_path / "new") == origin("", tmp_path / "new") == ""
+    assert origin("org/name", tmp_path / "new") == "org/name"
+    if find_minilm(download=False) is None:
+        pytest.skip("all-MiniLM-L6-v2 is not on this machine")
+    prepare_encoder(EncoderConfig(path=MINILM_OR_SCRATCH), tmp_path, [], 0, is_kept=False)
+    assert origin(MINILM_OR_SCRATCH, tmp_path) == origin(MINILM, tmp_path) == HUB_NAME
+    path = tmp_path / FOLDER / "model.safetensors"
+    save_file({name: np.array(array) + 1 for name, array in load_file(path).items()}, path)
+    assert origin(MINILM_OR_SCRATCH, tmp_path) == ""
+
+
+# ---------------------------------------------------------------------- a tiny language model
+
+
+def ids_of(loaded: LoadedLanguageModel, text: str) -> list[int]:
+    return loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_decoders_folder_holds_the_sizes_asked_for(
+    folder: Path, loaded: LoadedLanguageModel, tmp_path: Path
+) -> None:
+    config = loaded.model.trunk.config
+    assert config.vocab_size == len(loaded.tokenizer) == 1024
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (2, 24, 8)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    assert (config.intermediate_size, config.max_position_embeddings) == (32, 1024)
+    assert loaded.model.stop_ids == tuple(ids_of(loaded, END))
+    tensors = load_file(folder / "decoder" / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
+    assert 0.08 < tensors["model.embed_tokens.weight"].std() < 0.12
+    write_tiny_lm(tmp_path, bridges(), seed=0)
+    sizes = [tensor.size for tensor in load_file(tmp_path / "model.safetensors").values()]
+    assert 1.76e6 < sum(sizes) < 1.78e6  # of the default
+    write_tiny_lm(tmp_path, ["a"], DECODER, seed=0)  # few texts give a small vocabulary
+    small = load_language_model(tmp_path)
+    assert len(small.tokenizer) == small.model.trunk.config.vocab_size == 256 + 2 + len(TAGS)
+
+
+def test_any_text_is_kept_marks_are_tokens_and_names_are_the_same_everywhere(
+    loaded: LoadedLanguageModel,
+) -> None:
+    for text in ('Zürich  is\t"old";\n\n日本 of 1871? Ǆ a\u0301 ', "", *bridges()[:30]):
+        assert loaded.tokenizer.decode(ids_of(loaded, text)) == text
+    for mark in (START, END, *TAGS):
+        assert len(ids_of(loaded, mark)) == 1
+        assert len(ids_of(loaded, f"a {mark}\nb")) == len(ids_of(loaded, "a \nb")) + 1
+    said = TALK[2]["content"]
+    # Text is decoded without the marks of turns, and must still show the calls.
+    assert loaded.tokenizer.decode(ids_of(loaded, said + END), skip_special_tokens=True) == said
+    for i in range(20):
+        question = bridge_question(0, "dev", i)  # no name of it is in the texts
+        for name in (question.entity, question.bridge, question.answer):
+            own = ids_of(loaded, name)
+            for before, after in ((" ", "."), ('"', '"}'), ("\n", " works"), ("(", "?")):
+                around = ids_of(loaded, before + name + after)
+                assert any(around[j : j + len(own)] == own for j in range(len(around)))
+
+
+def test_the_chat_template_is_append_only(loaded: LoadedLanguageModel) -> None:
+    def rendered(messages: list[dict[str, str]], opens: bool = False) -> str:
+        return loaded.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=opens
+        )
+
+    for count in range(1, len(TALK)):
+        whole, more = rendered(TALK[:count]), rendered(TALK[: count + 1])
+        assert more.startswith(whole)
+        if TALK[count]["role"] == "assistant":
+            said = TALK[count]["content"]
+            assert more == rendered(TALK[:count], opens=True) + said + END + "\n"
+
+
+def test_hugging_face_opens_it_and_finds_the_same_logits(
+    folder: Path, loaded: LoadedLanguageModel
+) -> None:
+    torch = pytest.importorskip("torch", reason="Hugging Face's model needs torch")
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "decoder")
+    chat: Any = tokenizer.apply_chat_template(TALK, return_dict=True)
+    ids = chat["input_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "decoder").eval()
+    assert model.generation_config.eos_token_id == loaded.model.stop_ids[0]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    tokens, lengths = jnp.asarray([ids]), jnp.asarray([len(ids)])
+    logits = jax.jit(loaded.model.logits)(loaded.params, tokens, lengths)[0]
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert expected.std() > 0.01
+
+
+def test_sizes_that_are_refused(tmp_path: Path) -> None:
+    for fields in (
+        *({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"vocab": 200}, {"layers": 0}),
+        {"copies": True, "layers": 1},  # heads that copy take two layers
+        *({"copies": True, "hidden": 8}, {"rope_theta": 0.5}),
+    ):
+        with pytest.raises(InputError, match=next(iter(fields))):
+            dataclasses.replace(TinyLMConfig(), **fields)
+    for hidden in (16, 15):
+        sizes = dataclasses.replace(ENCODER, hidden=hidden, heads=3)
+        with pytest.raises(InputError, match=r"scratch\.hidden"):
+            make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
+    assert not (tmp_path / "model").exists()
+
+
+# ---------------------------------------------------------------------- heads that copy
+
+COPYING = Qwen3Config(
+    vocab_size=1024,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    intermediate_size=128,
+    head_dim=32,
+    max_position_embeddings=1024,
+    rope_theta=1e8,
+    tie_word_embeddings=True,
+)
+LENGTH = 80  # of a random text, which is then repeated
+OFFSETS = (1, 2, 3)
+
+
+def params_of(*, copies: bool = True, seed: int = 5) -> Params:
+    params = jax.tree.map(np.asarray, jax.jit(Qwen3(COPYING).init_params)(jax.random.key(3)))
+    return with_copying_heads(params, COPYING, seed) if copies else params
+
+
+def repeated(texts: int) -> np.ndarray:
+    """`[texts, 2 · LENGTH]`."""
+    once = np.random.default_rng(0).integers(0, COPYING.vocab_size, (texts, LENGTH))
+    return np.concatenate([once, once], axis=1)
+
+
+def attention(params: Params, x: np.ndarray, head: int) -> np.ndarray:
+    """`[T, T]` of one head of the first layer, by the definition."""
+    leaves, d = jax.tree.map(lambda leaf: leaf[0], params[LAYERS]), COPYING.head_dim
+    group = head // (COPYING.num_attention_heads // COPYING.num_key_value_heads)
+    normed = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
+    angles = np.arange(len(x))[:, None] * COPYING.frequency
+    sides = []
+    for name, place in (("query", head), ("key", group)):
+        side = normed @ leaves[name]["kernel"][:, place * d : (place + 1) * d]
+        side = side / np.sqrt((side**2).mean(axis=-1, keepdims=True) + 1e-6)
+        side = side * leaves[f"{name}_norm"]["scale"]
+        sides.append(np.asarray(rotate_halves(side[:, None], np.cos(angles), np.sin(angles)))[:, 0])
+    scores = sides[0] @ sides[1].T / np.sqrt(d)
+    scores = np.where(np.tril(np.ones_like(scores)) > 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def test_heads_of_the_first_layer_look_back_by_their_offset() -> None:
+    params = params_of()
+    x = params[WORDS][repeated(1)[0]]
+    for offset in OFFSETS:
+        weights = attention(params, x, head=offset - 1)
+        places = np.arange(offset, len(x))
+        assert weights[places, places - offset].mean() > 0.7
+        np.testing.assert_array_equal(weights[places].argmax(axis=-1), places - offset)
+
+
+def test_a_random_text_is_copied_when_it_comes_again() -> None:
+    tokens, trunk = repeated(4), Qwen3(COPYING)
+
+    @jax.jit
+    def likeliest(params: Params) -> jax.Array:
+        layout = padded_layout(jnp.full(len(tokens), 2 * LENGTH), 2 * LENGTH)
+        words = params[WORDS]
+        hidden = trunk.apply({"params": trunk.prepare(params)}, words[tokens.reshape(-1)], layout)
+        return (hidden @ words.T).argmax(axis=-1)
+
+    shares = {}
+    for copies in (True, False):
+        found = np.asarray(likeliest(params_of(copies=copies))).reshape(tokens.shape)
+        shares[copies] = (found[:, LENGTH:-1] == tokens[:, LENGTH + 1 :]).mean()
+    assert shares[True] > 0.5
+    assert shares[False] < 0.05
