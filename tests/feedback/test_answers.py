@@ -361,13 +361,3 @@ def test_stopped_while_the_server_starts_nothing_is_left(run: Any, stand_in: Sta
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
     wait_until(lambda: not any(map(running, stand_in.pids())))
-
-
-def test_what_is_wrong_with_the_data_does_not_wait_for_the_server(
-    run: Any, stand_in: StandIn
-) -> None:
-    process = run("hangs", "--config.data.path=/no/such/folder")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "error: /no/such/folder" in err
-    wait_until(lambda: not any(map(running, stand_in.pids())))

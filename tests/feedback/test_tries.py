@@ -89,20 +89,15 @@ def test_json_is_exact() -> None:
     assert not a_try("stop", 0.5, outcome=STOPPED).searched
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"log_probs": (-1.0,)},
-        {"outcome": "done"},
-        {"finish": "eos"},
-        {"outcome": "query_too_long"},  # has no reward
-        {"outcome": "connection"},
-        {"reward": float("nan")},
-    ],
-)
-def test_a_try_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        a_try("q", **{"reward": 0.5} | fields)
+def test_a_try_that_cannot_be_is_refused() -> None:
+    assert a_try("q", 0.5)
+    no_reward = ("done", "query_too_long", "connection")
+    for fields in (
+        *({"outcome": outcome} for outcome in no_reward),
+        *({"log_probs": (-1.0,)}, {"finish": "eos"}, {"reward": float("nan")}),
+    ):
+        with pytest.raises(ValueError):
+            a_try("q", **{"reward": 0.5} | fields)
 
 
 def test_levels_ascend_and_keep_the_order() -> None:
@@ -122,22 +117,18 @@ def test_levels_ascend_and_keep_the_order() -> None:
 def three_hops() -> tuple[list[Try], dict[StateKey, TryKey]]:
     """One question; at hop 1 try a goes on, at hop 2 the tries b and c do."""
     tries = [
-        a_try("other", 0.5, variant=0, pool=("x",)),
-        a_try("a", 0.25, variant=1, pool=("y",)),
-        a_try("a again", 0.25, variant=2, pool=("y",)),
-        a_try("stop", 0.0, variant=3, pool=("y",), outcome=STOPPED),
-        a_try("b", 0.25, hop=2, variant=0, pool=("y", "b")),
-        a_try("c", 0.5, hop=2, variant=1, pool=("y", "c")),
+        a_try("other", 0.5, variant=0, pool="x"),
+        a_try("a", 0.25, variant=1, pool="y"),
+        a_try("a again", 0.25, variant=2, pool="y"),
+        a_try("stop", 0.0, variant=3, pool="y", outcome=STOPPED),
+        a_try("b", 0.25, hop=2, variant=0, pool="yb"),
+        a_try("c", 0.5, hop=2, variant=1, pool="yc"),
         a_try("", None, hop=2, variant=2),
-        a_try("d", 1.0, hop=3, state=0, pool=("y", "b", "d")),
-        a_try("e", 0.4, hop=3, state=1, pool=("y", "c", "e")),
+        a_try("d", 1.0, hop=3, state=0, pool="ybd"),
+        a_try("e", 0.4, hop=3, state=1, pool="yce"),
     ]
-    grown_from = {
-        StateKey(5, 2, 0): tries[1].key,
-        StateKey(5, 3, 0): tries[4].key,
-        StateKey(5, 3, 1): tries[5].key,
-    }
-    return tries, grown_from
+    parents = {(2, 0): tries[1], (3, 0): tries[4], (3, 1): tries[5]}
+    return tries, {StateKey(5, *at): parent.key for at, parent in parents.items()}
 
 
 def test_the_best_later_hop_is_credited_back() -> None:
@@ -152,7 +143,7 @@ def test_the_best_later_hop_is_credited_back() -> None:
     cost = QueryRewardConfig(credit="best_later", hop_cost=0.125)  # of each hop on the way
     paid = [each.reward for each in credited(tries, grown_from, cost)]
     assert paid[:6] == [0.5, 0.75, 0.75, 0.0, 0.875, 0.5]
-    failed = [a_try("a", 0.25, pool=("y",)), a_try("", None, hop=2)]
+    failed = [a_try("a", 0.25, pool="y"), a_try("", None, hop=2)]
     got = credited(failed, {StateKey(5, 2, 0): failed[0].key}, later)
     assert [each.reward for each in got] == [0.25, None]
     for wrong in (
@@ -191,12 +182,8 @@ def test_the_weighted_choice_is_lerets() -> None:
 
 def test_the_best_of_different_pools() -> None:
     """Pools of the same passages in another order are different: prompts show the order."""
-    tries = [
-        a_try("a", 0.25, pool=("p",)),
-        a_try("b", 0.5, variant=1, pool=("q", "r")),
-        a_try("c", 0.5, variant=2, pool=("q", "r")),
-        a_try("d", 0.4, variant=3, pool=("r", "q")),
-    ]
+    pools = (("a", 0.25, "p"), ("b", 0.5, "qr"), ("c", 0.5, "qr"), ("d", 0.4, "rq"))
+    tries = [a_try(q, worth, variant=n, pool=pool) for n, (q, worth, pool) in enumerate(pools)]
     assert [each.query for each in choose(tries, NextStatesConfig("greedy"), ())] == ["b"]
     for count, expected in ((1, "b"), (2, "bd"), (3, "bda"), (9, "bda")):
         config = NextStatesConfig("several", count=count)
@@ -438,25 +425,19 @@ def test_what_is_counted() -> None:
     ("rewards", "least_gap", "named"),
     [
         ([(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)], 0.0, "config.sampling.temperature"),
-        ([(0.0, 0.0), (0.5, 0.5), (None, None)], 0.0, "easier"),
         ([(None, None), (None,)], 0.0, "score"),
         ([], 0.0, "score"),
         ([(0.0, 0.5), (0.5, 1.0)], 0.9, "config.pairs.least_gap"),
     ],
 )
-def test_states_from_which_nothing_can_be_learned(
+def test_tries_from_which_nothing_can_be_learned(
     rewards: list[tuple[float | None, ...]], least_gap: float, named: str
 ) -> None:
     check_pairs(report((0.0, 0.5), (1.0, 1.0)))  # one pair is enough
-    with pytest.raises(InputError, match=named) as caught:
+    with pytest.raises(InputError, match=named):
         check_pairs(report(*rewards, config=PairsConfig(least_gap=least_gap)))
-    assert "\n" not in str(caught.value)
-
-
-def test_tries_none_of_which_found_a_gold_page_are_refused() -> None:
-    nothing = state(("a", 0.0), ("b", 0.0), ("c", None))
+    nothing = state(("a", 0.0), ("b", 0.0), ("c", None))  # none found a gold page
     with pytest.raises(InputError, match=r"config\.search\.index"):
         check_found(nothing)
     check_found([*nothing, *state(("d", 0.5))])
     check_found(state(("a", None)))  # what failed says nothing of the corpus
-    check_found([])

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
-from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width, with_stop
@@ -192,33 +191,27 @@ def every_pair_of_settings() -> list[RolloutConfig]:
     """Eight settings in which every two values of two fields meet (an orthogonal array), and the
     published positions."""
     kinds = ("none", "absolute", "random", "relative")
-    found = [dataclasses.replace(ROLLOUT, positions="random_published", top_k_actions=1)]
-    for a, b, c in itertools.product((0, 1), repeat=3):
-        found.append(
-            dataclasses.replace(
-                ROLLOUT,
-                positions=kinds[2 * a + b],
-                never_terminate=not c,
-                sort_by_index=a == c,
-                stop_action=bool(b ^ c),
-                top_k_actions=(1, 3)[a ^ b ^ c],
-            )
-        )
-    return found
+    found = [
+        {
+            "positions": kinds[2 * a + b],
+            "never_terminate": not c,
+            "sort_by_index": a == c,
+            "stop_action": bool(b ^ c),
+            "top_k_actions": (1, 3)[a ^ b ^ c],
+        }
+        for a, b, c in itertools.product((0, 1), repeat=3)
+    ]
+    found.append({"positions": "random_published", "top_k_actions": 1})
+    return [dataclasses.replace(ROLLOUT, **each) for each in found]
 
 
 @functools.cache
 def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple[list, list]]:
     """Chunks that the training rollout takes of each sample, acting greedily, with their Q; STOP
     is left out. Rows that fill up the batch must not have happened."""
+    most = {"max_question_tokens": QUESTION_TOKENS, "max_chunk_tokens": ROW_TOKENS - 2}
     with tempfile.TemporaryDirectory() as folder:
-        store = tokenise(
-            samples,
-            loaded().tokenizer,
-            max_question_tokens=QUESTION_TOKENS,
-            max_chunk_tokens=ROW_TOKENS - 2,
-            cache=Path(folder),
-        )
+        store = tokenise(samples, loaded().tokenizer, cache=Path(folder), **most)
     shape = EpisodeShape.holding([store])
     (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
     batch = with_stop(batch) if config.stop_action else batch
@@ -335,17 +328,3 @@ def test_each_text_is_embedded_once_and_nothing_recompiles() -> None:
     assert playing.table.counts.asked - asked == sum(len(each.chunks) for each in samples)
     assert 0 < playing.table.counts.embedded - embedded <= len(distinct)
     assert playing.table.counts.embedded == len(playing.table)
-
-
-def test_samples_are_made_when_it_is_their_turn() -> None:
-    asked: list[int] = []
-
-    def make(index: int) -> Sample:
-        asked.append(index)
-        return sample(index, 6)
-
-    playing = searcher(ROLLOUT, BeamConfig(batch_size=2)).play(LazySamples(6, make))
-    next(playing)
-    assert asked == [0, 1, 2]  # one ahead: only then is it known that it does not fit
-    list(playing)
-    assert asked == list(range(6))

@@ -26,14 +26,7 @@ from qrag_jax.feedback.service import Asked
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.experience import (
-    Asking,
-    Batches,
-    Deferred,
-    Fused,
-    Played,
-    ScoredEpisodes,
-)
+from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Fused, Played, ScoredEpisodes
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
 from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -71,11 +64,7 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) ->
     assert isinstance(own, RedrawnSamples)
     others = [play_setup.sample(seed, 10) for seed in range(3)]
     tokenizer, mesh = play_setup.loaded().tokenizer, mesh_of()
-    limits: dict[str, Any] = {
-        "max_question_tokens": 40,
-        "max_chunk_tokens": 200,
-        "cache": tmp_path,
-    }
+    limits: dict[str, Any] = {"max_question_tokens": 40, "max_chunk_tokens": 200, "cache": tmp_path}
     stores = {
         "made": tokenise(others, tokenizer, **limits),
         "babilong": tokenise_redrawn(own, tokenizer, **limits),

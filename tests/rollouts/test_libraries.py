@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -300,18 +300,11 @@ def test_equal_queries_of_one_call_are_searched_once_also_where_few_are_kept() -
 
 def test_several_threads_may_ask() -> None:
     kept = KeptResults(Shelf(), 3)
-    wrong: list[str] = []
 
-    def ask(number: int) -> None:
-        for turn in range(200):
-            query = f"q{(number + turn) % 7}"
-            if [each.title for each in one(kept, query)] != [query] * 2:
-                wrong.append(query)
+    def ask(number: int) -> bool:
+        queries = [f"q{(number + turn) % 7}" for turn in range(200)]
+        return all([d.title for d in one(kept, query)] == [query] * 2 for query in queries)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(ask, range(4)))
     assert kept.asked == 800

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 from scipy.special import log_softmax
 
@@ -251,11 +250,9 @@ def test_devices_draw_what_one_draws(scanned: bool, count: int) -> None:
     for n in range(0, count - 1, 3):  # groups, whose members do not follow each other
         asked[n + 1] = asked[n]._replace(key=asked[n + 1].key)
     mesh = make_mesh((2, 2, 2))
-    on_mesh = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     shardings = shardings_of(mesh, PARTITION_RULES, params, params)
     assert any(not each.is_fully_replicated for each in jax.tree.leaves(shardings))
-    split = jax.device_put(on_mesh, shardings)
-    found = DeviceSampler(model, config, mesh).sample(split, asked)
+    found = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
     check_same(found, DeviceSampler(model, config).sample(params, asked))
 
 
@@ -300,10 +297,14 @@ def draw(call: Call) -> Reply:
         if ids[-1] in body["stop_token_ids"]:
             finish = "stop"
             break
-    choice = {"token_ids": ids[1:], "finish_reason": finish}
-    choice["logprobs"] = {"tokens": [str(i) for i in ids[1:]], "token_logprobs": log_probs}
     # A turn that is nothing but its end has no text.
-    return Reply(" ".join(str(i) for i in ids[1:] if i not in STOPS), choice=choice)
+    text = " ".join(str(i) for i in ids[1:] if i not in STOPS)
+    return Reply(text, choice=choice_of(ids[1:], log_probs, finish))
+
+
+def choice_of(ids: list[int], log_probs: list[float], finish: str) -> dict[str, Any]:
+    tokens = {"tokens": [str(i) for i in ids], "token_logprobs": log_probs}
+    return {"token_ids": ids, "finish_reason": finish, "logprobs": tokens}
 
 
 @pytest.fixture
@@ -403,13 +404,17 @@ def test_draws_go_by_the_key_and_the_position(sampler: ServerSampler) -> None:
     assert seed_of(request([9, 9], key=4, most=2)) == seed_of(asked)
 
 
+def log_probs(*values: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda choice: choice["logprobs"].update(token_logprobs=[*values])
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no_ids": lambda c: c.pop("token_ids"),
     "no_log_probs": lambda c: c.pop("logprobs"),
-    "too_few": lambda c: c["logprobs"]["token_logprobs"].pop(),
-    "none": lambda c: c["logprobs"].update(token_logprobs=[None] * 5),
-    "positive": lambda c: c["logprobs"].update(token_logprobs=[3.5] * 5),
-    "impossible": lambda c: c["logprobs"].update(token_logprobs=[-9999.0] * 5),
+    "too_few": log_probs(*[-0.5] * 4),
+    "none": log_probs(*[None] * 5),
+    "positive": log_probs(*[3.5] * 5),
+    "impossible": log_probs(*[-9999.0] * 5),
     "id_too_large": lambda c: c["token_ids"].__setitem__(1, 2**40),
     "negative_id": lambda c: c["token_ids"].__setitem__(1, -1),
     "behind_a_stop": lambda c: c["token_ids"].__setitem__(1, 7),
@@ -422,8 +427,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_turns_that_are_not_as_asked(
     name: str, server: ModelServer, sampler: ServerSampler
 ) -> None:
-    choice: dict[str, Any] = {"token_ids": [3, 1, 5, 8, 4], "finish_reason": "length"}
-    choice["logprobs"] = {"tokens": ["x"] * 5, "token_logprobs": [-0.5] * 5}
+    choice = choice_of([3, 1, 5, 8, 4], [-0.5] * 5, "length")
     server.script = lambda call: Reply("x", choice=choice)
     asked = request([3], most=5)
     assert outcome(sampler, asked).ids.tolist() == [3, 1, 5, 8, 4]  # type: ignore[union-attr]

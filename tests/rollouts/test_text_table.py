@@ -12,19 +12,11 @@ import pytest
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, count_tokens
+from qrag_jax.models.compute.ragged import TokenRows, count_tokens
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import mesh_tower, text_table
-from qrag_jax.rollouts.block_rounds import (
-    BATCHES,
-    RowLengths,
-    Widths,
-    draw_lengths,
-    loop_rounds,
-    rounds_of,
-    widths_of,
-)
+from qrag_jax.rollouts.block_rounds import BATCHES, Widths, draw_lengths, rounds_of, widths_of
 from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig
 from qrag_jax.rollouts.text_table import Counts, TextTable
 from qrag_jax.runtime.compilation import CompilationCounter
@@ -192,17 +184,6 @@ def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
     twelve = np.array([[100] * 12, [100] * 5 + [0] * 7])  # five rows fit a block: 3 rounds, and 1
     assert rounds_of(one_size, twelve) == Rounds(2.0, (1.0,))
     assert rounds_of(one_size, np.zeros((1, 4), int)) == Rounds(0.0, (0.0,))
-
-
-def test_loops_are_named_by_their_rows() -> None:
-    lengths = RowLengths(np.full((2, 30), 60), np.full((2, 2, 3), 120), np.full((2, 2, 3), 60))
-    found = loop_rounds(BlockShapes(BLOCKS, BLOCKS, BLOCKS), Widths(100, 128), lengths)
-    assert set(found) == {(30, 100), (6, 100), (6, 128), (3, 128)}
-    assert found[30, 100] == rounds_of(BLOCKS, lengths.chunks)
-    # The state tower learns from six rows of 120 tokens, the chunk tower from six of 60.
-    longer, shorter = (rounds_of(BLOCKS, np.full((1, 6), size)).rounds for size in (120, 60))
-    assert found[6, 100].rounds == shorter
-    assert found[6, 128].rounds == (longer + shorter) / 2
 
 
 def test_lengths_are_drawn_from_the_data() -> None:

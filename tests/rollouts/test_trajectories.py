@@ -28,7 +28,6 @@ from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.rollouts.episode_texts import from_text, to_text
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.token_forest import Piece, segments_of
@@ -256,10 +255,7 @@ def fewest_chunks(prompts: list[np.ndarray], most: int, chunk: int) -> int:
 
 @given(
     prompts=st.lists(
-        st.lists(st.integers(0, 1), min_size=1, max_size=9),
-        min_size=1,
-        max_size=7,
-        unique_by=tuple,
+        st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=7, unique_by=tuple
     ),
     most=st.integers(1, 3),
     chunk=st.integers(1, 3),
@@ -283,15 +279,6 @@ def test_the_longest_rest_is_as_short_as_can_be(
         assert math.ceil(max(rests) / chunk) == fewest
         shared = most * math.ceil(max(prefix for _, prefix in runs) / chunk)
         assert shared + len(arrays) * fewest < len(arrays) * whole
-
-
-def test_prompts_of_two_kinds() -> None:
-    kinds = [[*range(10, 20), n] for n in range(5)] + [[*range(30, 36), n, n] for n in range(4)]
-    prompts = [np.array(each, np.int32) for each in kinds]
-    assert shared_prefixes(prompts, 2, 4) == [(5, 10), (4, 6)]
-    assert shared_prefixes(prompts, 1, 4) == [(9, 0)]  # of one run they share nothing
-    assert shared_prefixes(prompts[:2], 4, 1) == [(2, 0)]  # two are not worth a read
-    assert shared_prefixes([], 4, 1) == []
 
 
 # ---------------------------------------------------------------- blocks
@@ -392,55 +379,17 @@ def test_a_group_may_be_whole(devices: int) -> None:
             token_blocks(wrong, of_shape, whole=True)
 
 
-def test_few_shapes_hold_many_batches() -> None:
-    """Groups of eight, as unlike each other as episodes of one policy are."""
-    draw, shapes = np.random.default_rng(0), set()
-    for _ in range(20):
-        batch = drawn_batch(draw)
-        shape = choose_shape(batch, 2048, 8, room=640)
-        blocks = token_blocks(batch, shape)
-        assert blocks.valid.sum() == batch.log_prob_mask.sum()
-        shapes.add((shape, len(blocks.tokens)))
-    assert len(shapes) <= 3
-    small = made_batch()
+def test_a_chosen_shape_holds_the_batch_and_a_few_tokens_more() -> None:
+    batch = made_batch()
+    shape = choose_shape(batch, 64, MEMBERS)
+    assert token_blocks(batch, shape).valid.sum() == batch.log_prob_mask.sum()
+    longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))
+    assert choose_shape(longer, 64, MEMBERS) == shape  # no other program
     with pytest.raises(ValueError):
-        token_blocks(small, SHAPE._replace(length=10))
-    small.log_prob_mask[0, 0] = True  # a row that begins with a sampled token
+        token_blocks(batch, SHAPE._replace(length=10))
+    batch.log_prob_mask[0, 0] = True  # a row that begins with a sampled token
     with pytest.raises(ValueError):
-        token_blocks(small, SHAPE)
-
-
-def drawn_batch(draw: np.random.Generator) -> TokenBatch:
-    """Prompts of 20 to 60 tokens, 1 to 4 turns of 30 to 70, between them passages of 60.
-
-    Of the eight groups two or more are learned from.
-    """
-    rows, kept = [], draw.integers(2, 9)
-    for group in range(8):
-        prompt = int(draw.integers(20, 61))
-        for _ in range(8):
-            turns = [int(each) for each in draw.integers(30, 71, draw.integers(1, 5))]
-            mask = np.zeros(640, bool)
-            end = prompt
-            for size in turns:
-                mask[end : end + size] = group < kept
-                end += size + 60
-            rows.append((prompt, end - 60, mask))
-    prompts, lengths, masks = (np.array(each) for each in zip(*rows, strict=True))
-    number = np.arange(64, dtype=np.int32)
-    first = number // 8 * 8
-    return TokenBatch(
-        tokens=np.ones((64, 640), np.int32),
-        lengths=lengths.astype(np.int32),
-        log_prob_mask=masks,
-        loss_mask=masks,
-        sampler_log_probs=np.zeros((64, 640), np.float32),
-        episode=number,
-        leader=first,
-        shared=np.where(number == first, 0, prompts).astype(np.int32),
-        rewards=np.zeros((64, 1), np.float32),
-        scored=np.ones(64, bool),
-    )
+        token_blocks(batch, SHAPE)
 
 
 # ---------------------------------------------------------------- hops as tries

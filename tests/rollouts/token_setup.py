@@ -168,16 +168,11 @@ class PolicyServer:
     """Serves one folder.
 
     Attributes:
-        folder: of the model.
-        url: of its API.
-        asked: bodies of the requests for turns, in the order in which they came.
+        asked: bodies of the requests for turns.
         loaded: adapters by their names, the oldest first.
-        unloaded: names of those that were unloaded.
         most_rank: above it an adapter is refused.
-        change: (request, choice) changes a turn before it is sent.
-        before: is called before each turn.
+        change: (request, choice) changes a turn before it is sent; `before` is called before it.
         is_raw: it gives log-probabilities at temperature 1, as vLLM does by default.
-        tokenizer: that it cuts texts with.
     """
 
     folder: Path
