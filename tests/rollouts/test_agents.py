@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import threading
@@ -133,19 +132,6 @@ def test_draws_depend_on_the_episode_and_the_hop_not_on_the_batch() -> None:
     by_hop = [found(search, asks(1, history=(Hop("", ""),) * n)[0])[0].drawn for n in range(8)]
     assert len({tuple(each.actions.tolist()) for each in by_hop}) > 2
     assert len({tuple(each.pool.tolist()) for each in by_hop}) == 1
-
-
-def test_draws_are_as_frequent_as_they_are_probable() -> None:
-    search = pool_search(FRUIT, PlackettLuceConfig(tau=0.5, pool=3, passages=2), stateful=False)
-    counts = {actions: 0 for actions in itertools.permutations(range(3), 2)}
-    log_probs = {}
-    for each in found(search, *asks(3000)):
-        actions = tuple(each.drawn.actions.tolist())
-        counts[actions] += 1
-        log_probs[actions] = each.drawn.log_prob
-    for actions, count in counts.items():
-        expected = 3000 * math.exp(log_probs[actions])
-        assert abs(count - expected) < 4 * math.sqrt(expected)
 
 
 def test_a_corpus_of_fewer_passages_than_the_pool() -> None:

@@ -252,6 +252,9 @@ def test_greedy_is_the_rollout(config: RolloutConfig, monkeypatch: pytest.Monkey
         assert ended == 0
 
 
+# ---------------------------------------------------------------------- beams
+
+
 def test_a_beam_ends_at_the_last_fact() -> None:
     config = dataclasses.replace(ROLLOUT, never_terminate=False)
     found = ways(config, BeamConfig(beam=5, score="last"))
@@ -259,12 +262,8 @@ def test_a_beam_ends_at_the_last_fact() -> None:
         facts = set(document.support)
         assert not facts <= set(way.taken[:-1])
         assert way.ended == (facts <= set(way.taken))
-    ends = [len(way.taken) for way in found if way.ended]
-    assert min(ends) < ROLLOUT.max_steps
-    assert not all(way.ended for way in found)
+    assert {way.ended for way in found} == {True, False}
 
-
-# ---------------------------------------------------------------------- beams
 
 COMBINED = [
     *(("none", 1, "last"), ("absolute", 1, "last"), ("sorted", 1, "last"), ("stop", 1, "last")),
@@ -287,17 +286,6 @@ def test_it_is_the_obvious_search(
         for size, at_once in ((1, beam_search.CHUNKS_AT_ONCE), (4, 32)):
             monkeypatch.setattr(beam_search, "CHUNKS_AT_ONCE", at_once)
             check(ways(KINDS[kind], dataclasses.replace(config, batch_size=size)), expected)
-
-
-def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
-    document, two_steps = sample(3, 4), dataclasses.replace(ROLLOUT, max_steps=2)
-    (way,) = ways(two_steps, BeamConfig(beam=16, score="sum", gamma=0.9), [document])
-    scores = {}
-    for first, q in enumerate(oracle("none").q(document, ())):
-        for second, then in enumerate(oracle("none").q(document, (first,))):
-            scores[first, second] = q + 0.9 * then
-    assert way.taken == max(scores, key=scores.__getitem__)
-    assert way.score == pytest.approx(max(scores.values()), abs=5e-5)
 
 
 @pytest.mark.parametrize(("kind", "beam"), [("none", 3), ("sorted", 1)])

@@ -211,19 +211,6 @@ def test_an_episode_is_the_same_in_another_batch(params) -> None:
         np.testing.assert_allclose(getattr(second, name), getattr(first, name)[order], atol=1e-5)
 
 
-def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
-    episode = jax.tree.map(lambda leaf: np.stack([leaf[2]] * EPISODES), BATCH)  # four chunks
-    counts, draws = np.zeros((3, SHAPE.chunks)), 60 * EPISODES
-    for seed in range(60):
-        found = jitted_rollout(ACTOR, params, episode, Draws(keys(seed), ALPHA, True))
-        actions = np.asarray(found.actions)
-        assert all(len(set(row)) == 3 for row in actions.tolist())
-        for t in range(3):
-            counts[t] += np.bincount(actions[:, t], minlength=SHAPE.chunks)
-    assert (counts[:, 4:] == 0).all()
-    assert (np.abs(counts[:, :4] / draws - 0.25) < 5 * np.sqrt(0.25 * 0.75 / draws)).all()
-
-
 @pytest.mark.parametrize(
     "changes",
     [

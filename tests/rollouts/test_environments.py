@@ -163,11 +163,6 @@ def test_which_calls_begin_a_segment() -> None:
     for text in ("left", "right", "right"):
         branched.call([user("Q"), first, user("and?")], text)
     assert [len(segment) for segment in branched.check()] == [2, 1, 1]
-    rewritten = Conversation()
-    first = rewritten.call([user("Q")], "a long thought", LOOK)
-    rewritten.call([user("Q"), {**first, "content": "short"}, user("and?")], "so", LOOK)
-    rewritten.call([user("Q"), first, user("and?")], "two")  # with other tools
-    assert [len(segment) for segment in rewritten.check()] == [1, 1, 1]
     # Turns that are no part of the episode train nothing.
     judged = Conversation()
     first = judged.call([user("Q")], "one")

@@ -96,15 +96,15 @@ class Told:
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
         self.asked.append(list(requests))
         futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
-        given = [*zip(futures, requests, strict=True)]
-        if self.in_rounds:
-            for future, request in given:
-                future.set_result(self._one(request))
-        else:  # the last one first, from threads
-            for number, (future, request) in enumerate(reversed(given)):
-                threading.Timer(
-                    0.001 * number, lambda f, r: f.set_result(self._one(r)), (future, request)
-                ).start()
+
+        def answer(future: Future, request: SampleRequest) -> None:
+            future.set_result(self._one(request))
+
+        for number, each in enumerate(reversed([*zip(futures, requests, strict=True)])):
+            if self.in_rounds:
+                answer(*each)
+            else:  # the last one first, from threads
+                threading.Timer(0.001 * number, answer, each).start()
         return futures
 
     def _one(self, request: SampleRequest) -> Sampled | Failure:

@@ -114,17 +114,8 @@ def made_pairs() -> TokenBatch:
 
 
 # vLLM's attention on CPU wants heads of 32 numbers.
-SIZES = TinyLMConfig(
-    copies=False,
-    layers=1,
-    hidden=64,
-    heads=2,
-    key_heads=1,
-    head_dim=32,
-    intermediate=64,
-    vocab=400,
-    positions=700,
-)
+_WIDTHS = {"layers": 1, "hidden": 64, "heads": 2, "key_heads": 1, "head_dim": 32}
+SIZES = TinyLMConfig(copies=False, intermediate=64, vocab=400, positions=700, **_WIDTHS)
 _QUESTIONS = 6  # whose names are searched for
 _LIKELY = 0.4  # standard deviation of the head's rows of calls; others have 0.05
 _TENSORS, _CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
