@@ -56,10 +56,10 @@ def test_asked_once_the_last_step_has_the_reward() -> None:
 
 def test_asked_after_every_step_the_threshold_completes() -> None:
     """As the public code does it: rewards below the threshold count, those after it do not."""
-    each = Completion(threshold=1.0, ends=True)
-    assert (each.parts([4, 1, 7]), each.parts([])) == ([[4], [4, 1], [4, 1, 7]], [[]])
+    item = Completion(threshold=1.0, ends=True)
+    assert (item.parts([4, 1, 7]), item.parts([])) == ([[4], [4, 1], [4, 1, 7]], [[]])
     answers = [0.2, 1.0, 1.0, 0.0, 0.4, 0.0, 2.0, 0.0]
-    assert each.episodes(answers, [3, 3, 1, 0]) == [
+    assert item.episodes(answers, [3, 3, 1, 0]) == [
         EpisodeRewards((0.2, 1.0, 0.0), 2),
         EpisodeRewards((0.0, 0.4, 0.0), 3),
         EpisodeRewards((2.0,), 1),
@@ -69,7 +69,7 @@ def test_asked_after_every_step_the_threshold_completes() -> None:
     assert plays_on.episodes([0.2, 1.0, 1.0], [3]) == [EpisodeRewards((0.2, 1.0, 0.0), 3)]
     # A lost answer matters up to completion alone.
     assert plays_on.episodes([0.0, LOST, 1.0], [3]) == [LOST]
-    assert each.episodes([1.0, LOST, LOST], [3]) == [EpisodeRewards((1.0, 0.0, 0.0), 1)]
+    assert item.episodes([1.0, LOST, LOST], [3]) == [EpisodeRewards((1.0, 0.0, 0.0), 1)]
 
 
 # ---------------------------------------------------------------- a model's answers
@@ -105,8 +105,8 @@ def reads(prompt: str) -> Outcome:
 def questions(*says: str) -> list[Question]:
     asking = Asking(metric="squad")
     return [
-        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {each}")], GOLD, hops=1)
-        for i, each in enumerate(says)
+        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {item}")], GOLD, hops=1)
+        for i, item in enumerate(says)
     ]
 
 
@@ -119,9 +119,9 @@ def rewards(
 ) -> tuple[list, Reader]:
     reader = Reader()
     feedback = LanguageModelFeedback(reader, generation or Generation(), metric, **options)
-    found = feedback.begin(asked, known).result(10)
+    result = feedback.begin(asked, known).result(10)
     feedback.close()
-    return found, reader
+    return result, reader
 
 
 def test_the_metric_of_the_answer_times_the_scale() -> None:
@@ -130,8 +130,8 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
     assert rewards("answer_f1", asked, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
     # Asked again are only those without a reward.
     known = [0.25, LOST, Unscored("server", ""), 1.0]
-    found, reader = rewards("answer_f1", asked, known)
-    assert (found, len(reader.asked)) == ([0.25, 1.0, 0.5, 1.0], 2)
+    result, reader = rewards("answer_f1", asked, known)
+    assert (result, len(reader.asked)) == ([0.25, 1.0, 0.5, 1.0], 2)
     with pytest.raises(InputError, match="'bleu'"):
         rewards("bleu", asked)
     with pytest.raises(InputError, match="sample q9"):
@@ -139,27 +139,27 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
 
 
 def test_what_has_no_answer_has_no_reward() -> None:
-    found, _ = rewards("answer_f1", questions("Ada Lovelace", "TIMEOUT", "", "Ada King"))
-    assert (found[0], found[3]) == (1.0, 0.5)
-    assert found[1] == Unscored("timeout", "as told")
-    assert found[2].cause == "no_text"
+    result, _ = rewards("answer_f1", questions("Ada Lovelace", "TIMEOUT", "", "Ada King"))
+    assert (result[0], result[3]) == (1.0, 0.5)
+    assert result[1] == Unscored("timeout", "as told")
+    assert result[2].cause == "no_text"
     for cause, again in (("filtered", False), ("tool_call", False), ("broken_off", True)):
         (lost,), _ = rewards("answer_f1", questions(cause.upper()))
         assert (lost.cause, lost.permanent) == (cause, not again)
     small = Generation(max_prompt_tokens=3, count=lambda messages: 9)
-    (found,), reader = rewards("answer_em", questions("Ada Lovelace"), generation=small)
-    assert (found.cause, reader.asked) == ("too_long", [])
+    (result,), reader = rewards("answer_em", questions("Ada Lovelace"), generation=small)
+    assert (result.cause, reader.asked) == ("too_long", [])
 
 
 def test_the_judge_says() -> None:
     asked = questions("Countess Lovelace", "somebody", "Babbage", "SERVER")
-    found, reader = rewards("judge", asked, scale=0.5)
-    assert found[:2] == [0.5, 0.0]
-    assert [each.cause for each in found[2:]] == ["unclear_verdict", "server"]
+    result, reader = rewards("judge", asked, scale=0.5)
+    assert result[:2] == [0.5, 0.0]
+    assert [item.cause for item in result[2:]] == ["unclear_verdict", "server"]
     # What failed is not judged; the judge sees the right answers and the one that was said.
     judged = [prompt for prompt in reader.asked if "Given answer:" in prompt]
     assert len(judged) == 3
-    assert all(each in judged[0] for each in GOLD)
+    assert all(item in judged[0] for item in GOLD)
 
 
 # ---------------------------------------------------------------- a user's own function
@@ -211,26 +211,26 @@ def rewards_of(
 
 def test_numbers_become_the_reward_of_the_last_step(file: Path) -> None:
     settings = OwnReward(name="own", path=f"{file}:score", scale=2.0)
-    found, counts = rewards_of(settings, [SAMPLE, OTHERS[0]], [[2, 0], [0, 3]])
-    assert found == [EpisodeRewards((0.0, 1.5), 2), EpisodeRewards((0.0, 2.0), 2)]  # 3 is STOP
+    result, counts = rewards_of(settings, [SAMPLE, OTHERS[0]], [[2, 0], [0, 3]])
+    assert result == [EpisodeRewards((0.0, 1.5), 2), EpisodeRewards((0.0, 2.0), 2)]  # 3 is STOP
     assert counts == {}
     settings = OwnReward(name="own", path=f"{file}:truth", completion_threshold=1.0)
-    found, _ = rewards_of(settings, [SAMPLE], [[2, 0, 1]], goes_on=False)
-    assert found == [EpisodeRewards((0.0, 1.0, 0.0), 2)]
+    result, _ = rewards_of(settings, [SAMPLE], [[2, 0, 1]], goes_on=False)
+    assert result == [EpisodeRewards((0.0, 1.0, 0.0), 2)]
     with pytest.raises(InputError, match=r"config\.reward\.path"):
         OwnReward(name="own")
 
 
 def test_failures_are_counted_and_never_0(file: Path) -> None:
     settings = OwnReward(name="own", path=f"{file}:score", max_failure_share=0.75)
-    found, counts = rewards_of(settings, [SAMPLE, *OTHERS], [[1, 0], [], [2], [0]])
+    result, counts = rewards_of(settings, [SAMPLE, *OTHERS], [[1, 0], [], [2], [0]])
     causes = ("raised", "no_reward", "no_number")
-    assert all(isinstance(each, Unscored) for each in found[:3])
-    assert tuple(each.cause for each in found[:3]) == causes
-    for each, name in zip(found, ("s1", "s2", "s3"), strict=False):
-        assert name in each.message
-        assert "\n" not in each.message
-    assert found[3] == EpisodeRewards((1.0,), 1)
+    assert all(isinstance(item, Unscored) for item in result[:3])
+    assert tuple(item.cause for item in result[:3]) == causes
+    for item, name in zip(result, ("s1", "s2", "s3"), strict=False):
+        assert name in item.message
+        assert "\n" not in item.message
+    assert result[3] == EpisodeRewards((1.0,), 1)
     assert counts == {f"reward/failures_{cause}": 1 for cause in causes}
     endless = OwnReward(name="own", path=f"{file}:endless", max_failure_share=0.9)
     with pytest.raises(FeedbackLost, match="s1"):
@@ -258,14 +258,14 @@ def opened(workdir: Path, **llm: Any) -> AbstractContextManager[PendingService]:
 def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fraction = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     monkeypatch.delenv(fraction, raising=False)
-    own = LlmConfig(server=ServerConfig("org/name", memory_share=0.45))
+    ours = LlmConfig(server=ServerConfig("org/name", memory_share=0.45))
     leave_room(LlmConfig("http://127.0.0.1:8000/v1"))
     leave_room(LlmConfig(server=ServerConfig("org/name", devices="1", memory_share=0.9)))
     assert fraction not in os.environ
-    leave_room(own)
+    leave_room(ours)
     assert os.environ[fraction] == "0.50"
     monkeypatch.setenv(fraction, "0.2")
-    leave_room(own)
+    leave_room(ours)
     assert os.environ[fraction] == "0.2"
 
 
@@ -282,8 +282,8 @@ def test_answers_are_kept_by_what_is_served(
     assert stand_in.starts() == []
 
     def version(**more: Any) -> str:
-        own = {**server, "max_model_len": 0, **more}  # no budget: the folder has no tokenizer
-        with opened(tmp_path, max_tokens=8, server=own) as service:
+        ours = {**server, "max_model_len": 0, **more}  # no budget: the folder has no tokenizer
+        with opened(tmp_path, max_tokens=8, server=ours) as service:
             return service.provenance["config.llm.version"]
 
     first = version()

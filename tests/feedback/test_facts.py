@@ -46,10 +46,10 @@ def episodes(facts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_random_episodes(penalize: bool, per_fact: float) -> None:
     support, actions, valid = episodes(3)
     settings = {"penalize_extra_steps": penalize, "per_fact_reward": per_fact}
-    found = np.asarray(ground_truth(support, actions, valid, **settings))
-    assert found.dtype == np.float32
+    result = np.asarray(ground_truth(support, actions, valid, **settings))
+    assert result.dtype == np.float32
     expected = by_loop(support, actions, valid, penalize, per_fact)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
     assert (expected.max(1) > 0).sum() >= 10
 
 
@@ -67,14 +67,14 @@ def test_rewards_by_hand() -> None:
     assert one([3, 0, 2, 5], [1, 3]).tolist() == [0, 0, 0, 0]
     assert one([1, 1], [1], [True, False]).tolist() == [1, 0]
     assert one([0, 0], [], [False, False], per_fact_reward=0.5).tolist() == [0, 0]
-    found = one([3, 0, 1], [1, 3], penalize_extra_steps=True)
-    np.testing.assert_allclose(found, [0, 0, 0.5 + 0.5 * 2 / 3.00001], atol=1e-6)
+    result = one([3, 0, 1], [1, 3], penalize_extra_steps=True)
+    np.testing.assert_allclose(result, [0, 0, 0.5 + 0.5 * 2 / 3.00001], atol=1e-6)
     # A chunk that is no fact costs a step, and STOP costs nothing.
     stops = np.array([[False, False, False, True]])
-    found = one([3, 0, 1, 5], [1, 3], step_cost=0.1, stops=stops)
-    np.testing.assert_allclose(found, [0, -0.1, 1, 0], atol=1e-6)
-    found = one([3, 0, 1, 5], [1, 3], [True, True, False, False], step_cost=0.1)
-    np.testing.assert_allclose(found, [0, -0.1, 0, 0], atol=1e-6)
+    result = one([3, 0, 1, 5], [1, 3], step_cost=0.1, stops=stops)
+    np.testing.assert_allclose(result, [0, -0.1, 1, 0], atol=1e-6)
+    result = one([3, 0, 1, 5], [1, 3], [True, True, False, False], step_cost=0.1)
+    np.testing.assert_allclose(result, [0, -0.1, 0, 0], atol=1e-6)
 
 
 CHUNKS = ("Ada was born in Oslo.", "A party.", "OSLO, the capital", "Bergen is west.")
@@ -98,19 +98,19 @@ def test_chunks_that_hold_an_answer(answers: tuple[str, ...], places: tuple[int,
 
 def test_labels_replace_support_and_what_has_none_is_counted() -> None:
     others = (("No",), ("Rome",), (), ("no", "Bergen"))
-    samples = [SAMPLE, *(dataclasses.replace(SAMPLE, answers=each) for each in others)]
-    found, without = labelled(samples)
-    assert [sample.support for sample in found] == [(0, 2), (), (), (), (3,)]
-    assert [dataclasses.replace(each, support=(1,)) for each in found] == samples
+    samples = [SAMPLE, *(dataclasses.replace(SAMPLE, answers=item) for item in others)]
+    result, without = labelled(samples)
+    assert [sample.support for sample in result] == [(0, 2), (), (), (), (3,)]
+    assert [dataclasses.replace(item, support=(1,)) for item in result] == samples
     assert without == {NO_ANSWER: 1, WORDLESS: 1, NOWHERE: 1}
 
 
 @pytest.mark.parametrize("penalize", [False, True])
 def test_the_first_chunk_with_the_answer_is_rewarded_once(penalize: bool) -> None:
     holds, actions, valid = episodes(4)
-    found = ground_truth(holds, actions, valid, penalize_extra_steps=penalize, needed=NEEDED)
+    result = ground_truth(holds, actions, valid, penalize_extra_steps=penalize, needed=NEEDED)
     expected = np.zeros(actions.shape)
     for b, t in zip(*np.nonzero(valid & np.take_along_axis(holds, actions, 1))):
         if not expected[b].any():
             expected[b, t] = 0.5 + 0.5 / (t + 1 + 1e-5) if penalize else 1.0
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result), expected, atol=1e-6)

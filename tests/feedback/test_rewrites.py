@@ -33,7 +33,7 @@ TASK = RewriteTask.judged("q", "capital of Norway", {"a": 2, "b": 1}, answers=("
 
 def documents(*ids: str) -> tuple[Document, ...]:
     """Their texts are their ids."""
-    return tuple(Document(each, "", each, False) for each in ids)
+    return tuple(Document(item, "", item, False) for item in ids)
 
 
 FOUND = documents("x", "b", "a")
@@ -44,19 +44,19 @@ def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
 
 
 def test_gain_and_costs_by_hand() -> None:
-    each = reward("recall", k=2)
+    item = reward("recall", k=2)
     ended = Rewritten("Oslo  city", found=FOUND)
     parts = {"recall@2": 0.5, "gain": 0.5, "format": 1.0, "words": 2.0}
-    assert each.of(TASK, ended, 0.0) == {"reward": 0.5, **parts}
-    assert each.of(TASK, ended, 1.0)["reward"] == -0.5
+    assert item.of(TASK, ended, 0.0) == {"reward": 0.5, **parts}
+    assert item.of(TASK, ended, 1.0)["reward"] == -0.5
     plain = reward("recall", k=2, gain=False).of(TASK, ended, 1.0)
     assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
-    long = each.of(TASK, Rewritten("x " * 99, found=FOUND), 0.25)
+    long = item.of(TASK, Rewritten("x " * 99, found=FOUND), 0.25)
     assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free unless it costs
     costly = reward("recall", k=2, length_cost=0.3)
     for query, cost in (("Oslo", 0.1), ("capital of Norway", 0.3), ("a b c d e f", 0.6)):
         ended = Rewritten(query, found=FOUND)
-        paid, free = costly.of(TASK, ended, 0.2), each.of(TASK, ended, 0.2)
+        paid, free = costly.of(TASK, ended, 0.2), item.of(TASK, ended, 0.2)
         assert paid.pop("reward") == pytest.approx(free.pop("reward") - cost)
         assert paid == free  # nothing else knows of it
     nothing = Rewritten("", outcome=NO_QUERY)
@@ -67,33 +67,33 @@ def test_the_cost_of_reading_by_hand() -> None:
     """Of the question's words the index has 3 + 2 + 1 entries, each word once."""
     texts = ("What is it?", "what, WHAT is", "what of Norway", "Oslo")
     config = RewriteRewardConfig(measure="recall", k=2, reading_cost=0.6)
-    each, free = RewriteReward(config, {"": Entries.of(texts)}), reward("recall", k=2)
+    item, free = RewriteReward(config, {"": Entries.of(texts)}), reward("recall", k=2)
     task = dataclasses.replace(TASK, question="What is what, of what?")
     for query, share in (("what is what", 5 / 6), ("Norway Oslo", 2 / 6), ("unknown", 0.0)):
         ended = Rewritten(query, found=FOUND)
-        paid, unpaid = each.of(task, ended, 0.2), free.of(task, ended, 0.2)
+        paid, unpaid = item.of(task, ended, 0.2), free.of(task, ended, 0.2)
         assert paid.pop("read_share") == pytest.approx(share)
         assert paid.pop("reward") == pytest.approx(unpaid.pop("reward") - 0.6 * share)
         assert paid == unpaid
     nothing = Rewritten("", outcome=NO_QUERY)
-    assert each.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
+    assert item.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
     unknown = dataclasses.replace(TASK, question="unknown")  # the original reads nothing
-    assert each.of(unknown, Rewritten("what", found=FOUND), 0.2)["read_share"] == 1.0
+    assert item.of(unknown, Rewritten("what", found=FOUND), 0.2)["read_share"] == 1.0
 
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: str) -> None:
-    each, draw = reward(measure, k=7), random.Random(0)
+    item, draw = reward(measure, k=7), random.Random(0)
     pool = ["a", "b", "Oslo", *(f"x{number}" for number in range(7))]
     for _ in range(50):
         found = documents(*draw.sample(pool, draw.randint(0, 10)))
-        original = each.measure(TASK, found)
-        assert each.of(TASK, Rewritten(TASK.question, found=found), original)["reward"] == 0.0
-    nothing = each.of(TASK, Rewritten("Venus"), 0.75)
+        original = item.measure(TASK, found)
+        assert item.of(TASK, Rewritten(TASK.question, found=found), original)["reward"] == 0.0
+    nothing = item.of(TASK, Rewritten("Venus"), 0.75)
     assert (nothing["reward"], nothing["format"], nothing["words"]) == (-0.75, 1.0, 1.0)
     for outcome in {*OUTCOMES} - {REWRITTEN}:
         ended = Rewritten("(Oslo" if outcome == UNREADABLE else "", outcome=outcome)
-        gained = each.of(TASK, ended, 0.75)
+        gained = item.of(TASK, ended, 0.75)
         assert gained["reward"] == gained["gain"] == -0.75
         assert gained["format"] == gained["words"] == (outcome == UNREADABLE)
         assert reward(measure, gain=False).of(TASK, ended, 0.75)["reward"] == 0.0
@@ -101,27 +101,27 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
 
 @pytest.mark.parametrize("measure", ["ndcg", "recall", "rr"])
 def test_the_measure_is_trec_evals(measure: str) -> None:
-    draw, each, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
+    draw, item, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
     names = [f"d{number}" for number in range(12)]
     for number in range(40):
         qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}
         task = RewriteTask.judged(str(number), "?", qrel)
         ids = draw.sample([*names, "sure"], 9)
-        parts = each.of(task, Rewritten("x", found=documents(*ids)), 0.0)
-        assert each.names == tuple(parts)
+        parts = item.of(task, Rewritten("x", found=documents(*ids)), 0.0)
+        assert item.names == tuple(parts)
         (score,) = ranking_columns({"q": ids}, {"q": qrel}, [name])[name].values()
         assert parts["reward"] == parts[name] == pytest.approx(score, rel=0, abs=1e-9)
 
 
 def test_the_place_of_an_answer() -> None:
-    each = reward("answer_rank", k=3, gain=False)
+    item = reward("answer_rank", k=3, gain=False)
     answered = RewriteTask("q", "?", ("Oslo", "Kristiania"))
     for ids, worth in (
         (("x", "in oslo!", "Kristiania"), 1 / 2),
         (("Kristiania",), 1.0),
         (("x", "y", "z", "Oslo"), 0.0),  # beyond k
     ):
-        parts = each.of(answered, Rewritten("x", found=documents(*ids)), 0.0)
+        parts = item.of(answered, Rewritten("x", found=documents(*ids)), 0.0)
         assert parts["reward"] == parts["answer_rr@3"] == worth
 
 
@@ -202,14 +202,14 @@ def test_the_remakes_mix() -> None:
     ],
 )
 def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
-    each = reward(TIERS[tiers].measure, k=3000, gain=False, tiers=tiers)
-    parts = each.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
+    item = reward(TIERS[tiers].measure, k=3000, gain=False, tiers=tiers)
+    parts = item.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
     assert parts["reward"] == pytest.approx(worth)
     # What is reported as a measure is the measure, without a format.
-    assert 0 <= parts[each.config.name] <= 1
-    assert parts["gain"] == parts[each.config.name] - 0.5
+    assert 0 <= parts[item.config.name] <= 1
+    assert parts["gain"] == parts[item.config.name] - 0.5
     for outcome in (NO_QUERY, BROKEN):
-        assert each.of(TASK, Rewritten("", outcome=outcome), 0.5)["reward"] == none
+        assert item.of(TASK, Rewritten("", outcome=outcome), 0.5)["reward"] == none
 
 
 # ---------------------------------------------------------------- guards
@@ -247,7 +247,7 @@ def test_measures_by_hand() -> None:
     assert guard_measures("x", "or or", ())["repetition"] == 0.5
     none = guard_measures("?", "", ("Oslo",))
     assert none == dict.fromkeys(GUARD_MEASURES, 0.0) | {"kept_words": 1.0}
-    assert [guard_measures("?!", each, ())["echo"] for each in ("?!", "!")] == [1.0, 0.0]
+    assert [guard_measures("?!", item, ())["echo"] for item in ("?!", "!")] == [1.0, 0.0]
 
 
 def test_measures_by_definition() -> None:
@@ -261,8 +261,8 @@ def test_measures_by_definition() -> None:
             {
                 "answer_in_query": float("g" in after),
                 "repetition": len(repeats) / len(after),
-                "kept_words": len([each for each in before if each in after]) / len(before),
-                "new_words": len([each for each in after if each not in before]) / len(after),
+                "kept_words": len([item for item in before if item in after]) / len(before),
+                "new_words": len([item for item in after if item not in before]) / len(after),
                 "query_words": len(after),
                 "echo": float(before == after),
             }
@@ -270,7 +270,7 @@ def test_measures_by_definition() -> None:
 
 
 HACKS: dict[str, tuple[str, Callable[[int], str]]] = {  # measure, and the query of update n
-    "grows": ("query_words", lambda n: " ".join(f"word{each}" for each in range(5 + 3 * n))),
+    "grows": ("query_words", lambda n: " ".join(f"word{item}" for item in range(5 + 3 * n))),
     "repeats": ("repetition", lambda n: "river Oslo" + " river" * n),
     "remembers": ("answer_in_query", lambda n: "river" + " Akerselva" * (n > 4)),
     "honest": ("", lambda n: f"river Ada Berg birthplace city {n}"),
@@ -278,7 +278,7 @@ HACKS: dict[str, tuple[str, Callable[[int], str]]] = {  # measure, and the query
 
 
 def means(policy: Callable[[int], str], update: int) -> dict[str, float]:
-    rows = [guard_measures(ORIGINAL, policy(update + each), ANSWERS) for each in range(3)]
+    rows = [guard_measures(ORIGINAL, policy(update + item), ANSWERS) for item in range(3)]
     return {name: statistics.fmean(row[name] for row in rows) for name in GUARD_MEASURES}
 
 
@@ -325,7 +325,7 @@ def test_a_limit_counts_updates_in_a_row_also_when_resumed(seed: int) -> None:
         measured = [(at, row[name]) for at, row in enumerate(every) if not math.isnan(row[name])]
         expected: set[int] = set()
         beyond = (lambda v: v < 0.5) if name == "entropy" else (lambda v: v > 0.5)
-        for is_beyond, group in itertools.groupby(measured, key=lambda each: beyond(each[1])):
+        for is_beyond, group in itertools.groupby(measured, key=lambda item: beyond(item[1])):
             if is_beyond:
                 expected |= {at for at, _ in [*group][2::3]}
         assert {at for at, text in enumerate(said) if f"({name}) is" in text} == expected

@@ -146,8 +146,8 @@ TASK = ToolTask("q", "Where?", ("New York City", "NYC"), DOCUMENTS, hops=2)
 def test_parts_by_hand() -> None:
     """Said 2 of 3 words of the best alias, saw 1 of 2 gold in 3, cited 1 gold in 3, 2 fields."""
     closed = Closed("the York City", cited=("1", "9", "0", "1"), seen=("3", "0", "4"), fields=2)
-    found = score(closed, TASK)
-    assert found == pytest.approx(
+    result = score(closed, TASK)
+    assert result == pytest.approx(
         {
             "em": 0.0,
             "f1": 0.8,  # precision 2/2, recall 2/3
@@ -170,9 +170,9 @@ def test_parts_by_hand() -> None:
 
 def test_without_gold_documents() -> None:
     none = dataclasses.replace(TASK, documents=DOCUMENTS[:1])
-    found = score(Closed("NYC", cited=("0",), seen=("0",)), none)
-    assert (found["recall"], found["precision"]) == (0.0, 0.0)
-    assert found["citation"] == found["citation_f1"] == 1.0
+    result = score(Closed("NYC", cited=("0",), seen=("0",)), none)
+    assert (result["recall"], result["precision"]) == (0.0, 0.0)
+    assert result["citation"] == result["citation_f1"] == 1.0
     corpus = ToolTask("q", "Where?", ("NYC",), hops=2, gold_ids=("p7", "p8"))
     assert score(Closed("NYC", seen=("p8",)), corpus)["recall"] == 0.5
 
@@ -263,10 +263,10 @@ def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
     before = dict(parts)
     assert reward_of(OwnRubric.load(f"{path}:good"), closed, TASK, parts) == 6.0
     for name, cause in (("raises", "raised"), ("text", "no_number"), ("nothing", "no_reward")):
-        found = reward_of(OwnRubric.load(f"{path}:{name}"), closed, TASK, parts)
-        assert isinstance(found, Unscored)
-        assert found.cause == cause
-        assert f"{path}:{name} " in found.message
+        result = reward_of(OwnRubric.load(f"{path}:{name}"), closed, TASK, parts)
+        assert isinstance(result, Unscored)
+        assert result.cause == cause
+        assert f"{path}:{name} " in result.message
     assert parts == before
     assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
     for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):

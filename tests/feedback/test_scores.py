@@ -40,14 +40,14 @@ def test_scores_are_trec_evals(k: int) -> None:
     qrels, rankings = {}, {}
     for number in range(80):
         relevant = draw.sample(documents, draw.randint(1, 12))
-        qrels[f"q{number}"] = {each: draw.randint(1, 4) for each in relevant}
+        qrels[f"q{number}"] = {item: draw.randint(1, 4) for item in relevant}
         rankings[f"q{number}"] = draw.sample(documents, draw.randint(0, 30))
     names = f"ndcg@{k}", f"recall@{k}", f"rr@{k}"
     columns = ranking_columns(rankings, qrels, names)
     for name, score in zip(names, (ndcg, recall, reciprocal_rank), strict=True):
         for query, grades in qrels.items():
-            own = score(rankings[query], grades, k)
-            assert own == pytest.approx(columns[name][query], rel=0, abs=1e-9)
+            ours = score(rankings[query], grades, k)
+            assert ours == pytest.approx(columns[name][query], rel=0, abs=1e-9)
         assert len(set(columns[name].values())) > 1
 
 
@@ -94,11 +94,11 @@ def test_pools_are_scored_as_by_trec_eval() -> None:
     qrels = {query: dict.fromkeys(keys, 1) for query, keys in gold.items()}
     columns = ranking_columns(names, qrels, ("ap", "recall@6", "recall@100"))
     for query, pool in pools.items():
-        own = scores.of(pool, gold[query], 4)
-        assert own["ap"] == pytest.approx(columns["ap"][query], abs=1e-6)
-        assert own["recall@6"] == pytest.approx(columns["recall@6"][query], abs=1e-6)
-        assert own["recall"] == pytest.approx(columns["recall@100"][query], abs=1e-6)
-        assert own["all_gold"] == (own["recall"] == 1)
+        ours = scores.of(pool, gold[query], 4)
+        assert ours["ap"] == pytest.approx(columns["ap"][query], abs=1e-6)
+        assert ours["recall@6"] == pytest.approx(columns["recall@6"][query], abs=1e-6)
+        assert ours["recall"] == pytest.approx(columns["recall@100"][query], abs=1e-6)
+        assert ours["all_gold"] == (ours["recall"] == 1)
 
 
 def test_ap_is_1_only_where_gold_comes_first() -> None:

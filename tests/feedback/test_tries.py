@@ -73,7 +73,7 @@ def test_json_is_exact() -> None:
     """Numbers to the last bit, and text that is not well-formed."""
     draw = random.Random(0)
     for count in (0, 1, 20):
-        each = a_try(
+        item = a_try(
             'wo "ist" \udc80 東京\u2028?',
             draw.random() / 3,
             sampled=tuple(draw.randrange(50_000) for _ in range(count)),
@@ -82,10 +82,10 @@ def test_json_is_exact() -> None:
             pool=("p0", "p1", "p2"),
             version="step-7",
         )
-        assert Try.from_json(json.loads(json.dumps(each.to_json()))) == each
-    for each in (a_try("", None), a_try("", None, outcome="timeout", finish="")):
-        assert (each.scored, each.searched) == (False, False)
-        assert Try.from_json(json.loads(json.dumps(each.to_json()))) == each
+        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
+    for item in (a_try("", None), a_try("", None, outcome="timeout", finish="")):
+        assert (item.scored, item.searched) == (False, False)
+        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
     assert not a_try("stop", 0.5, outcome=STOPPED).searched
 
 
@@ -103,9 +103,9 @@ def test_a_try_that_cannot_be_is_refused() -> None:
 def test_levels_ascend_and_keep_the_order() -> None:
     tries = [a_try("d", 0.1, state=1), a_try("c", 0.2, variant=1), a_try("b", 0.3, draw=1)]
     tries += [a_try("x", None), a_try("a", 0.4)]
-    assert [each.query for each in in_order(tries)] == ["a", "b", "c", "d"]
+    assert [item.query for item in in_order(tries)] == ["a", "b", "c", "d"]
     levels = by_level(state(("a", 0.5), ("b", 0.0), ("c", 0.5), ("d", 0.25)))
-    assert [[each.query for each in level] for level in levels] == [["b"], ["d"], ["a", "c"]]
+    assert [[item.query for item in level] for level in levels] == [["b"], ["d"], ["a", "c"]]
     # A difference of the last bit is none.
     assert 0.1 + 0.2 != 0.3
     assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2
@@ -137,15 +137,15 @@ def test_the_best_later_hop_is_credited_back() -> None:
     assert credited(tries, grown_from, QueryRewardConfig()) == tries
     later = QueryRewardConfig(credit="best_later")
     got = credited(tries, grown_from, later)
-    assert [each.reward for each in got] == [0.5, 1.0, 1.0, 0.0, 1.0, 0.5, None, 1.0, 0.4]
-    assert [each.key for each in got] == [each.key for each in tries]
+    assert [item.reward for item in got] == [0.5, 1.0, 1.0, 0.0, 1.0, 0.5, None, 1.0, 0.4]
+    assert [item.key for item in got] == [item.key for item in tries]
     assert credited(got, grown_from, later) == got
     cost = QueryRewardConfig(credit="best_later", hop_cost=0.125)  # of each hop on the way
-    paid = [each.reward for each in credited(tries, grown_from, cost)]
+    paid = [item.reward for item in credited(tries, grown_from, cost)]
     assert paid[:6] == [0.5, 0.75, 0.75, 0.0, 0.875, 0.5]
     failed = [a_try("a", 0.25, pool="y"), a_try("", None, hop=2)]
     got = credited(failed, {StateKey(5, 2, 0): failed[0].key}, later)
-    assert [each.reward for each in got] == [0.25, None]
+    assert [item.reward for item in got] == [0.25, None]
     for wrong in (
         {StateKey(5, 2, 0): tries[3].key},  # it did not search
         {StateKey(5, 2, 0): TryKey(5, 1, 0, 9, 9)},
@@ -184,10 +184,10 @@ def test_the_best_of_different_pools() -> None:
     """Pools of the same passages in another order are different: prompts show the order."""
     pools = (("a", 0.25, "p"), ("b", 0.5, "qr"), ("c", 0.5, "qr"), ("d", 0.4, "rq"))
     tries = [a_try(q, worth, variant=n, pool=pool) for n, (q, worth, pool) in enumerate(pools)]
-    assert [each.query for each in choose(tries, NextStatesConfig("greedy"), ())] == ["b"]
+    assert [item.query for item in choose(tries, NextStatesConfig("greedy"), ())] == ["b"]
     for count, expected in ((1, "b"), (2, "bd"), (3, "bda"), (9, "bda")):
         config = NextStatesConfig("several", count=count)
-        assert [each.query for each in choose(tries, config, ())] == [*expected]
+        assert [item.query for item in choose(tries, config, ())] == [*expected]
     with pytest.raises(ValueError):
         choose([a_try("a", 0.5), a_try("b", 0.5, hop=2)], NextStatesConfig("greedy"), ())
 
@@ -214,7 +214,7 @@ def test_a_choice_depends_on_the_tries_and_the_seed_alone(choice: str) -> None:
         first = choose(tries, config, (1, 2, 3, number))
         random.seed(number)  # as whatever else draws might leave it
         assert choose(draw.sample(tries, len(tries)), config, (1, 2, 3, number)) == first
-        assert all(each in tries and each.searched and each.scores["ap"] < 1 for each in first)
+        assert all(item in tries and item.searched and item.scores["ap"] < 1 for item in first)
         differ += choose(tries, config, (1, 3, 3, number)) != first
     assert (differ > 20) == (choice == "weighted")
 
@@ -226,7 +226,7 @@ def test_a_draw_is_uniform_and_depends_on_each_part() -> None:
     assert ((counts - 200) ** 2 / 200).sum() < 44  # chi-squared, 19 degrees: 0.1 %
     assert uniform("test", (1, 2)) == 0.9187313531666456  # runs that were begun go on alike
     parts = [("test", (1, 2)), ("test", (2, 1)), ("test", (12,)), ("test", (1, 2, 0))]
-    assert len({uniform(*each) for each in [*parts, ("other", (1, 2))]}) == 5
+    assert len({uniform(*item) for item in [*parts, ("other", (1, 2))]}) == 5
 
 
 # ---------------------------------------------------------------- pairs
@@ -243,12 +243,12 @@ def target(found: StatePairs) -> str | None:
 
 def leret(tries: list[Try]) -> tuple[set[tuple[str, str]], str | None]:
     """LeReT's rule, slowly (dossier, A4): pairs of texts, and the target."""
-    scored = [each for each in tries if each.reward is not None]
-    if len({each.reward for each in scored}) < 2:
+    scored = [item for item in tries if item.reward is not None]
+    if len({item.reward for item in scored}) < 2:
         return set(), None
-    kept = [each for each in scored if "[1]" not in each.query]
-    responses = sorted(kept, key=lambda each: each.reward or 0.0)
-    reward_of = {each.query: each.reward or 0.0 for each in responses}
+    kept = [item for item in scored if "[1]" not in item.query]
+    responses = sorted(kept, key=lambda item: item.reward or 0.0)
+    reward_of = {item.query: item.reward or 0.0 for item in responses}
     levels = sorted(set(reward_of.values()))
     pairs = {
         (winner, loser)
@@ -262,7 +262,7 @@ def leret(tries: list[Try]) -> tuple[set[tuple[str, str]], str | None]:
 def test_the_defaults_are_lerets_rule() -> None:
     draw = random.Random(0)
     for _ in range(500):
-        tries = sorted(drawn(draw, LEVELS, 9), key=lambda each: each.key)
+        tries = sorted(drawn(draw, LEVELS, 9), key=lambda item: item.key)
         found = pairs_of(tries, LERET)
         assert (set(texts(found)), target(found)) == leret(tries)
         assert len(texts(found)) == len(set(texts(found)))
@@ -288,7 +288,7 @@ def test_of_equal_queries_the_first_of_the_best_counts() -> None:
     """Equal without regard to case and blanks; the prompts that led to it are all listed."""
     tries = state(("River Ouse", 0.5), ("b", 0.0), ("river\t ouse", 0.5), ("c", 0.25), ("B ", 0.0))
     found = pairs_of(tries, LERET)
-    assert [each.query for each in found.queries] == ["b", "c", "River Ouse"]
+    assert [item.query for item in found.queries] == ["b", "c", "River Ouse"]
     assert found.variants == ((1, 4), (3,), (0, 2))
     cased = pairs_of(state(("A", 0.5), ("b", 0.25), ("a", 0.0)), LERET)
     assert (texts(cased), target(cased), cased.variants) == ([("A", "b")], "A", ((1,), (2, 0)))
@@ -320,7 +320,7 @@ def test_queries_that_repeat_the_prompt_are_dropped() -> None:
     passage = Document("p1", "River Ouse", "It flows.", is_supporting=False)
     asked = QueryState("q", "Which sea?", (), pool=(passage,))
     _, (_, text) = QueryPrompt(load("query_writing")).messages(asked)
-    assert all(each in text for each in LERET.degenerate)
+    assert all(item in text for item in LERET.degenerate)
     # As with LeReT: rewards differ, so it is no tie, and what is left is a target.
     left = pairs_of(state(("a", 0.5), ("[1]", 0.0)), LERET)
     assert (left.pairs, target(left), left.reason) == ((), "a", "unpaired")
@@ -336,7 +336,7 @@ def test_other_pairings_gaps_and_caps() -> None:
     four = state(("a", 0.0), ("b", 0.25), ("c", 0.375), ("d", 1.0))
 
     def told(*fields: Any, **more: Any) -> list[str]:
-        return ["".join(each) for each in texts(pairs_of(four, PairsConfig(*fields, **more)))]
+        return ["".join(item) for item in texts(pairs_of(four, PairsConfig(*fields, **more)))]
 
     assert told("adjacent") == ["ba", "cb", "dc"]
     assert told("best") == ["da", "db", "dc"]
@@ -366,7 +366,7 @@ def test_what_holds_for_all_states() -> None:
         assert told["adjacent"] | told["best"] <= told["all"]
         for pairing, found in got.items():
             assert pairs_of(draw.sample(tries, len(tries)), PairsConfig(pairing, gap)) == found
-            forms = [normalised_query(each.query) for each in found.queries]
+            forms = [normalised_query(item.query) for item in found.queries]
             assert len(set(forms)) == len(forms)
             assert all(gap_of(found, pair) >= max(gap, 1e-9) for pair in found.pairs)
             capped = pairs_of(tries, PairsConfig(pairing, gap, cap=2))
@@ -376,8 +376,8 @@ def test_what_holds_for_all_states() -> None:
             left_out = set(found.pairs) - set(capped.pairs)
             assert all(gap_of(found, pair) <= least for pair in left_out)
             assert (found.target is None) == (found.reason in (*TIES, "unscored"))
-            best = max((each.reward for each in tries if each.reward is not None), default=0.0)
-            of_best = {normalised_query(each.query) for each in tries if each.reward == best}
+            best = max((item.reward for item in tries if item.reward is not None), default=0.0)
+            of_best = {normalised_query(item.query) for item in tries if item.reward == best}
             assert found.target is None or forms[found.target] in of_best
 
 
@@ -401,7 +401,7 @@ def test_shares_of_states_without_pairs_are_kept() -> None:
 
 def report(*rewards: tuple[float | None, ...], config: PairsConfig = LERET) -> PairsReport:
     """Of states whose tries have these rewards, by one prompt after the other."""
-    return report_of([pairs_of(state(*zip("abcd", each)), config) for each in rewards])
+    return report_of([pairs_of(state(*zip("abcd", item)), config) for item in rewards])
 
 
 def test_what_is_counted() -> None:

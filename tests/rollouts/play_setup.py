@@ -118,8 +118,8 @@ def loaded() -> LoadedEncoder:
     with tempfile.TemporaryDirectory() as folder:
         sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=200, positions=POSITIONS)
         make_scratch_folder(Path(folder), [" ".join(WORDS)] * 3, sizes, seed=0)
-        found = load_encoder(Path(folder))
-        return dataclasses.replace(found, stored=found.params)
+        result = load_encoder(Path(folder))
+        return dataclasses.replace(result, stored=result.params)
 
 
 def params() -> Params:

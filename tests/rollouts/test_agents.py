@@ -80,8 +80,8 @@ def asks(count: int, query: str = "apple", *, history: tuple[Hop, ...] = ()) -> 
 
 def found(search: PoolSearch, *asked: Ask) -> list[Found]:
     outcomes = search(asked)
-    assert not any(isinstance(each, Failure) for each in outcomes)
-    return [each for each in outcomes if isinstance(each, Found)]
+    assert not any(isinstance(item, Failure) for item in outcomes)
+    return [item for item in outcomes if isinstance(item, Found)]
 
 
 def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
@@ -99,10 +99,10 @@ def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
     softmax = np.exp(logits) / np.exp(logits).sum()
     assert drawn.entropy == pytest.approx(-(softmax * np.log(softmax)).sum(), abs=1e-5)
     names = tuple(f"p{drawn.pool[action]}" for action in drawn.actions)
-    assert drawn.names == tuple(each.name for each in passages) == names
+    assert drawn.names == tuple(item.name for item in passages) == names
     assert passages[0].text == FRUIT[int(drawn.pool[drawn.actions[0]])]
-    for each in found(pool_search(FRUIT, CONFIG, is_greedy=True), *asks(3)):
-        assert each.drawn.actions.tolist() == [0, 1]
+    for item in found(pool_search(FRUIT, CONFIG, is_greedy=True), *asks(3)):
+        assert item.drawn.actions.tolist() == [0, 1]
 
 
 def test_the_row_is_the_text_of_the_state_and_cut_where_it_does_not_fit() -> None:
@@ -126,12 +126,12 @@ def test_the_row_is_the_text_of_the_state_and_cut_where_it_does_not_fit() -> Non
 def test_draws_depend_on_the_episode_and_the_hop_not_on_the_batch() -> None:
     search = pool_search(FRUIT, CONFIG, stateful=False)
     asked = asks(11)
-    together = [each.drawn.actions.tolist() for each in found(search, *asked)]
-    assert together == [found(search, each)[0].drawn.actions.tolist() for each in asked]
-    assert len({tuple(each) for each in together}) > 3
+    together = [item.drawn.actions.tolist() for item in found(search, *asked)]
+    assert together == [found(search, item)[0].drawn.actions.tolist() for item in asked]
+    assert len({tuple(item) for item in together}) > 3
     by_hop = [found(search, asks(1, history=(Hop("", ""),) * n)[0])[0].drawn for n in range(8)]
-    assert len({tuple(each.actions.tolist()) for each in by_hop}) > 2
-    assert len({tuple(each.pool.tolist()) for each in by_hop}) == 1
+    assert len({tuple(item.actions.tolist()) for item in by_hop}) > 2
+    assert len({tuple(item.pool.tolist()) for item in by_hop}) == 1
 
 
 def test_a_corpus_of_fewer_passages_than_the_pool() -> None:
@@ -223,12 +223,12 @@ def rollout(agent, model: Thinking | None = None, config: PlayConfig | None = No
 def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() -> None:
     playing = rollout(scripted())
     played = playing.play(starts(8))
-    assert [len(each.searches) for each in played] == [len(each.ended.history) for each in played]
-    assert playing.counts.batches == max(len(each.searches) for each in played)
-    assert playing.counts.searches == sum(len(each.searches) for each in played)
+    assert [len(item.searches) for item in played] == [len(item.ended.history) for item in played]
+    assert playing.counts.batches == max(len(item.searches) for item in played)
+    assert playing.counts.searches == sum(len(item.searches) for item in played)
     right = [
-        isinstance(each.ended, Finished) and each.ended.answer == PEOPLE[start.task.id][1]
-        for start, each in zip(starts(8), played, strict=True)
+        isinstance(item.ended, Finished) and item.ended.answer == PEOPLE[start.task.id][1]
+        for start, item in zip(starts(8), played, strict=True)
     ]
     assert sum(right) >= len(right) // 2  # the others gave up
     for start, among in list(zip(starts(8), played, strict=True))[::4]:
@@ -244,8 +244,8 @@ def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> Non
     model = Thinking(answers)
     playing = rollout(react(), model)
     played = playing.play(starts(4))
-    assert all(isinstance(each.ended, Finished) for each in played)
-    assert {each.ended.answer for each in played} == {"Norway"}
+    assert all(isinstance(item.ended, Finished) for item in played)
+    assert {item.ended.answer for item in played} == {"Norway"}
     # One plan for each of two groups; then every episode reads and answers by itself.
     assert playing.counts.calls == len(model.asked) == 2 + 8 + 8
     assert playing.counts.shared == 6
@@ -278,15 +278,15 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
     playing = rollout(react(), Thinking(reply))
     played = playing.play(starts(3)[:3])
-    assert [(type(each.ended), each.attempts) for each in played] == [(Finished, 2)] * 3
+    assert [(type(item.ended), item.attempts) for item in played] == [(Finished, 2)] * 3
     assert playing.counts.calls == 2 + 1 + 3 + 3  # both attempts share what comes before a search
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.5))
     played = playing.play(starts(2))
-    assert all(isinstance(each.ended, Broken) and each.ended.cause == "server" for each in played)
-    assert [each.attempts for each in played] == [2] * 4
+    assert all(isinstance(item.ended, Broken) and item.ended.cause == "server" for item in played)
+    assert [item.attempts for item in played] == [2] * 4
     # A failure is not shared with the next attempt: both groups ask twice.
     assert playing.counts.calls == 4
     # A state that does not fit breaks its episode alone.
@@ -307,7 +307,7 @@ def test_searches_of_a_moment_are_one_call_of_the_encoder() -> None:
     playing = rollout(react(), Thinking(answers, seconds=0.1), PlayConfig(gather=0.05))
     begun = time.monotonic()
     played = playing.play([s._replace(group=number) for number, s in enumerate(starts(8) * 4)])
-    assert all(isinstance(each.ended, Finished) for each in played)
+    assert all(isinstance(item.ended, Finished) for item in played)
     assert playing.counts.searches / playing.counts.batches >= 8
     assert time.monotonic() - begun < 15  # 64 episodes one after the other take 19 s
 

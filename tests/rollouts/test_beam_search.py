@@ -63,8 +63,8 @@ SAMPLES = [sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20
 @functools.cache
 def programs(make: Callable[..., Any]) -> Callable[..., Any]:
     """`make` as it is, but what it compiles is shared by the planners of all tests."""
-    made: dict[str, Any] = {}
-    return lambda mesh, *how: made.setdefault(repr(how), make(mesh, *how))
+    built: dict[str, Any] = {}
+    return lambda mesh, *how: built.setdefault(repr(how), make(mesh, *how))
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def every_pair_of_settings() -> list[RolloutConfig]:
         for a, b, c in itertools.product((0, 1), repeat=3)
     ]
     found.append({"positions": "random_published", "top_k_actions": 1})
-    return [dataclasses.replace(ROLLOUT, **each) for each in found]
+    return [dataclasses.replace(ROLLOUT, **item) for item in found]
 
 
 @functools.cache
@@ -313,6 +313,6 @@ def test_each_text_is_embedded_once_and_nothing_recompiles() -> None:
     list(playing.play(samples))
     assert counter.count == 0
     distinct = {text for document in samples for text in document.chunks}
-    assert playing.table.counts.asked - asked == sum(len(each.chunks) for each in samples)
+    assert playing.table.counts.asked - asked == sum(len(item.chunks) for item in samples)
     assert 0 < playing.table.counts.embedded - embedded <= len(distinct)
     assert playing.table.counts.embedded == len(playing.table)

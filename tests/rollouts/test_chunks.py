@@ -184,8 +184,8 @@ def test_stop_action(sampled, params, player) -> None:
 
 def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
     found = jitted_rollout(ACTOR, params[:1], BATCH, GREEDY)
-    own = params[0], params[0]
-    expected = [player.play(CONFIG, *own, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    ours = params[0], params[0]
+    expected = [player.play(CONFIG, *ours, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     check(found, expected, CONFIG.max_steps)
     both = jitted_rollout(ACTOR, params, BATCH, GREEDY)
     assert float(both.tokens.real) == 2 * float(found.tokens.real)
@@ -228,7 +228,7 @@ def test_a_replay_is_the_trajectory_that_was_played(changes: dict, params) -> No
     assert valid[:, 1:].any()
     looked_at = ("state_tokens", "chunk_tokens", "positions")  # where a step happened
     for name in ("valid", "done", "state_lengths", "chunk_lengths", *looked_at):
-        one, other = (np.asarray(getattr(each, name)) for each in (found, played))
+        one, other = (np.asarray(getattr(item, name)) for item in (found, played))
         if name in looked_at:
             one, other = one[valid], other[valid]
         np.testing.assert_array_equal(one, other, err_msg=name)

@@ -86,10 +86,10 @@ class ScriptedSampler:
             row = np.zeros(0, np.int32)
             for turn in segment:
                 row = np.concatenate([row, turn.observed])
-                context, own = drawn.pop(turn.log_probs.tobytes())
+                context, ours = drawn.pop(turn.log_probs.tobytes())
                 np.testing.assert_array_equal(row, context)
-                np.testing.assert_array_equal(turn.sampled, own.ids)
-                assert (turn.finish, turn.version) == (own.finish, "v")
+                np.testing.assert_array_equal(turn.sampled, ours.ids)
+                assert (turn.finish, turn.version) == (ours.finish, "v")
                 row = np.concatenate([row, turn.sampled])
         assert not drawn
 
@@ -186,12 +186,12 @@ def test_whatever_an_environment_does_each_token_trains_once(
         messages = [*states[choice % len(states) if action == "branch" else -1]]
         if action == "rewrite":
             messages = [
-                {**each, "content": "rewritten"} if each["role"] == "assistant" else each
-                for each in messages
+                {**item, "content": "rewritten"} if item["role"] == "assistant" else item
+                for item in messages
             ]
         elif action == "system":
             head = {"role": "system", "content": f"system {choice % 3}"}
-            messages = [head, *(each for each in messages if each["role"] != "system")]
+            messages = [head, *(item for item in messages if item["role"] != "system")]
         elif action == "fresh":
             messages = [user(f"Q{choice}")]
         elif action == "tools":
@@ -262,7 +262,7 @@ def test_nodes_of_a_trace_are_the_same_forest() -> None:
     nodes.append(node(1, between, np.zeros(0, np.int32)))
     kept, segments = talk.calls.of_nodes(nodes)
     assert kept == {1, 2, 3}
-    assert [[turn.sampled.tolist() for turn in each] for each in segments] == [
+    assert [[turn.sampled.tolist() for turn in item] for item in segments] == [
         [a.ids.tolist(), right.ids.tolist()],
         [left.ids.tolist()],
     ]
@@ -292,9 +292,9 @@ class Turns:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         root = self.server.url.removesuffix("/v1")
-        own = {"Authorization": f"Bearer {self.server.key}", SESSION: "7-ab", **headers}
+        ours = {"Authorization": f"Bearer {self.server.key}", SESSION: "7-ab", **headers}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{root}{path}", data=data, headers=own)  # noqa: S310
+        request = urllib.request.Request(f"{root}{path}", data=data, headers=ours)  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310
                 return reply.status, json.load(reply)
@@ -304,9 +304,9 @@ class Turns:
 
 @pytest.fixture
 def turns() -> Iterator[Turns]:
-    found = Turns()
-    with GenerateServer("policy", ROOM, RENDERER, found.want) as found.server:
-        yield found
+    result = Turns()
+    with GenerateServer("policy", ROOM, RENDERER, result.want) as result.server:
+        yield result
 
 
 def test_a_turn_has_the_shape_that_verifiers_checks(turns: Turns) -> None:
@@ -394,17 +394,17 @@ class Plays:
         self.counts, self.settings = PlayCounts(), PlaySettings(limits, **options)
 
     def play(self, *tasks: int, members: int = 1, **more: Any) -> list[PlayedUnit]:
-        own = dataclasses.replace(self.settings, **more)
-        playing = EnvironmentPlay(self.process, RENDERER, own, self.counts)
+        ours = dataclasses.replace(self.settings, **more)
+        playing = EnvironmentPlay(self.process, RENDERER, ours, self.counts)
         return playing.play(units(*tasks, members=members), self.sampler, NoStop())
 
 
 @pytest.fixture
 def plays(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plays]:
     does, more = request.param if isinstance(request.param, tuple) else (request.param, {})
-    found = Plays(tmp_path, does, **more)
-    yield found
-    found.process.end()
+    result = Plays(tmp_path, does, **more)
+    yield result
+    result.process.end()
 
 
 def doing(*names: Any) -> pytest.MarkDecorator:
@@ -413,8 +413,8 @@ def doing(*names: Any) -> pytest.MarkDecorator:
 
 @doing("chat")
 def test_episodes_are_played_side_by_side(plays: Plays) -> None:
-    found = plays.play(0, 1, 2, 3)
-    for task, unit in enumerate(found):
+    result = plays.play(0, 1, 2, 3)
+    for task, unit in enumerate(result):
         (episode,) = unit.episodes
         assert isinstance(episode.ended, Scored)
         (segment,) = episode.segments
@@ -443,12 +443,12 @@ def test_what_failed_is_played_again(plays: Plays, request: pytest.FixtureReques
         (unit,) = plays.play(2, members=3)
         assert (type(unit.ended), len(unit.episodes)) == (Scored, 3)
         return
-    found = plays.play(0, 1)
-    assert all(isinstance(unit.ended, Scored) for unit in found)
+    result = plays.play(0, 1)
+    assert all(isinstance(unit.ended, Scored) for unit in result)
     if does == "die":  # with its process
         assert (plays.process.starts, plays.counts.lost) == (2, 1)
     else:
-        assert [unit.episodes[0].attempts for unit in found] == [2, 2]
+        assert [unit.episodes[0].attempts for unit in result] == [2, 2]
         assert plays.counts.failed == 2
 
 
@@ -495,8 +495,8 @@ def test_the_model_speaks_as_soon_as_it_is_asked(plays: Plays, tmp_path: Path) -
 
     plays.sampler.submit = submit
     with GenerateServer("policy", 400, RENDERER, hands_over(plays.process)) as server:
-        found = plays.play(0, 1, served={"url": server.url, "key": server.key})
-    assert all(isinstance(unit.ended, Scored) for unit in found)
+        result = plays.play(0, 1, served={"url": server.url, "key": server.key})
+    assert all(isinstance(unit.ended, Scored) for unit in result)
     assert heard[0] == 2
 
 
@@ -562,8 +562,8 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         return started[-1]
 
     yield start
-    for each in started:
-        each.process.end()
+    for item in started:
+        item.process.end()
 
 
 def counts_letters(text: str) -> str:
@@ -580,8 +580,8 @@ def counts_letters(text: str) -> str:
 @needs_verifiers
 def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(foreign: Any) -> None:
     played = foreign(size=40)
-    found, segments = played.play(counts_letters, 0, 3), ()
-    for unit in found:
+    result, segments = played.play(counts_letters, 0, 3), ()
+    for unit in result:
         (episode,) = unit.episodes
         assert isinstance(episode.ended, Scored), episode.ended
         assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)

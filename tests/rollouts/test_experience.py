@@ -60,14 +60,14 @@ class Notes:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) -> None:
-    own = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train")
-    assert isinstance(own, RedrawnSamples)
+    ours = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train")
+    assert isinstance(ours, RedrawnSamples)
     others = [play_setup.sample(seed, 10) for seed in range(3)]
     tokenizer, mesh = play_setup.loaded().tokenizer, mesh_of()
     limits: dict[str, Any] = {"max_question_tokens": 40, "max_chunk_tokens": 200, "cache": tmp_path}
     stores = {
         "made": tokenise(others, tokenizer, **limits),
-        "babilong": tokenise_redrawn(own, tokenizer, **limits),
+        "babilong": tokenise_redrawn(ours, tokenizer, **limits),
     }
     shape = EpisodeShape.holding([*stores.values()])
     weights = {"made": 0.25, "babilong": 0.75}
@@ -90,7 +90,7 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) ->
         return Played(*shard_batch(mesh, (actions.astype(np.int32), valid, entropy)))
 
     notes = Notes()
-    asking = Asking(notes, joined([others, own]), staleness, STEPS)  # type: ignore[arg-type]
+    asking = Asking(notes, joined([others, ours]), staleness, STEPS)  # type: ignore[arg-type]
     experience = Deferred(mesh, play, Batches(mesh, batches), asking)
     for number in range(STEPS):
         assert isinstance(experience.next(None, number, StopSignal()), ScoredEpisodes)
@@ -169,15 +169,15 @@ def test_fused_knows_no_pending_episodes() -> None:
 
 def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
     drawn = [QuestionOrder(10, 4, seed=3).at(step) for step in range(5)]
-    numbers = np.concatenate([each.numbers for each in drawn])
+    numbers = np.concatenate([item.numbers for item in drawn])
     assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
     assert numbers[:10].tolist() != numbers[10:].tolist() != list(range(10))
     np.testing.assert_array_equal(np.concatenate([e.epochs for e in drawn]), [0] * 10 + [1] * 10)
-    own = [*range(9, -1, -1)]  # the first epoch may be in an order of one's own
-    order = QuestionOrder(10, 4, 3, first=own)
+    ours = [*range(9, -1, -1)]  # the first epoch may be in an order of one's own
+    order = QuestionOrder(10, 4, 3, first=ours)
     numbers = np.concatenate([order.at(step).numbers for step in range(5)]).tolist()
-    assert numbers[:10] == own != numbers[10:]
-    assert sorted(numbers[10:]) == sorted(own)
+    assert numbers[:10] == ours != numbers[10:]
+    assert sorted(numbers[10:]) == sorted(ours)
     for first in (None, range(9)):
         shards = (0, 1), (0, 3), (1, 3), (2, 3)
         whole, *parts = (QuestionOrder(9, 6, 0, shard, first=first) for shard in shards)
@@ -283,12 +283,12 @@ def test_batches_in_flight_are_kept_bit_for_bit() -> None:
 
 def test_a_batch_that_was_stopped_is_played_again() -> None:
     stop, play = StopSignal(), Player(0.1)
-    made = experience(play, 1)
-    made.next(0, 0, stop)
+    built = experience(play, 1)
+    built.next(0, 0, stop)
     stop.requested = True
     with pytest.raises(Stopped):
-        made.next(1, 1, stop)
-    assert made.position() == (1, [])  # that of step 1 was in flight
+        built.next(1, 1, stop)
+    assert built.position() == (1, [])  # that of step 1 was in flight
     resumed = Player()
     again = experience(resumed, 1, 1)
     samples = [batch[-1] for batch in taken(again, range(1, 6))]
@@ -300,6 +300,6 @@ def test_an_error_while_playing_comes_to_the_loop() -> None:
     def fails(*_: Any) -> list[Rewarded]:
         raise InputError("the index is gone.")
 
-    made = experience(fails, 1)  # type: ignore[arg-type]
+    built = experience(fails, 1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the index is gone"):
-        made.next(0, 0, StopSignal())
+        built.next(0, 0, StopSignal())

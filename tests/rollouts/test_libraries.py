@@ -44,9 +44,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
     rows = []
     for number, task in enumerate(TASKS):
         more = " It is ``old''." if number == 3 else ""
-        for each in task.documents:
-            text = each.text.partition("\n")[2] + more  # a document has its title as a heading
-            rows.append({"id": f"{number}-{each.id}", "title": each.title, "text": text})
+        for item in task.documents:
+            text = item.text.partition("\n")[2] + more  # a document has its title as a heading
+            rows.append({"id": f"{number}-{item.id}", "title": item.title, "text": text})
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = source.parent / "index"
     index_corpus(source, out, None, IndexSettings(engine=BM25))
@@ -56,18 +56,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
 def test_gold_documents_are_found_by_their_text(library: CorpusLibrary) -> None:
     tasks = on_corpus(TASKS, library.corpus)
     for number in range(3):
-        own = {f"{number}-{each.id}" for each in TASKS[number].documents if each.is_supporting}
+        ours = {f"{number}-{item.id}" for item in TASKS[number].documents if item.is_supporting}
         assert tasks[number].documents == ()
-        assert set(tasks[number].gold) == own
+        assert set(tasks[number].gold) == ours
         kept = dataclasses.replace(tasks[number], documents=TASKS[number].documents, gold_ids=())
         assert kept == TASKS[number]
     # The texts of the last question's passages are others in the corpus.
     assert (tasks[3].gold, tasks[3].hops) == ((), 2)
     # Golden search gives what the question needs.
     asked = [(tasks[1], Look("anything", 1)), (tasks[3], Look("anything", 1))]
-    found, nothing = CorpusLibrary(library.corpus, None).look(asked)
-    assert isinstance(found, tuple)
-    assert [each.id for each in found] == [*tasks[1].gold]
+    result, nothing = CorpusLibrary(library.corpus, None).look(asked)
+    assert isinstance(result, tuple)
+    assert [item.id for item in result] == [*tasks[1].gold]
     assert nothing == ()
 
 
@@ -79,9 +79,9 @@ def test_a_search_gives_passages_of_all_questions(library: CorpusLibrary) -> Non
     assert isinstance(first, tuple)
     assert isinstance(longer, tuple)
     assert [len(first), len(second), len(longer)] == [3, 1, 5]  # type: ignore[arg-type]
-    assert [each.id for each in first] == [each.id for each in longer[:3]]
-    own = TASKS[0].documents[int(first[0].id.partition("-")[2])]
-    assert (first[0].text, first[0].title) == (own.text, own.title)
+    assert [item.id for item in first] == [item.id for item in longer[:3]]
+    ours = TASKS[0].documents[int(first[0].id.partition("-")[2])]
+    assert (first[0].text, first[0].title) == (ours.text, ours.title)
     # What is gold is said by the task that asks.
     assert first[0].is_supporting
     assert longer[0] == first[0]._replace(is_supporting=False)
@@ -168,16 +168,18 @@ def asked(name: str, *gold: Page) -> QueryQuestion:
 
 
 def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:
-    found = states_on([asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))], corpus, BY_TITLE)
-    assert (found.lacking, found.summary) == ([], "")
+    result = states_on(
+        [asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))], corpus, BY_TITLE
+    )
+    assert (result.lacking, result.summary) == ([], "")
     pages = {"gold_ids": ("a1", "a2", "l"), "pages": ("ada berg", "the lake")}
-    assert found.states == [
+    assert result.states == [
         QueryState("q", "q?", ("yes",), hops=2, **pages),
         QueryState("t", "t?", ("yes",), hops=1, gold_ids=("l",), pages=("the lake",)),
     ]
     bare, named = Page("", "nothing"), Page("Whatever", id="a2")
-    found = states_on([asked("q", MORE, ADA, bare), asked("i", named)], corpus, BY_PASSAGE)
-    assert [(each.pages, each.gold_ids, each.hops) for each in found.states] == [
+    result = states_on([asked("q", MORE, ADA, bare), asked("i", named)], corpus, BY_PASSAGE)
+    assert [(item.pages, item.gold_ids, item.hops) for item in result.states] == [
         (("a2", "a1", "n"), ("a2", "a1", "n"), 3),
         (("a2",), ("a2",), 1),
     ]
@@ -185,17 +187,17 @@ def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:
         (state,) = states_on([asked("q", LAKE, ADA)], corpus, by).states
         (gold,) = CorpusLibrary(corpus, None).look([(state, Look("x", 3))])
         assert isinstance(gold, tuple)
-        assert {key_of(each, by) for each in gold} == set(state.pages)
+        assert {key_of(item, by) for item in gold} == set(state.pages)
 
 
 def test_questions_that_lack_a_page_are_left_out_and_counted(corpus: StoredCorpus) -> None:
     rome, marks = Page("Rome", "Large."), Page("!?", "Marks.")  # a title of marks is a title, too
     questions = [asked("a", LAKE), asked("b", LAKE, rome), asked("c", marks), asked("d", ADA)]
     for by in (BY_TITLE, BY_PASSAGE):
-        found = states_on(questions, corpus, by, 0.5)
-        assert [each.id for each in found.states] == ["a", "c", "d"]
-        assert found.lacking == [Lacking("b", "Rome")]
-        assert "Rome" in found.summary
+        result = states_on(questions, corpus, by, 0.5)
+        assert [item.id for item in result.states] == ["a", "c", "d"]
+        assert result.lacking == [Lacking("b", "Rome")]
+        assert "Rome" in result.summary
     for wrong, by, share, named in (
         (questions, BY_TITLE, 0.2, "max_missing_share"),
         (questions[1:2], BY_TITLE, 1.0, r"config\.search\.index"),
@@ -245,12 +247,12 @@ class Shelf:
 
     @property
     def searches(self) -> list[tuple[str, str, int]]:
-        return [each for call in self.calls for each in call]
+        return [item for call in self.calls for item in call]
 
 
 def one(kept: KeptResults, query: str, task: RewriteTask = ADA_TASK, k: int = 2) -> Any:
-    (found,) = kept.look([(task, Look(query, k))])
-    return found
+    (result,) = kept.look([(task, Look(query, k))])
+    return result
 
 
 @pytest.mark.parametrize("most", [0, 2, 5])
@@ -265,7 +267,7 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
         task, query = draw.choice([*COLLECTIONS.values()]), draw.choice("abc")
         k = draw.choice((0, 2))
         key = (task.collection, query, k)
-        found = one(kept, f" {query}\t", task, k)
+        result = one(kept, f" {query}\t", task, k)
         if key in slow:
             slow.move_to_end(key)
         else:
@@ -275,11 +277,11 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
                 if len(slow) > most:
                     slow.popitem(last=False)
         if query == "c":
-            assert found == DEAD
+            assert result == DEAD
             continue
-        assert [each.id for each in found] == [f"{task.collection}-{n}" for n in range(k)]
+        assert [item.id for item in result] == [f"{task.collection}-{n}" for n in range(k)]
         # What is gold is said by the task that asks.
-        assert [each.is_supporting for each in found] == [each.id in task.gold for each in found]
+        assert [item.is_supporting for item in result] == [item.id in task.gold for item in result]
     assert shelf.searches == expected
     failed = sum(query == "c" for _, query, _ in expected)
     assert (kept.asked, kept.searched, kept.failed) == (300, len(expected), failed)
@@ -291,8 +293,8 @@ def test_equal_queries_of_one_call_are_searched_once_also_where_few_are_kept() -
         shelf = Shelf()
         kept = KeptResults(shelf, most)
         tasks = [ADA_TASK, COLLECTIONS["berg"]]
-        found = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
-        assert [each[0].title for each in found] == [*"abcab"]  # type: ignore[index]
+        result = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
+        assert [item[0].title for item in result] == [*"abcab"]  # type: ignore[index]
         assert shelf.calls == [[("x", query, 1) for query in "abc"]]
         assert one(kept, "B AND c") != one(kept, "b and c")  # case matters
         assert kept.look([]) == []

@@ -102,8 +102,8 @@ def test_greedy_is_that_of_hugging_face(name: str, tmp_path: Path) -> None:
     write_bpe_tokenizer(tmp_path)
     loaded = load_language_model(tmp_path)
     asked = requests((3, 17, 8, 1, 23), 12, loaded.model.trunk.config.vocab_size)
-    found = DeviceSampler(loaded.model, GREEDY).sample(loaded.params, asked)
-    for request, ours in zip(asked, found, strict=True):
+    result = DeviceSampler(loaded.model, GREEDY).sample(loaded.params, asked)
+    for request, ours in zip(asked, result, strict=True):
         ids = torch.tensor(request.ids[None].astype(np.int64))
         expected = theirs.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
@@ -131,16 +131,16 @@ def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
     model, params = tiny(scanned=scanned)
     config = SamplingConfig(temperature=0.6, room=40, chunk=4)
     asked = [
-        each._replace(most=most)
-        for each, most in zip(requests((5, 13, 2), 0), (9, 1, 7), strict=True)
+        item._replace(most=most)
+        for item, most in zip(requests((5, 13, 2), 0), (9, 1, 7), strict=True)
     ]
     drawn = DeviceSampler(model, config).sample(params, asked)
-    assert [len(each.ids) for each in drawn] == [9, 1, 7]
+    assert [len(item.ids) for item in drawn] == [9, 1, 7]
     for request, sampled in zip(asked, drawn, strict=True):
         check_own(model, params, request, sampled, 0.6)
     turns = [(request.ids, turn.ids) for request, turn in zip(asked, drawn, strict=True)]
     at, at_one = turn_log_probs(model, params, turns, (0.6, 1.0))
-    np.testing.assert_allclose(at, np.concatenate([each.log_probs for each in drawn]), atol=1e-5)
+    np.testing.assert_allclose(at, np.concatenate([item.log_probs for item in drawn]), atol=1e-5)
     check_own(model, params, asked[0], drawn[0]._replace(log_probs=at_one[:9]), 1.0)
 
 
@@ -161,8 +161,8 @@ def test_the_parts_of_an_accelerators_cache(room: int, ends: list[int]) -> None:
 
     shapes = jax.eval_shape(cache)
     assert list(shapes.ends) == ends
-    assert [each.shape[:3] for each in shapes.keys[1]] == [(2, 2, 8)] * len(ends)
-    assert [each.shape[2] for each in shapes.values[1]] == [*np.diff([0, *ends])]
+    assert [item.shape[:3] for item in shapes.keys[1]] == [(2, 2, 8)] * len(ends)
+    assert [item.shape[2] for item in shapes.values[1]] == [*np.diff([0, *ends])]
 
 
 def test_draws_have_their_probabilities() -> None:
@@ -170,8 +170,8 @@ def test_draws_have_their_probabilities() -> None:
     config = SamplingConfig(temperature=0.8, room=8, chunk=4)
     (first,) = requests((4,), 1)
     keys = np.random.default_rng(1).integers(0, 2**32, (4096, 2), dtype=np.uint32)
-    found = DeviceSampler(model, config).sample(params, [first._replace(key=key) for key in keys])
-    counts = np.bincount([int(each.ids[0]) for each in found], minlength=TINY.vocab_size)
+    result = DeviceSampler(model, config).sample(params, [first._replace(key=key) for key in keys])
+    counts = np.bincount([int(item.ids[0]) for item in result], minlength=TINY.vocab_size)
     logits = model.logits(params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
     expected = np.asarray(jax.nn.softmax(logits / 0.8), np.float64)
     assert stats.chisquare(counts, len(keys) * expected / expected.sum()).pvalue > 1e-3
@@ -183,14 +183,14 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     asked = requests((5, 13, 2, 9, 5, 7), 12)
     asked[4] = asked[0]._replace(key=asked[4].key)  # members of one group
     together = sampler.sample(params, asked)
-    check_same([sampler.sample(params, [each])[0] for each in asked], together)
+    check_same([sampler.sample(params, [item])[0] for item in asked], together)
     assert together[0].ids.tolist() != together[4].ids.tolist()
-    assert {each.finish for each in together} == {"stop", "length"}
-    for each in together:
-        assert (each.finish == "stop") == (each.ids[-1] == 2)
-        assert 2 not in each.ids[:-1]
+    assert {item.finish for item in together} == {"stop", "length"}
+    for item in together:
+        assert (item.finish == "stop") == (item.ids[-1] == 2)
+        assert 2 not in item.ids[:-1]
     # A turn that goes on from what was drawn draws what the longer turn would have drawn.
-    (whole,) = (each for each in asked[:1])
+    (whole,) = (item for item in asked[:1])
     (begun,) = sampler.sample(params, [whole._replace(most=2)])
     longer = whole._replace(ids=np.concatenate([whole.ids, begun.ids]), most=10)
     assert begun.finish == "length"
@@ -198,8 +198,8 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
     # A full row ends by length.
     short = DeviceSampler(model, SamplingConfig(temperature=1.0, room=14, chunk=4))
-    full = short.sample(params, [each._replace(most=50) for each in asked[:2]])
-    assert all(len(each.ids) <= 14 - n for each, n in zip(full, (5, 13), strict=True))
+    full = short.sample(params, [item._replace(most=50) for item in asked[:2]])
+    assert all(len(item.ids) <= 14 - n for item, n in zip(full, (5, 13), strict=True))
     assert (len(full[1].ids), short.sample(params, [])) == (1, [])
     with pytest.raises(ValueError):
         short.sample(params, requests((3, 14), 1))
@@ -222,18 +222,18 @@ def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
     check_same(
         DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, asked), together
     )
-    assert sum(len(each.ids) > 6 for each in together) >= 3
+    assert sum(len(item.ids) > 6 for item in together) >= 3
 
 
 def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
     model, params = tiny(stop_ids=(2,))
     config = SamplingConfig(temperature=1.0, room=48, chunk=4)
-    one, other, *own = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
+    one, other, *mine = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
     asked = [
         request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
-        for n, request in enumerate(own)
+        for n, request in enumerate(mine)
     ]
-    ids = sorted((each.ids for each in asked), key=lambda each: each.tobytes())
+    ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
     assert sorted(shared_prefixes(ids, 4, config.chunk)) == [(7, 18), (7, 21)]
     sampler = DeviceSampler(model, config)
     for request, sampled in zip(asked, sampler.sample(params, asked), strict=True):
@@ -251,9 +251,9 @@ def test_devices_draw_what_one_draws(scanned: bool, count: int) -> None:
         asked[n + 1] = asked[n]._replace(key=asked[n + 1].key)
     mesh = make_mesh((2, 2, 2))
     shardings = shardings_of(mesh, PARTITION_RULES, params, params)
-    assert any(not each.is_fully_replicated for each in jax.tree.leaves(shardings))
-    found = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
-    check_same(found, DeviceSampler(model, config).sample(params, asked))
+    assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
+    result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
+    check_same(result, DeviceSampler(model, config).sample(params, asked))
 
 
 @both_trunks
@@ -265,11 +265,11 @@ def test_adapters_are_those_merged(scanned: bool) -> None:
     adapted = Adapted(params, {"layers": {"query": query}})
     sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), GREEDY)
     asked = requests((5, 9), 8)
-    found, merged, plain = (
-        [turn.ids.tolist() for turn in sampler.sample(each, asked)]
-        for each in (adapted, merge(adapted, 0.5), params)
+    result, merged, plain = (
+        [turn.ids.tolist() for turn in sampler.sample(item, asked)]
+        for item in (adapted, merge(adapted, 0.5), params)
     )
-    assert found == merged != plain
+    assert result == merged != plain
 
 
 # ---------------------------------------------------------------- on a server
@@ -340,22 +340,22 @@ def test_turns_are_those_of_the_version(client: Client, temperature: float) -> N
     sampler = ServerSampler(client.submit, config, STOPS)
     asked, ends = [request([3, number % VOCAB], key=number) for number in range(60)], set()
     for version, logits in VERSIONS.items():
-        for each, future in zip(asked, sampler.sample(version, asked), strict=True):
-            found = future.result(30)
-            assert isinstance(found, Sampled)
-            assert (found.ids.dtype, found.log_probs.dtype) == (np.int32, np.float32)
-            before = np.concatenate([each.ids[-1:], found.ids[:-1]])
+        for item, future in zip(asked, sampler.sample(version, asked), strict=True):
+            result = future.result(30)
+            assert isinstance(result, Sampled)
+            assert (result.ids.dtype, result.log_probs.dtype) == (np.int32, np.float32)
+            before = np.concatenate([item.ids[-1:], result.ids[:-1]])
             scores = log_softmax(logits[before] / (temperature or 1.0), axis=1)
             np.testing.assert_allclose(
-                found.log_probs, scores[range(len(before)), found.ids], rtol=1e-6
+                result.log_probs, scores[range(len(before)), result.ids], rtol=1e-6
             )
             if not temperature:
-                np.testing.assert_array_equal(found.ids, scores.argmax(axis=1))
-            stops = np.isin(found.ids, STOPS)
+                np.testing.assert_array_equal(result.ids, scores.argmax(axis=1))
+            stops = np.isin(result.ids, STOPS)
             assert not stops[:-1].any()
-            assert found.finish == ("stop" if stops[-1] else "length")
-            assert len(found.ids) == 9 or stops[-1]
-            ends.add((found.finish, len(found.ids)))
+            assert result.finish == ("stop" if stops[-1] else "length")
+            assert len(result.ids) == 9 or stops[-1]
+            ends.add((result.finish, len(result.ids)))
     assert not temperature or {("length", 9), ("stop", 9), ("stop", 1)} <= ends
 
 
@@ -432,9 +432,9 @@ def test_turns_that_are_not_as_asked(
     asked = request([3], most=5)
     assert outcome(sampler, asked).ids.tolist() == [3, 1, 5, 8, 4]  # type: ignore[union-attr]
     CHANGES[name](choice)
-    found = outcome(sampler, asked)
-    assert isinstance(found, Failure)
-    assert found.cause == ("broken_off" if name == "abort" else "malformed")
+    result = outcome(sampler, asked)
+    assert isinstance(result, Failure)
+    assert result.cause == ("broken_off" if name == "abort" else "malformed")
 
 
 def test_another_number_of_tokens_and_another_version(
@@ -477,12 +477,12 @@ def test_log_probabilities_of_another_kind_or_model_are_noticed(scale: float) ->
     logits = scale * random.normal(size=(2000, 50))
     drawn = (logits / 0.7 + random.gumbel(size=logits.shape)).argmax(axis=1)
     at, at_one, other = (
-        log_softmax(rows / each, axis=1)[range(2000), drawn].astype(np.float32)
-        for rows, each in ((logits, 0.7), (logits, 1.0), (logits[:, ::-1], 0.7))
+        log_softmax(rows / item, axis=1)[range(2000), drawn].astype(np.float32)
+        for rows, item in ((logits, 0.7), (logits, 1.0), (logits[:, ::-1], 0.7))
     )
     noise = random.normal(0, 0.01, len(at)).astype(np.float32)
-    found = check_log_probs(at + noise, at, at_one, temperature=0.7)
-    assert found == pytest.approx(np.abs(noise).mean(), rel=1e-3)
+    result = check_log_probs(at + noise, at, at_one, temperature=0.7)
+    assert result == pytest.approx(np.abs(noise).mean(), rel=1e-3)
     assert check_log_probs(at_one, at_one, at_one, temperature=1.0) == 0.0  # both are the same
     with pytest.raises(InputError, match="processed_logprobs"):
         check_log_probs(at_one + noise, at, at_one, temperature=0.7)

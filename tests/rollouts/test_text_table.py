@@ -66,7 +66,7 @@ def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
     before = found.rows_of(wanted).tolist()
     np.testing.assert_allclose(embeddings(found, mixed), expected(mixed), atol=2e-6)
     assert found.rows_of(wanted).tolist() == before
-    assert not np.allclose(*(embeddings(table(tower=each), wanted[1:4]) for each in (0, 1)))
+    assert not np.allclose(*(embeddings(table(tower=item), wanted[1:4]) for item in (0, 1)))
 
 
 def test_each_text_is_embedded_once() -> None:
@@ -159,8 +159,8 @@ def test_rows_of_all_lengths_are_as_without_packing(
     padded = np.zeros((len(rows), longest), np.int32)
     for place, row in enumerate(rows):
         padded[place, : len(row)] = row
-    own = jax.tree.map(lambda leaf: leaf[CHUNK], encoder.params)
-    alone = jax.jit(encoder.encoder.embed)(own, jnp.array(padded), jnp.array(lengths))
+    ours = jax.tree.map(lambda leaf: leaf[CHUNK], encoder.params)
+    alone = jax.jit(encoder.encoder.embed)(ours, jnp.array(padded), jnp.array(lengths))
     np.testing.assert_allclose(found, alone, atol=1e-5)
     assert tower([]).shape == (0, encoder.encoder.width)
     with pytest.raises(ValueError):

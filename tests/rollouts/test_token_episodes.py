@@ -169,9 +169,9 @@ def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bo
     # The ids of each request are those of all turns before it.
     requests = [request for asked in sampler.asked for request in asked]
     whole = np.concatenate([np.r_[t.observed, t.sampled] for t in played[0].segments[0]])
-    own = [r for r in requests if r.key.tolist() == [0, 0]]
-    assert len(own) == 3
-    for request in own:
+    ours = [r for r in requests if r.key.tolist() == [0, 0]]
+    assert len(ours) == 3
+    for request in ours:
         np.testing.assert_array_equal(request.ids, whole[: len(request.ids)])
     if in_rounds:
         assert [len(asked) for asked in sampler.asked] == [8, 8, 8]

@@ -83,20 +83,20 @@ def episodes() -> list[TokenTrajectory]:
             question=number // 3 + 10,
             member=number % 3,
             attempt=1,
-            segments=own,
+            segments=ours,
             status=status,
             parts={} if status == "timeout" else {"em": number / 7, "reward": number / 3},
             facts={"answer": "Oslo"},
         )
-        for number, (own, status) in enumerate(zip(segments, statuses, strict=True))
+        for number, (ours, status) in enumerate(zip(segments, statuses, strict=True))
     ]
 
 
 def test_json_is_exact() -> None:
-    for each in episodes():
-        again = TokenTrajectory.from_json(json.loads(json.dumps(each.to_json())))
-        assert again.to_json() == each.to_json()
-        for segment, same in zip(each.segments, again.segments, strict=True):
+    for item in episodes():
+        again = TokenTrajectory.from_json(json.loads(json.dumps(item.to_json())))
+        assert again.to_json() == item.to_json()
+        for segment, same in zip(item.segments, again.segments, strict=True):
             for before, after in zip(segment, same, strict=True):
                 check_equal(before, after)
 
@@ -120,10 +120,10 @@ def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
     sent = [TokenEpisode(ended, segments, 2) for ended in ENDED]
     text = to_text(sent)
     assert len(json.loads(text)["documents"]) == len(FOUND)  # each once
-    for found, own in zip(from_text(text), sent, strict=True):
-        assert type(found.ended) is type(own.ended)
-        assert (found.ended, found.attempts, found.status) == (own.ended, 2, own.status)
-        for mine, theirs in zip(found.segments, own.segments, strict=True):
+    for result, ours in zip(from_text(text), sent, strict=True):
+        assert type(result.ended) is type(ours.ended)
+        assert (result.ended, result.attempts, result.status) == (ours.ended, 2, ours.status)
+        for mine, theirs in zip(result.segments, ours.segments, strict=True):
             for one, other in zip(mine, theirs, strict=True):
                 check_equal(one, other)
     assert from_text(to_text([])) == []
@@ -134,12 +134,12 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
     played = episodes()
     batch = token_batch(played, BatchRules(3, ("reward", "em"), truncated, longest=20))
     row = 0
-    for number, each in enumerate(played):
-        is_scored = each.status == DONE or (each.status == TRUNCATED and truncated == SCORED)
+    for number, item in enumerate(played):
+        is_scored = item.status == DONE or (item.status == TRUNCATED and truncated == SCORED)
         assert batch.scored[number] == is_scored
-        expected = [each.parts["reward"], each.parts["em"]] if is_scored else [0, 0]
+        expected = [item.parts["reward"], item.parts["em"]] if is_scored else [0, 0]
         np.testing.assert_array_equal(batch.rewards[number], np.float32(expected))
-        for segment in each.segments:
+        for segment in item.segments:
             place = 0
             assert batch.episode[row] == number
             for part in segment:
@@ -198,10 +198,10 @@ def forests(draw: st.DrawFn) -> list[Piece]:
 
 def before(pieces: list[Piece], number: int) -> list[int]:
     """The ids up to a piece."""
-    found: list[int] = []
+    result: list[int] = []
     while (number := pieces[number].parent) >= 0:
-        found = [*pieces[number].ids.tolist(), *found]
-    return found
+        result = [*pieces[number].ids.tolist(), *result]
+    return result
 
 
 @given(forests())
@@ -213,10 +213,10 @@ def test_whatever_branches_each_sampled_token_trains_once(pieces: list[Piece]) -
         row: list[int] = []
         for part in segment:
             row += part.observed.tolist()
-            own = places[int(part.sampled[0])]
-            assert row == before(pieces, own)
-            assert part.sampled.tolist() == pieces[own].ids.tolist()
-            np.testing.assert_array_equal(part.log_probs, pieces[own].log_probs)
+            ours = places[int(part.sampled[0])]
+            assert row == before(pieces, ours)
+            assert part.sampled.tolist() == pieces[ours].ids.tolist()
+            np.testing.assert_array_equal(part.log_probs, pieces[ours].log_probs)
             seen += part.sampled.tolist()
             row += part.sampled.tolist()
     trained = [i for piece in pieces if piece.log_probs is not None for i in piece.ids.tolist()]
@@ -263,15 +263,15 @@ def fewest_chunks(prompts: list[np.ndarray], most: int, chunk: int) -> int:
 def test_the_longest_rest_is_as_short_as_can_be(
     prompts: list[list[int]], most: int, chunk: int
 ) -> None:
-    arrays = sorted((np.array(p, np.int32) for p in prompts), key=lambda each: each.tobytes())
+    arrays = sorted((np.array(p, np.int32) for p in prompts), key=lambda item: item.tobytes())
     runs = shared_prefixes(arrays, most, chunk)
     assert sum(number for number, _ in runs) == len(arrays)
     assert len(runs) <= most
     left, rests = arrays, []
     for number, prefix in runs:
         run, left = left[:number], left[number:]
-        assert all(each[:prefix].tolist() == run[0][:prefix].tolist() for each in run)
-        rests += [len(each) - prefix for each in run]
+        assert all(item[:prefix].tolist() == run[0][:prefix].tolist() for item in run)
+        rests += [len(item) - prefix for item in run]
     assert min(rests) > 0
     fewest = fewest_chunks(arrays, most, chunk)
     whole = math.ceil(max(map(len, arrays)) / chunk)
@@ -288,18 +288,18 @@ SHAPE = BlockShape(tokens=60, length=24, groups=3, members=3, sampled=40)
 
 def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, int, bool, float]]]]:
     """(episode, tokens, (position, token, learned, log-probability) of those sampled) of rows."""
-    found = []
+    result = []
     for number in range(len(blocks.tokens)):
         shared, lengths = blocks.shared[number], blocks.lengths[number]
         members, start = len(lengths) // len(shared), 0
         for group in range(len(shared)):
-            own = lengths[group * members : (group + 1) * members]
-            if not own.any():
+            ours = lengths[group * members : (group + 1) * members]
+            if not ours.any():
                 continue
             prompt = list(range(start, start + shared[group]))
             start += shared[group]
-            for member in np.flatnonzero(own):
-                alone = own[member] - shared[group]
+            for member in np.flatnonzero(ours):
+                alone = ours[member] - shared[group]
                 places = prompt + list(range(start, start + alone))
                 start += alone
                 tokens = [int(blocks.tokens[number, place]) for place in places]
@@ -313,9 +313,9 @@ def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, i
                     )
                     for at in np.flatnonzero(mine)
                 ]
-                (episode,) = {int(each) for each in blocks.episode[number, mine]}
-                found.append((episode, tokens, sampled))
-    return found
+                (episode,) = {int(item) for item in blocks.episode[number, mine]}
+                result.append((episode, tokens, sampled))
+    return result
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -404,23 +404,23 @@ def tried(ended: Any, *turns: Turn) -> Try:
 
 
 def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
-    each = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
-    assert each.key == (4, 2, 1, 2, 3)
-    assert each.pool == ("a", "c", "b")
-    assert each.found == (("b", 7.0), ("a", 5.0))
-    assert each.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
-    assert each.reward == pytest.approx(each.scores["ap"] - 0.125)
-    assert each.sampled == tuple(SAID.sampled.tolist())
-    assert (each.log_probs, each.version) == (tuple(SAID.log_probs.tolist()), "v3")
+    item = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
+    assert item.key == (4, 2, 1, 2, 3)
+    assert item.pool == ("a", "c", "b")
+    assert item.found == (("b", 7.0), ("a", 5.0))
+    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert item.reward == pytest.approx(item.scores["ap"] - 0.125)
+    assert item.sampled == tuple(SAID.sampled.tolist())
+    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
     # To stop costs nothing, and keeps the pool.
     stop = tried(Searched(answer="DONE", outcome=STOPPED), SAID)
     assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
     # Without a query, and after a failure, there is no reward.
     for outcome in (EMPTY, TOO_LONG):
-        each = tried(Searched(answer="", outcome=outcome), SAID)
-        assert (each.reward, each.scores, each.pool) == (None, {}, ("a", "c"))
-    each = tried(Failed("timeout", "no reply"))
-    assert (each.outcome, each.reward, each.sampled, each.finish) == ("timeout", None, (), "")
+        item = tried(Searched(answer="", outcome=outcome), SAID)
+        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
+    item = tried(Failed("timeout", "no reply"))
+    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
 
 
 def test_the_next_state_has_the_pool_with_its_scores() -> None:
@@ -430,8 +430,8 @@ def test_the_next_state_has_the_pool_with_its_scores() -> None:
         opened.extend(names)
         return [OSLO._replace(score=0.0)]
 
-    each = tried(Searched(answer="oslo", seen=("b",), found=(OSLO,)), SAID)
-    after = state_after(LATER, each, by_name)
+    item = tried(Searched(answer="oslo", seen=("b",), found=(OSLO,)), SAID)
+    after = state_after(LATER, item, by_name)
     assert opened == ["b"]
     assert after.pool == (BERG, RAIN, OSLO)
     assert (after.hop, after.variant, after.pages) == (3, 0, STATE.pages)

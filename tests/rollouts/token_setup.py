@@ -137,7 +137,7 @@ def write_calling_model(folder: Path, seed: int = 0) -> Path:
     width = SIZES.hidden
     tensors["model.embed_tokens.weight"] = draw.normal(0, 0.5, (words, width)).astype(np.float32)
     head = draw.normal(0, 0.05, (words, width))
-    likely = [tokenizer.token_to_id(each) for each in (END, *calls)]
+    likely = [tokenizer.token_to_id(item) for item in (END, *calls)]
     head[likely] = draw.normal(0, _LIKELY, (len(likely), width))
     tensors["lm_head.weight"] = head.astype(np.float32)
     save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
@@ -180,17 +180,17 @@ class PolicyServer:
 
     def begin(self) -> None:
         """Forgets what it was asked, and all that it was told to do otherwise."""
-        fields = {each.name: each for each in dataclasses.fields(self)}
+        fields = {item.name: item for item in dataclasses.fields(self)}
         for name in ("most_rank", "change", "before", "is_raw"):
             setattr(self, name, fields[name].default)
         self.asked, self.loaded, self.unloaded = [], {}, []
         self.tokenizer = self._tokenizer
 
     def __post_init__(self) -> None:
-        found = load_language_model(self.folder)
-        self._table = table_of(found.model_config["model_type"])
-        self._tokenizer = self.tokenizer = found.tokenizer
-        self._model, self._base = found.model, found.params
+        result = load_language_model(self.folder)
+        self._table = table_of(result.model_config["model_type"])
+        self._tokenizer = self.tokenizer = result.tokenizer
+        self._model, self._base = result.model, result.params
         self._samplers: dict[tuple[float, tuple[int, ...]], DeviceSampler] = {}
         self._lock = threading.Lock()
 
@@ -235,8 +235,8 @@ class PolicyServer:
             return 400, {"error": {"message": f"{name} was loaded before"}}
         sizes, adapters = read_adapters(folder, self._table, self._model.trunk)
         if sizes.rank > self.most_rank:
-            told = f"LoRA rank {sizes.rank} is greater than max_lora_rank {self.most_rank}"
-            return 400, {"error": {"message": told}}
+            shown = f"LoRA rank {sizes.rank} is greater than max_lora_rank {self.most_rank}"
+            return 400, {"error": {"message": shown}}
         self.loaded[name] = merge(Adapted(self._base, adapters), sizes.scale)
         return 200, "Success"
 
