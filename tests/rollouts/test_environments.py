@@ -521,50 +521,6 @@ def test_a_process_that_cannot_run_says_why(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- verifiers itself
 
-BESIDE = 8
-
-
-class Foreign:
-    """One environment of the package verifiers, and what plays it with a scripted model."""
-
-    def __init__(self, folder: Path, name: str = "made-v1", **arguments: Any) -> None:
-        limits = {"seconds": 60.0, "turns": 5, "tokens": 0, "turn_tokens": 200}
-        fields = {"id": name, "arguments": arguments, "model": "policy", "limits": limits}
-        fields |= {"tasks": 100, "harness": "direct", "renderer": None}
-        self.process = EnvironmentProcess(ProcessSpec(PYTHON, folder / "verifiers.log", fields))
-        TOKENIZER.save_pretrained(folder / "tokenizer")
-        self.counts, self._folder = PlayCounts(), folder
-
-    def play(self, say: Callable[[str], str], *tasks: int) -> list[PlayedUnit]:
-        """Plays tasks by a model that says what a function makes of the text before."""
-        self.sampler = ScriptedSampler(say)
-        limits = TurnLimits(turn=200, room=1500, turns=5, tokens=0, temperature=1.0)
-        with GenerateServer("policy", 1500, RENDERER, hands_over(self.process)) as server:
-            served = {"url": server.url, "key": server.key, "temperature": 1.0}
-            served |= {"tokenizer": str(self._folder / "tokenizer")}
-            served |= {"stop_ids": [*RENDERER.stop_ids()]}
-            options = PlaySettings(limits, 60.0, 1, BESIDE, served)
-            play = EnvironmentPlay(self.process, RENDERER, options, self.counts)
-            played = play.play(units(*tasks), self.sampler, NoStop())
-            # The server has a thread for each connection that is open.
-            names = [thread.name for thread in threading.enumerate()]
-            self.connections = sum("process_request_thread" in name for name in names)
-            return played
-
-
-@pytest.fixture
-def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Foreign]]:
-    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
-    started: list[Foreign] = []
-
-    def start(**fields: Any) -> Foreign:
-        started.append(Foreign(tmp_path, **fields))
-        return started[-1]
-
-    yield start
-    for item in started:
-        item.process.end()
-
 
 def counts_letters(text: str) -> str:
     """A model that calls the tool, then answers with what it said."""
@@ -578,23 +534,48 @@ def counts_letters(text: str) -> str:
 
 @pytest.mark.long
 @needs_verifiers
-def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(foreign: Any) -> None:
-    played = foreign(size=40)
-    result, segments = played.play(counts_letters, 0, 3), ()
-    for unit in result:
-        (episode,) = unit.episodes
-        assert isinstance(episode.ended, Scored), episode.ended
-        assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
-        assert not episode.ended.truncated
-        assert [len(segment) for segment in episode.segments] == [2]
-        segments += episode.segments
-    played.sampler.check(segments)
-    assert played.counts.outside == 0
-    assert played.play(lambda text: "I do not know", 1)[0].ended.reward == 0.0
-    # An agent that always calls is stopped.
-    (unit,) = played.play(lambda text: counts_letters("How many letters has abc?"), 0)
-    assert unit.ended.truncated
-    assert sum(len(segment) for segment in unit.episodes[0].segments) == 5
-    # Connections do not grow with episodes.
-    assert all(isinstance(u.ended, Scored) for u in played.play(lambda text: "3", *range(40)))
-    assert played.connections <= BESIDE
+def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
+    TOKENIZER.save_pretrained(tmp_path / "tokenizer")
+    limits = {"seconds": 60.0, "turns": 5, "tokens": 0, "turn_tokens": 200}
+    fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
+    fields |= {"tasks": 100, "harness": "direct", "renderer": None}
+    process = EnvironmentProcess(ProcessSpec(PYTHON, tmp_path / "verifiers.log", fields))
+    counts = PlayCounts()
+
+    def play(say: Callable[[str], str], *tasks: int) -> tuple[list[PlayedUnit], ScriptedSampler]:
+        sampler = ScriptedSampler(say)
+        turns = TurnLimits(turn=200, room=1500, turns=5, tokens=0, temperature=1.0)
+        with GenerateServer("policy", 1500, RENDERER, hands_over(process)) as server:
+            served = {"url": server.url, "key": server.key, "temperature": 1.0}
+            served["tokenizer"] = str(tmp_path / "tokenizer")
+            served["stop_ids"] = [*RENDERER.stop_ids()]
+            playing = EnvironmentPlay(
+                process, RENDERER, PlaySettings(turns, 60.0, 1, 8, served), counts
+            )
+            result = playing.play(units(*tasks), sampler, NoStop())
+            # The server has a thread for each open connection; they do not grow with episodes.
+            names = [thread.name for thread in threading.enumerate()]
+            assert sum("process_request_thread" in name for name in names) <= 8
+            return result, sampler
+
+    try:
+        result, sampler = play(counts_letters, 0, 3)
+        sampler.check(tuple(s for unit in result for s in unit.episodes[0].segments))
+        for unit in result:
+            (episode,) = unit.episodes
+            assert isinstance(episode.ended, Scored), episode.ended
+            assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
+            assert not episode.ended.truncated
+            assert [len(segment) for segment in episode.segments] == [2]
+        assert counts.outside == 0
+        # A wrong answer, many times; and an agent that always calls is stopped.
+        for unit in play(lambda text: "I do not know", *range(40))[0]:
+            assert unit.ended.reward == 0.0
+        ((unit,), _) = play(lambda text: counts_letters("How many letters has abc?"), 0)
+        assert unit.ended.truncated
+        assert sum(len(segment) for segment in unit.episodes[0].segments) == 5
+    finally:
+        process.end()
