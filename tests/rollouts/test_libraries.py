@@ -227,15 +227,15 @@ class Shelf:
         self.broken: set[str] = set()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        self.calls.append([(self.digest(task), step.query, step.most) for task, step in asked])
+        steps = [(self.digest(task), step.query.strip(), step.most) for task, step in asked]
+        self.calls.append(steps)
         return [
             DEAD
-            if step.query in self.broken
+            if query in self.broken
             else tuple(
-                Document(f"{self.digest(task)}-{n}", step.query, "text", n == 0, 9.5 - n)
-                for n in range(step.most)
+                Document(f"{digest}-{n}", query, "text", n == 0, 9.5 - n) for n in range(most)
             )
-            for task, step in asked
+            for digest, query, most in steps
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
@@ -267,7 +267,7 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
         task, query = draw.choice([*COLLECTIONS.values()]), draw.choice("abc")
         k = draw.choice((0, 2))
         key = (task.collection, query, k)
-        result = one(kept, f" {query}\t", task, k)
+        result = one(kept, draw.choice(("", " \n")) + query, task, k)
         if key in slow:
             slow.move_to_end(key)
         else:
