@@ -43,7 +43,7 @@ from qrag_jax.runtime.sharding import shardings_of
 from tests.llm.asking import eventually
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.models.conftest import write_bpe_tokenizer
-from tests.models.test_pretrained_lm import MODELS, torch_model
+from tests.models.test_pretrained_lm import torch_model
 
 GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
@@ -55,7 +55,6 @@ TINY = Qwen3Config(
     intermediate_size=24,
     head_dim=8,
 )
-both_trunks = pytest.mark.parametrize("scanned", [False, True])
 
 
 def requests(lengths: Sequence[int], most: int, vocab: int = 7) -> list[SampleRequest]:
@@ -95,7 +94,7 @@ def check_same(some: Sequence[Sampled], others: Sequence[Sampled]) -> None:
         assert one.finish == other.finish
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3", "llama", "llama3-head"])
 def test_greedy_is_that_of_hugging_face(name: str, tmp_path: Path) -> None:
     theirs = torch_model(name)
     theirs.save_pretrained(tmp_path)
@@ -122,7 +121,7 @@ def test_logits_that_are_not_numbers_draw_nothing(temperature: float) -> None:
         sampler.sample(broken, requests((3, 5), 4))
 
 
-@pytest.mark.parametrize(("scanned", "places"), [(False, 5), (True, 5), (True, 128)])
+@pytest.mark.parametrize(("scanned", "places"), [(False, 5), (True, 128)])
 def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
     monkeypatch: pytest.MonkeyPatch, scanned: bool, places: int
 ) -> None:
@@ -205,12 +204,11 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
         short.sample(params, requests((3, 14), 1))
 
 
-@both_trunks
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
-    monkeypatch: pytest.MonkeyPatch, scanned: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", 8)
-    model, params = tiny(scanned=scanned, stop_ids=(2,))
+    model, params = tiny(scanned=True, stop_ids=(2,))
     lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 24 + [5, 9, 9, 12] * 8).tolist()
     asked = [
         request._replace(most=most)
@@ -236,10 +234,13 @@ def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
     ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
     assert sorted(shared_prefixes(ids, 4, config.chunk)) == [(7, 18), (7, 21)]
     sampler = DeviceSampler(model, config)
-    for request, sampled in zip(asked, sampler.sample(params, asked), strict=True):
-        (alone,) = sampler.sample(params, [request])
-        np.testing.assert_array_equal(alone.ids, sampled.ids)
-        check_own(model, params, request, sampled, 1.0)
+    together = sampler.sample(params, asked)
+    for n in (0, 1, 7):
+        check_own(model, params, asked[n], together[n], 1.0)
+    alone = [
+        turn for first in range(0, 14, 2) for turn in sampler.sample(params, asked[first:][:2])
+    ]
+    check_same(alone, together)
 
 
 @pytest.mark.parametrize(("scanned", "count"), [(False, 3), (True, 21)])
@@ -256,9 +257,8 @@ def test_devices_draw_what_one_draws(scanned: bool, count: int) -> None:
     check_same(result, DeviceSampler(model, config).sample(params, asked))
 
 
-@both_trunks
-def test_adapters_are_those_merged(scanned: bool) -> None:
-    model, params = tiny(scanned=scanned)
+def test_adapters_are_those_merged() -> None:
+    model, params = tiny(scanned=True)
     draw = np.random.default_rng(2)
     shapes = {"lora_a": (2, 16, 2), "lora_b": (2, 2, 32)}
     query = {name: draw.normal(size=size).astype(np.float32) for name, size in shapes.items()}
