@@ -1,95 +1,443 @@
+"""Tries of a query writer: kept exactly, which go on, their credit, and LeReT's pairs of them."""
+
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qrag_jax.environments.query_writing.state import STOPPED
-from qrag_jax.feedback.tries import StateKey, Try, TryKey, by_level, in_order
-from tests.feedback.tries_maker import made, state
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_json_is_exact(seed: int) -> None:
-    """Numbers to the last bit, and text that is not well-formed."""
-    draw = random.Random(seed)
-    count = draw.randint(0, 20)
-    each = Try(
-        question=draw.randrange(10**6),
-        hop=2,
-        state=1,
-        variant=3,
-        draw=4,
-        query='wo "ist" \udc80 東京\u2028?',
-        sampled=tuple(draw.randrange(50_000) for _ in range(count)),
-        log_probs=tuple(float(np.float32(-draw.expovariate(1.0))) for _ in range(count)),
-        finish="stop",
-        outcome="searched",
-        found=(("p1", draw.random()), ("p2", -draw.random() * 1e-300)),
-        pool=("p0", "p1", "p2"),
-        scores={"ap": draw.random(), "recall": 1 / 3, "all_gold": 0.0},
-        reward=draw.random() / 3,
-        version="step-7",
-    )
-    again = Try.from_json(json.loads(json.dumps(each.to_json())))
-    assert again == each
-    assert np.array(again.log_probs).tobytes() == np.array(each.log_probs).tobytes()
-    assert isinstance(again.found[0], tuple)
-    assert list(each.to_json()) == list(Try.__dataclass_fields__)
-
-
-def test_a_try_without_a_reward() -> None:
-    for each in (made("", None), made("", None, outcome="timeout", finish="")):
-        assert not each.scored
-        assert not each.searched
-        assert Try.from_json(json.loads(json.dumps(each.to_json()))) == each
-
-
-def test_names_of_a_try() -> None:
-    each = made("q", 0.5, hop=2, state=3, variant=1, draw=4)
-    assert each.at == StateKey(question=5, hop=2, state=3)
-    assert each.key == TryKey(question=5, hop=2, state=3, variant=1, draw=4)
-    assert each.scored
-    assert each.searched
-    assert not made("stop", 0.5, outcome=STOPPED).searched
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"log_probs": (-1.0,)}, "tokens and 1"),
-        ({"outcome": "done"}, "'done'"),
-        ({"finish": "eos"}, "'eos'"),
-        ({"outcome": "query_too_long"}, "'query_too_long'"),
-        ({"outcome": "connection"}, "'connection'"),
-        ({"reward": float("nan")}, "try is nan"),
-    ],
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import EMPTY, SEARCHED, STOPPED, QueryState
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.later_credit import credited
+from qrag_jax.feedback.next_states import CHOICES, NextStatesConfig, choose, uniform
+from qrag_jax.feedback.pairs_report import PairsReport, check_found, check_pairs, report_of
+from qrag_jax.feedback.pool_scores import QueryRewardConfig
+from qrag_jax.feedback.preference_pairs import (
+    PAIRINGS,
+    TIES,
+    PairsConfig,
+    StatePairs,
+    normalised_query,
+    pairs_of,
 )
-def test_a_try_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        made("q", **{"reward": 0.5} | fields)
+from qrag_jax.feedback.tries import StateKey, Try, TryKey, by_level, in_order
+from qrag_jax.llm.text.prompts import load
+
+LERET = PairsConfig()
+LEVELS = (None, 0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def test_scored_tries_are_put_in_order() -> None:
-    tries = [
-        made("d", 0.1, state=1),
-        made("c", 0.2, variant=1),
-        made("b", 0.3, draw=1),
-        made("x", None),
-        made("a", 0.4),
+def a_try(query: str, reward: float | None, **fields: Any) -> Try:
+    """A try; its AP is its reward, and its other scores follow from this."""
+    ap = fields.pop("ap", reward or 0.0)
+    scores = {"ap": ap, "recall": float(ap > 0), "all_gold": float(ap == 1)}
+    unscored = {"outcome": EMPTY, "scores": {}}
+    ended = {"outcome": SEARCHED, "scores": scores} if reward is not None else unscored
+    start: dict[str, Any] = {"question": 5, "hop": 1, "state": 0, "variant": 0, "draw": 0}
+    turn: dict[str, Any] = {"sampled": (7, 2), "log_probs": (-0.5, -0.25), "finish": "stop"}
+    return Try(**{**start, **turn, **ended, "query": query, "reward": reward, **fields})
+
+
+def state(*queries: tuple[str, float | None], **fields: Any) -> list[Try]:
+    """The tries of one state, by one prompt after the other."""
+    return [a_try(text, reward, variant=n, **fields) for n, (text, reward) in enumerate(queries)]
+
+
+def drawn(draw: random.Random, levels: Sequence[float | None], count: int) -> list[Try]:
+    """A random state of up to `count` tries, in which queries, rewards and pools repeat."""
+    keys = [(variant, number) for variant in range(4) for number in range(3)]
+    return [
+        a_try(
+            draw.choice("abcdefgh"),
+            draw.choice(levels),
+            variant=variant,
+            draw=number,
+            pool=(draw.choice("pq"),),
+        )
+        for variant, number in draw.sample(keys, draw.randint(0, count))
     ]
-    assert [each.query for each in in_order(tries)] == ["a", "b", "c", "d"]
+
+
+# ---------------------------------------------------------------- tries
+
+
+def test_json_is_exact() -> None:
+    """Numbers to the last bit, and text that is not well-formed."""
+    draw = random.Random(0)
+    for count in (0, 1, 20):
+        item = a_try(
+            'wo "ist" \udc80 東京\u2028?',
+            draw.random() / 3,
+            sampled=tuple(draw.randrange(50_000) for _ in range(count)),
+            log_probs=tuple(float(np.float32(-draw.expovariate(1.0))) for _ in range(count)),
+            found=(("p1", draw.random()), ("p2", -draw.random() * 1e-300)),
+            pool=("p0", "p1", "p2"),
+            version="step-7",
+        )
+        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
+    for item in (a_try("", None), a_try("", None, outcome="timeout", finish="")):
+        assert (item.scored, item.searched) == (False, False)
+        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
+    assert not a_try("stop", 0.5, outcome=STOPPED).searched
+
+
+def test_a_try_that_cannot_be_is_refused() -> None:
+    assert a_try("q", 0.5)
+    no_reward = ("done", "query_too_long", "connection")
+    for fields in (
+        *({"outcome": outcome} for outcome in no_reward),
+        *({"log_probs": (-1.0,)}, {"finish": "eos"}, {"reward": float("nan")}),
+    ):
+        with pytest.raises(ValueError):
+            a_try("q", **{"reward": 0.5} | fields)
 
 
 def test_levels_ascend_and_keep_the_order() -> None:
-    tries = state(("a", 0.5), ("b", 0.0), ("c", 0.5), ("d", 0.25))
-    queries = [[each.query for each in level] for level in by_level(tries)]
-    assert queries == [["b"], ["d"], ["a", "c"]]
-
-
-def test_a_difference_of_the_last_bit_is_none() -> None:
+    tries = [a_try("d", 0.1, state=1), a_try("c", 0.2, variant=1), a_try("b", 0.3, draw=1)]
+    tries += [a_try("x", None), a_try("a", 0.4)]
+    assert [item.query for item in in_order(tries)] == ["a", "b", "c", "d"]
+    levels = by_level(state(("a", 0.5), ("b", 0.0), ("c", 0.5), ("d", 0.25)))
+    assert [[item.query for item in level] for level in levels] == [["b"], ["d"], ["a", "c"]]
+    # A difference of the last bit is none.
     assert 0.1 + 0.2 != 0.3
     assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2
+
+
+# ---------------------------------------------------------------- credit of later hops
+
+
+def three_hops() -> tuple[list[Try], dict[StateKey, TryKey]]:
+    """One question; at hop 1 try a goes on, at hop 2 the tries b and c do."""
+    tries = [
+        a_try("other", 0.5, variant=0, pool="x"),
+        a_try("a", 0.25, variant=1, pool="y"),
+        a_try("a again", 0.25, variant=2, pool="y"),
+        a_try("stop", 0.0, variant=3, pool="y", outcome=STOPPED),
+        a_try("b", 0.25, hop=2, variant=0, pool="yb"),
+        a_try("c", 0.5, hop=2, variant=1, pool="yc"),
+        a_try("", None, hop=2, variant=2),
+        a_try("d", 1.0, hop=3, state=0, pool="ybd"),
+        a_try("e", 0.4, hop=3, state=1, pool="yce"),
+    ]
+    parents = {(2, 0): tries[1], (3, 0): tries[4], (3, 1): tries[5]}
+    return tries, {StateKey(5, *at): parent.key for at, parent in parents.items()}
+
+
+def test_the_best_later_hop_is_credited_back() -> None:
+    """1.0 comes back through b to a, whose twin shares it; c keeps its own, which is higher."""
+    tries, grown_from = three_hops()
+    assert credited(tries, grown_from, QueryRewardConfig()) == tries
+    later = QueryRewardConfig(credit="best_later")
+    got = credited(tries, grown_from, later)
+    assert [item.reward for item in got] == [0.5, 1.0, 1.0, 0.0, 1.0, 0.5, None, 1.0, 0.4]
+    assert [item.key for item in got] == [item.key for item in tries]
+    assert credited(got, grown_from, later) == got
+    cost = QueryRewardConfig(credit="best_later", hop_cost=0.125)  # of each hop on the way
+    paid = [item.reward for item in credited(tries, grown_from, cost)]
+    assert paid[:6] == [0.5, 0.75, 0.75, 0.0, 0.875, 0.5]
+    failed = [a_try("a", 0.25, pool="y"), a_try("", None, hop=2)]
+    got = credited(failed, {StateKey(5, 2, 0): failed[0].key}, later)
+    assert [item.reward for item in got] == [0.25, None]
+    for wrong in (
+        {StateKey(5, 2, 0): tries[3].key},  # it did not search
+        {StateKey(5, 2, 0): TryKey(5, 1, 0, 9, 9)},
+        {StateKey(5, 3, 0): tries[1].key},  # not of the hop before
+    ):
+        with pytest.raises(ValueError):
+            credited(tries, grown_from | wrong, later)
+
+
+# ---------------------------------------------------------------- which go on
+
+
+def shares(tries: list[Try], draws: int = 4000, **fields: Any) -> dict[str, float]:
+    """How often each query goes on by the weighted choice."""
+    config = NextStatesConfig(**fields)
+    counts = collections.Counter(
+        choose(tries, config, (0, 0, 1, question))[0].query for question in range(draws)
+    )
+    return {query: pytest.approx(count / draws, abs=0.03) for query, count in counts.items()}
+
+
+def test_the_weighted_choice_is_lerets() -> None:
+    """The dossier's example: levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8."""
+    tries = state(("zero", 0.0), ("low", 0.25), ("high", 0.5), ("high too", 0.5), ("solved", 1.0))
+    assert shares(tries) == {"high": 0.4, "high too": 0.4, "low": 0.2}
+    # A level of 0 is drawn only alone.
+    assert shares(state(("a", 0.0), ("b", 0.0))) == {"a": 0.5, "b": 0.5}
+    assert shares(state(("a", 0.0), ("b", 0.01)), 500) == {"b": 1.0}
+    # A cost does not change the weights, which are average precisions.
+    costly = [a_try("zero", -0.1, ap=0.0), a_try("low", 0.15, ap=0.25, variant=1)]
+    assert shares([*costly, a_try("high", 0.4, ap=0.5, variant=2)]) == {"high": 0.8, "low": 0.2}
+    assert shares(state(("a", 0.5), ("b", 1.0)), solved_go_on=True) == {"a": 0.25, "b": 0.75}
+
+
+def test_the_best_of_different_pools() -> None:
+    """Pools of the same passages in another order are different: prompts show the order."""
+    pools = (("a", 0.25, "p"), ("b", 0.5, "qr"), ("c", 0.5, "qr"), ("d", 0.4, "rq"))
+    tries = [a_try(q, worth, variant=n, pool=pool) for n, (q, worth, pool) in enumerate(pools)]
+    assert [item.query for item in choose(tries, NextStatesConfig("greedy"), ())] == ["b"]
+    for count, expected in ((1, "b"), (2, "bd"), (3, "bda"), (9, "bda")):
+        config = NextStatesConfig("several", count=count)
+        assert [item.query for item in choose(tries, config, ())] == [*expected]
+    with pytest.raises(ValueError):
+        choose([a_try("a", 0.5), a_try("b", 0.5, hop=2)], NextStatesConfig("greedy"), ())
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_only_searches_with_a_score_go_on(choice: str) -> None:
+    tries = [a_try("stop", 0.9, outcome=STOPPED), a_try("", None, variant=1)]
+    config = NextStatesConfig(choice, count=9)
+    assert choose(tries, config, (1,)) == choose([], config, (1,)) == []
+    searched = a_try("a", 0.1, variant=2)
+    assert choose([*tries, searched], config, (1,)) == [searched]
+    solved = state(("a", 1.0), ("b", 1.0))
+    assert choose(solved, NextStatesConfig(choice), (0,)) == []
+    assert choose(solved, NextStatesConfig(choice, solved_go_on=True), (0,))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_depends_on_the_tries_and_the_seed_alone(choice: str) -> None:
+    draw = random.Random(3)
+    config = NextStatesConfig(choice)
+    differ = 0
+    for number in range(200):
+        tries = drawn(draw, (None, 0.0, 0.25, 0.5, 1.0), 8)
+        first = choose(tries, config, (1, 2, 3, number))
+        random.seed(number)  # as whatever else draws might leave it
+        assert choose(draw.sample(tries, len(tries)), config, (1, 2, 3, number)) == first
+        assert all(item in tries and item.searched and item.scores["ap"] < 1 for item in first)
+        differ += choose(tries, config, (1, 3, 3, number)) != first
+    assert (differ > 20) == (choice == "weighted")
+
+
+def test_a_draw_is_uniform_and_depends_on_each_part() -> None:
+    draws = np.array([uniform("test", (3, number)) for number in range(4000)])
+    counts, _ = np.histogram(draws, 20, (0, 1))
+    assert counts.sum() == 4000
+    assert ((counts - 200) ** 2 / 200).sum() < 44  # chi-squared, 19 degrees: 0.1 %
+    assert uniform("test", (1, 2)) == 0.9187313531666456  # runs that were begun go on alike
+    parts = [("test", (1, 2)), ("test", (2, 1)), ("test", (12,)), ("test", (1, 2, 0))]
+    assert len({uniform(*item) for item in [*parts, ("other", (1, 2))]}) == 5
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def texts(found: StatePairs) -> list[tuple[str, str]]:
+    """Winner and loser of each pair."""
+    return [(found.queries[p.winner].query, found.queries[p.loser].query) for p in found.pairs]
+
+
+def target(found: StatePairs) -> str | None:
+    return None if found.target is None else found.queries[found.target].query
+
+
+def leret(tries: list[Try]) -> tuple[set[tuple[str, str]], str | None]:
+    """LeReT's rule, slowly (dossier, A4): pairs of texts, and the target."""
+    scored = [item for item in tries if item.reward is not None]
+    if len({item.reward for item in scored}) < 2:
+        return set(), None
+    kept = [item for item in scored if "[1]" not in item.query]
+    responses = sorted(kept, key=lambda item: item.reward or 0.0)
+    reward_of = {item.query: item.reward or 0.0 for item in responses}
+    levels = sorted(set(reward_of.values()))
+    pairs = {
+        (winner, loser)
+        for low, high in itertools.pairwise(levels)
+        for winner, loser in itertools.product(reward_of, repeat=2)
+        if (reward_of[winner], reward_of[loser]) == (high, low)
+    }
+    return pairs, responses[-1].query if responses else None
+
+
+def test_the_defaults_are_lerets_rule() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        tries = sorted(drawn(draw, LEVELS, 9), key=lambda item: item.key)
+        found = pairs_of(tries, LERET)
+        assert (set(texts(found)), target(found)) == leret(tries)
+        assert len(texts(found)) == len(set(texts(found)))
+
+
+def test_pairs_by_hand() -> None:
+    found = pairs_of(state(("a", 0.5), ("b", 0.0), ("c", 0.25), ("d", 0.0)), LERET)
+    assert texts(found) == [("c", "b"), ("c", "d"), ("a", "c")]
+    assert [tuple(pair) for pair in found.pairs] == [(2, 0, 1.0), (2, 1, 1.0), (3, 2, 1.0)]
+    assert (target(found), found.reason, found.levels) == ("a", "paired", 3)
+    # Ties are in the order of prompt and draw; a repeated query is the one it repeats.
+    assert target(pairs_of(state(("a", 0.5), ("b", 0.0), ("c", 0.5)), LERET)) == "c"
+    again = pairs_of(state(("A", 0.5), ("b", 0.0), ("c", 0.5), ("a", 0.5)), LERET)
+    assert target(again) == "A"
+    # To stop is a query like others.
+    stop = [a_try("bridge", 0.9, ap=1.0), a_try("stop", 1.0, outcome=STOPPED, variant=1)]
+    assert texts(pairs_of(stop, LERET)) == [("stop", "bridge")]
+    with pytest.raises(ValueError):
+        pairs_of([a_try("a", 0.5), a_try("b", 0.5, state=1)], LERET)
+
+
+def test_of_equal_queries_the_first_of_the_best_counts() -> None:
+    """Equal without regard to case and blanks; the prompts that led to it are all listed."""
+    tries = state(("River Ouse", 0.5), ("b", 0.0), ("river\t ouse", 0.5), ("c", 0.25), ("B ", 0.0))
+    found = pairs_of(tries, LERET)
+    assert [item.query for item in found.queries] == ["b", "c", "River Ouse"]
+    assert found.variants == ((1, 4), (3,), (0, 2))
+    cased = pairs_of(state(("A", 0.5), ("b", 0.25), ("a", 0.0)), LERET)
+    assert (texts(cased), target(cased), cased.variants) == ([("A", "b")], "A", ((1,), (2, 0)))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ((1.0, 1.0), "all_solved"),
+        ((0.0, 0.0), "all_zero"),
+        ((0.5, 0.5), "tied"),
+        ((None, 0.5), "tied"),
+        ((None, None), "unscored"),
+    ],
+)
+def test_states_without_pairs(rewards: tuple[float | None, ...], reason: str) -> None:
+    found = pairs_of(state(*zip("ab", rewards)), LERET)
+    assert (found.pairs, found.target, found.reason) == ((), None, reason)
+    kept = pairs_of(state(*zip("ab", rewards)), PairsConfig(tied_share=1.0, solved_share=1.0))
+    assert (kept.pairs, target(kept)) == ((), None if reason == "unscored" else "b")
+
+
+def test_queries_that_repeat_the_prompt_are_dropped() -> None:
+    repeats = [("Passages  found so far: x", 1.0), ("the [1] y", 0.0), ("PASSAGES FOUND SO FAR", 0)]
+    tries = state(("a", 0.25), *repeats, ("b", 0.5))
+    found = pairs_of(tries, LERET)
+    assert (texts(found), found.degenerate) == ([("b", "a")], 3)
+    assert pairs_of(tries, PairsConfig(degenerate=())).degenerate == 0
+    passage = Document("p1", "River Ouse", "It flows.", is_supporting=False)
+    asked = QueryState("q", "Which sea?", (), pool=(passage,))
+    _, (_, text) = QueryPrompt(load("query_writing")).messages(asked)
+    assert all(item in text for item in LERET.degenerate)
+    # As with LeReT: rewards differ, so it is no tie, and what is left is a target.
+    left = pairs_of(state(("a", 0.5), ("[1]", 0.0)), LERET)
+    assert (left.pairs, target(left), left.reason) == ((), "a", "unpaired")
+    nothing = pairs_of(state(("[1] x", 0.5), ("[1]", 0.0)), LERET)
+    assert (nothing.queries, nothing.target, nothing.reason) == ((), None, "unpaired")
+    # All gold is solved, whatever its order.
+    scores = {"ap": 0.75, "recall": 1.0, "all_gold": 1.0}
+    solved = state(("a", 0.75), ("b", 0.75), scores=scores)
+    assert pairs_of(solved, LERET).reason == "all_solved"
+
+
+def test_other_pairings_gaps_and_caps() -> None:
+    four = state(("a", 0.0), ("b", 0.25), ("c", 0.375), ("d", 1.0))
+
+    def told(*fields: Any, **more: Any) -> list[str]:
+        return ["".join(item) for item in texts(pairs_of(four, PairsConfig(*fields, **more)))]
+
+    assert told("adjacent") == ["ba", "cb", "dc"]
+    assert told("best") == ["da", "db", "dc"]
+    assert told("all") == ["ba", "ca", "da", "cb", "db", "dc"]
+    assert told("all", least_gap=0.375) == ["ca", "da", "db", "dc"]
+    assert told("all", cap=3) == ["da", "db", "dc"]  # those of the largest gaps
+    weighted = pairs_of(four, PairsConfig("best", weighted_by_gap=True))
+    assert [pair.weight for pair in weighted.pairs] == [1.0, 0.75, 0.625]
+    none = pairs_of(four, PairsConfig(least_gap=2.0))
+    assert (none.pairs, none.reason, target(none)) == ((), "unpaired", "d")
+    assert 0.6 - 0.5 < 0.1  # which is rounding
+    assert pairs_of(state(("a", 0.5), ("b", 0.6)), PairsConfig(least_gap=0.1)).pairs
+    equal = state(("a", 0.0), ("b", 0.1), ("c", 0.2), ("d", 0.1 + 0.2))
+    assert texts(pairs_of(equal, PairsConfig(cap=2))) == [("b", "a"), ("c", "b")]
+
+
+def test_what_holds_for_all_states() -> None:
+    draw = random.Random(1)
+
+    def gap_of(found: StatePairs, pair: Any) -> float:
+        return found.queries[pair.winner].reward - found.queries[pair.loser].reward  # type: ignore
+
+    for _ in range(300):
+        tries, gap = drawn(draw, LEVELS, 9), draw.choice((0.0, 0.25, 0.3))
+        got = {p: pairs_of(tries, PairsConfig(p, least_gap=gap)) for p in PAIRINGS}
+        told = {pairing: set(texts(found)) for pairing, found in got.items()}
+        assert told["adjacent"] | told["best"] <= told["all"]
+        for pairing, found in got.items():
+            assert pairs_of(draw.sample(tries, len(tries)), PairsConfig(pairing, gap)) == found
+            forms = [normalised_query(item.query) for item in found.queries]
+            assert len(set(forms)) == len(forms)
+            assert all(gap_of(found, pair) >= max(gap, 1e-9) for pair in found.pairs)
+            capped = pairs_of(tries, PairsConfig(pairing, gap, cap=2))
+            assert len(capped.pairs) == min(2, len(found.pairs))
+            assert set(capped.pairs) <= set(found.pairs)
+            least = min((gap_of(capped, pair) for pair in capped.pairs), default=0)
+            left_out = set(found.pairs) - set(capped.pairs)
+            assert all(gap_of(found, pair) <= least for pair in left_out)
+            assert (found.target is None) == (found.reason in (*TIES, "unscored"))
+            best = max((item.reward for item in tries if item.reward is not None), default=0.0)
+            of_best = {normalised_query(item.query) for item in tries if item.reward == best}
+            assert found.target is None or forms[found.target] in of_best
+
+
+def kept(reward: float, config: PairsConfig, seed: tuple[int, ...] = (0, 0)) -> list[int]:
+    """Questions whose tied state has a target."""
+    states = ((n, state(("a", reward), ("b", reward), question=n)) for n in range(1000))
+    return [number for number, tries in states if pairs_of(tries, config, seed).target is not None]
+
+
+def test_shares_of_states_without_pairs_are_kept() -> None:
+    config = PairsConfig(solved_share=0.25, tied_share=0.5)
+    assert len(kept(1.0, config)) == pytest.approx(250, abs=45)
+    assert len(kept(0.5, config)) == pytest.approx(500, abs=50)
+    assert kept(0.0, config) == kept(0.5, config) != kept(0.5, config, (0, 1))
+    assert kept(0.5, PairsConfig(solved_share=1.0)) == []
+    assert set(kept(1.0, config)) <= set(kept(1.0, PairsConfig(solved_share=0.5)))
+
+
+# ---------------------------------------------------------------- their report
+
+
+def report(*rewards: tuple[float | None, ...], config: PairsConfig = LERET) -> PairsReport:
+    """Of states whose tries have these rewards, by one prompt after the other."""
+    return report_of([pairs_of(state(*zip("abcd", item)), config) for item in rewards])
+
+
+def test_what_is_counted() -> None:
+    """Two states with pairs, one tie of each kind, and one state whose tries all failed."""
+    found = report((0.0, 0.5, 0.25), (0.5, 0.0), (1.0, 1.0), (0.0, 0.0), (0.5, None), (None, None))
+    ties = {"all_solved": 1, "all_zero": 1, "tied": 1}
+    assert found.states == {"paired": 2, **ties, "unpaired": 0, "unscored": 1}
+    assert (found.total, found.share(*ties)) == (6, 0.5)
+    assert (found.pairs, found.targets, found.degenerate) == (3, 2, 0)
+    assert found.queries == pytest.approx((3 + 2 + 2 + 2 + 1) / 5)
+    assert found.levels == pytest.approx((3 + 2 + 1 + 1 + 1) / 5)
+    assert (found.wins, found.best) == ({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1})
+    # A query of two prompts wins for both.
+    twice = report_of([pairs_of(state(("a", 0.5), ("b", 0.0), ("A", 0.5)), LERET)])
+    assert (twice.pairs, twice.wins, twice.best) == (1, {0: 1, 2: 1}, {0: 1, 2: 1})
+    told = json.loads(json.dumps(report((0.0, 0.5), (1.0, 1.0)).to_json()))
+    assert told["shares"]["paired"] == told["shares"]["all_solved"] == told["all_ties"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rewards", "least_gap", "named"),
+    [
+        ([(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)], 0.0, "config.sampling.temperature"),
+        ([(None, None), (None,)], 0.0, "score"),
+        ([], 0.0, "score"),
+        ([(0.0, 0.5), (0.5, 1.0)], 0.9, "config.pairs.least_gap"),
+    ],
+)
+def test_tries_from_which_nothing_can_be_learned(
+    rewards: list[tuple[float | None, ...]], least_gap: float, named: str
+) -> None:
+    check_pairs(report((0.0, 0.5), (1.0, 1.0)))  # one pair is enough
+    with pytest.raises(InputError, match=named):
+        check_pairs(report(*rewards, config=PairsConfig(least_gap=least_gap)))
+    nothing = state(("a", 0.0), ("b", 0.0), ("c", None))  # none found a gold page
+    with pytest.raises(InputError, match=r"config\.search\.index"):
+        check_found(nothing)
+    check_found([*nothing, *state(("d", 0.5))])
+    check_found(state(("a", None)))  # what failed says nothing of the corpus

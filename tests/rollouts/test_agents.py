@@ -1,9 +1,12 @@
-"""Many episodes at once: batches of searches, shared requests, failures, and the way to stop."""
+"""Agents' searches: draws from a pool, batches of many episodes, shared requests, failures."""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -12,18 +15,135 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.decompositions import Decomposition, SubQuestion
-from qrag_jax.environments.rag.episode import Broken, Finished, Limits, Task
+from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Limits, Retrieve, Task
 from qrag_jax.environments.rag.react import ReAct
 from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
+from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
-from qrag_jax.policies.plackett_luce import PlackettLuceConfig
+from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
+from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
+from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.rollouts.searching import pool_search
+from tests.retrieval.array_index import of_texts
+
+WORDS, WIDTH = 1000, 16
+OPENING, SEP = (WORDS,), WORDS + 1
+
+
+class WordIds:
+    """A tokenizer: each word is its own token."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [
+            [zlib.crc32(word.encode()) % WORDS for word in re.findall(r"\w+", text.lower())]
+            for text in texts
+        ]
+
+
+def bag_tower(rows: Rows) -> np.ndarray:
+    """Rows → the direction of the sum of their words' vectors."""
+    table = np.random.default_rng(0).normal(size=(WORDS + 2, WIDTH))
+    summed = np.stack([table[list(row)[1:-1]].sum(axis=0) for row in rows])
+    return (summed / np.linalg.norm(summed, axis=1, keepdims=True)).astype(np.float32)
+
+
+def pool_search(
+    texts: Sequence[str],
+    config: PlackettLuceConfig,
+    *,
+    max_tokens: int = 64,
+    is_greedy: bool = False,
+    stateful: bool = True,
+) -> PoolSearch:
+    """Searches passages p0, p1 and so on with these texts."""
+    rows = QueryRows(WordIds(), OPENING, SEP, max_tokens)
+    vectors = bag_tower([[0, *ids, 0] for ids in WordIds().encode(texts)])
+    states = StateText(stateful, instruction="", max_tokens=rows.room, count=rows.count)
+    return PoolSearch(bag_tower, of_texts(texts, vectors), states, rows, config, is_greedy)
+
+
+FRUIT = ("red apple", "green apple", "blue sky", "grey sky", "black coal", "white snow")
+CONFIG = PlackettLuceConfig(tau=0.5, pool=4, passages=2)
+
+
+def asks(count: int, query: str = "apple", *, history: tuple[Hop, ...] = ()) -> list[Ask]:
+    keys = jax.random.key_data(jax.random.split(jax.random.key(7), count))
+    step = Retrieve(query, history)
+    return [Ask("Which fruit is red?", step, np.asarray(key)) for key in keys]
+
+
+def found(search: PoolSearch, *asked: Ask) -> list[Found]:
+    outcomes = search(asked)
+    assert not any(isinstance(item, Failure) for item in outcomes)
+    return [item for item in outcomes if isinstance(item, Found)]
+
+
+def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
+    search = pool_search(FRUIT, CONFIG, stateful=False)
+    ((passages, drawn),) = found(search, *asks(1))
+    vector = bag_tower([drawn.row.tolist()])[0]
+    everything = search.index.vectors(np.arange(len(FRUIT))) @ vector
+    np.testing.assert_array_equal(drawn.pool, np.argsort(-everything, kind="stable")[:4])
+    np.testing.assert_array_equal(drawn.vectors, search.index.vectors(drawn.pool))
+    logits, left, log_prob = (drawn.vectors @ vector) / 0.5, set(range(4)), 0.0
+    for action in drawn.actions:
+        log_prob += logits[action] - math.log(sum(math.exp(logits[i]) for i in left))
+        left.remove(int(action))
+    assert drawn.log_prob == pytest.approx(log_prob, abs=1e-5)
+    softmax = np.exp(logits) / np.exp(logits).sum()
+    assert drawn.entropy == pytest.approx(-(softmax * np.log(softmax)).sum(), abs=1e-5)
+    names = tuple(f"p{drawn.pool[action]}" for action in drawn.actions)
+    assert drawn.names == tuple(item.name for item in passages) == names
+    assert passages[0].text == FRUIT[int(drawn.pool[drawn.actions[0]])]
+    for item in found(pool_search(FRUIT, CONFIG, is_greedy=True), *asks(3)):
+        assert item.drawn.actions.tolist() == [0, 1]
+
+
+def test_the_row_is_the_text_of_the_state_and_cut_where_it_does_not_fit() -> None:
+    (ask,) = asks(1, history=(Hop("What is a fruit?", "an apple", FOUND),))
+    search = pool_search(FRUIT, CONFIG)
+    ((_, drawn),) = found(search, ask)
+    text = search.states.of(ask.question, ask.step)
+    assert not isinstance(text, Failure)
+    assert drawn.row.tolist() == [*OPENING, *WordIds().encode([text.text])[0], SEP]
+    assert not drawn.cut
+    hops = (Hop("one two three four", "five"), Hop("six", "seven"))
+    short = pool_search(FRUIT, CONFIG, max_tokens=16)
+    first, second = short([*asks(1, history=hops), *asks(1, "apple " * 40)])
+    assert isinstance(first, Found)
+    assert first.drawn.cut
+    assert len(first.drawn.row) <= 16
+    assert isinstance(second, Failure)
+    assert second.cause == "too_long"
+
+
+def test_draws_depend_on_the_episode_and_the_hop_not_on_the_batch() -> None:
+    search = pool_search(FRUIT, CONFIG, stateful=False)
+    asked = asks(11)
+    together = [item.drawn.actions.tolist() for item in found(search, *asked)]
+    assert together == [found(search, item)[0].drawn.actions.tolist() for item in asked]
+    assert len({tuple(item) for item in together}) > 3
+    by_hop = [found(search, asks(1, history=(Hop("", ""),) * n)[0])[0].drawn for n in range(8)]
+    assert len({tuple(item.actions.tolist()) for item in by_hop}) > 2
+    assert len({tuple(item.pool.tolist()) for item in by_hop}) == 1
+
+
+def test_a_corpus_of_fewer_passages_than_the_pool() -> None:
+    search = pool_search(FRUIT[:2], PlackettLuceConfig(pool=5, passages=3))
+    ((passages, drawn),) = found(search, *asks(1))
+    assert len(passages) == 2
+    assert sorted(drawn.actions.tolist()) == [NOTHING, 0, 1]
+    assert (drawn.pool[2:] == NONE).all()
+    assert (drawn.vectors[2:] == 0).all()
+
+
+# ---------------------------------------------------------------- many episodes at once
 
 TEXTS = (
     "Ada Berg was born in Oslo",
@@ -32,11 +152,11 @@ TEXTS = (
     "Rome is the capital of Italy",
     *(f"passage {number} says nothing" for number in range(12)),
 )
-CONFIG = PlackettLuceConfig(tau=0.3, pool=6, passages=2)
+POOL = PlackettLuceConfig(tau=0.3, pool=6, passages=2)
 PEOPLE = {"Ada Berg": ("Oslo", "Norway"), "Bo Lund": ("Rome", "Italy")}
 
 
-def scripted(max_hops: int = 4) -> Scripted:
+def scripted() -> Scripted:
     whole = {
         name: Decomposition(
             (
@@ -47,14 +167,14 @@ def scripted(max_hops: int = 4) -> Scripted:
         )
         for name, (city, country) in PEOPLE.items()
     }
-    return Scripted(whole, Limits(max_hops=max_hops))
+    return Scripted(whole, Limits(max_hops=4))
 
 
-def starts(members: int, people: Sequence[str] = tuple(PEOPLE)) -> list[Start]:
+def starts(members: int) -> list[Start]:
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), 64)))
     return [
         Start(Task(name, f"In whose capital was {name} born?"), name, keys[8 * group + member])
-        for group, name in enumerate(people)
+        for group, name in enumerate(PEOPLE)
         for member in range(members)
     ]
 
@@ -95,31 +215,23 @@ def answers(request: ChatRequest) -> Outcome:
     return Answer("Answer: Norway" if last.startswith("FOUND") else "Search: Where was Ada born?")
 
 
-def rollout(
-    agent, model: Thinking | None = None, config: PlayConfig | None = None, **search
-) -> AgentRollout:
-    found = pool_search(TEXTS, CONFIG, **search)
-    return AgentRollout(agent, found, model, config or PlayConfig(), StopSignal())
+def rollout(agent, model: Thinking | None = None, config: PlayConfig | None = None) -> AgentRollout:
+    search = pool_search(TEXTS, POOL)
+    return AgentRollout(agent, search, model, config or PlayConfig(), StopSignal())
 
 
-def test_scripted_episodes_are_searched_in_one_batch_a_round() -> None:
+def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() -> None:
     playing = rollout(scripted())
     played = playing.play(starts(8))
-    assert [len(each.searches) for each in played] == [len(each.ended.history) for each in played]
-    rounds = max(len(each.searches) for each in played)
-    assert playing.counts.batches == rounds
-    assert playing.counts.searches == sum(len(each.searches) for each in played)
-    right = [PEOPLE[start.task.id][1] for start in starts(8)]
-    good = [
-        isinstance(each.ended, Finished) and each.ended.answer == answer
-        for each, answer in zip(played, right, strict=True)
+    assert [len(item.searches) for item in played] == [len(item.ended.history) for item in played]
+    assert playing.counts.batches == max(len(item.searches) for item in played)
+    assert playing.counts.searches == sum(len(item.searches) for item in played)
+    right = [
+        isinstance(item.ended, Finished) and item.ended.answer == PEOPLE[start.task.id][1]
+        for start, item in zip(starts(8), played, strict=True)
     ]
-    assert sum(good) >= len(good) // 2  # the others gave up
-
-
-def test_episodes_are_the_same_alone_and_among_others() -> None:
-    together = rollout(scripted()).play(starts(4))
-    for start, among in zip(starts(4), together, strict=True):
+    assert sum(right) >= len(right) // 2  # the others gave up
+    for start, among in list(zip(starts(8), played, strict=True))[::4]:
         (alone,) = rollout(scripted()).play([start])
         assert alone.ended == among.ended
         assert [s.names for s in alone.searches] == [s.names for s in among.searches]
@@ -132,9 +244,8 @@ def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> Non
     model = Thinking(answers)
     playing = rollout(react(), model)
     played = playing.play(starts(4))
-    assert [each.ended.answer for each in played if isinstance(each.ended, Finished)] == [
-        "Norway"
-    ] * 8
+    assert all(isinstance(item.ended, Finished) for item in played)
+    assert {item.ended.answer for item in played} == {"Norway"}
     # One plan for each of two groups; then every episode reads and answers by itself.
     assert playing.counts.calls == len(model.asked) == 2 + 8 + 8
     assert playing.counts.shared == 6
@@ -167,30 +278,38 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
     playing = rollout(react(), Thinking(reply))
     played = playing.play(starts(3)[:3])
-    assert [(type(each.ended), each.attempts) for each in played] == [(Finished, 2)] * 3
+    assert [(type(item.ended), item.attempts) for item in played] == [(Finished, 2)] * 3
     assert playing.counts.calls == 2 + 1 + 3 + 3  # both attempts share what comes before a search
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.5))
     played = playing.play(starts(2))
-    assert all(isinstance(each.ended, Broken) for each in played)
-    assert {each.ended.cause for each in played if isinstance(each.ended, Broken)} == {"server"}
-    assert [each.attempts for each in played] == [2] * 4
+    assert all(isinstance(item.ended, Broken) and item.ended.cause == "server" for item in played)
+    assert [item.attempts for item in played] == [2] * 4
     # A failure is not shared with the next attempt: both groups ask twice.
     assert playing.counts.calls == 4
+    # A state that does not fit breaks its episode alone.
+    long = Decomposition((SubQuestion("word " * 80, ("x",)),), ("x",))
+    agent = Scripted({**scripted().decompositions, "long": long})
+    first, second = rollout(agent).play(
+        [starts(1)[0], starts(1)[0]._replace(task=Task("long", "?"))]
+    )
+    assert isinstance(first.ended, Finished)
+    assert isinstance(second.ended, Broken)
+    assert (second.ended.cause, second.searches) == ("too_long", ())
+    with pytest.raises(InputError):  # it asks a language model, and there is none
+        rollout(react()).play(starts(1))
 
 
 def test_searches_of_a_moment_are_one_call_of_the_encoder() -> None:
-    """64 episodes of a model that takes 0.2 s: few, large batches, and no waiting in turn."""
-    model = Thinking(answers, seconds=0.2)
-    playing = rollout(react(), model, PlayConfig(gather=0.05))
+    """64 episodes of a model that takes 0.1 s: few, large batches, and no waiting in turn."""
+    playing = rollout(react(), Thinking(answers, seconds=0.1), PlayConfig(gather=0.05))
     begun = time.monotonic()
-    many = [start._replace(group=number) for number, start in enumerate(starts(8) * 4)]
-    played = playing.play(many)
-    assert all(isinstance(each.ended, Finished) for each in played)
-    assert playing.counts.searches / playing.counts.batches >= 16
-    assert time.monotonic() - begun < 20  # 64 episodes one after the other take 38 s
+    played = playing.play([s._replace(group=number) for number, s in enumerate(starts(8) * 4)])
+    assert all(isinstance(item.ended, Finished) for item in played)
+    assert playing.counts.searches / playing.counts.batches >= 8
+    assert time.monotonic() - begun < 15  # 64 episodes one after the other take 19 s
 
 
 def test_a_signal_to_stop_cancels_what_is_in_flight() -> None:
@@ -203,35 +322,8 @@ def test_a_signal_to_stop_cancels_what_is_in_flight() -> None:
             stop.requested = True
             return futures[-1]
 
-    found = pool_search(TEXTS, CONFIG)
-    playing = AgentRollout(react(), found, Silent(), PlayConfig(), stop)
+    playing = AgentRollout(react(), pool_search(TEXTS, POOL), Silent(), PlayConfig(), stop)
     with pytest.raises(Stopped):
         playing.play(starts(2))
     assert len(futures) == 2
     assert all(future.cancelled() for future in futures)
-
-
-def test_a_state_that_does_not_fit_breaks_its_episode_alone() -> None:
-    long = Scripted(
-        {
-            "long": Decomposition((SubQuestion("word " * 80, ("x",)),), ("x",)),
-            "Ada Berg": scripted().decompositions["Ada Berg"],
-        }
-    )
-    given = [starts(1)[0], starts(1)[0]._replace(task=Task("long", "?"))]
-    first, second = rollout(long).play(given)
-    assert isinstance(first.ended, Finished)
-    assert isinstance(second.ended, Broken)
-    assert second.ended.cause == "too_long"
-    assert second.searches == ()
-
-
-def test_an_agent_that_needs_a_model() -> None:
-    with pytest.raises(InputError, match="asks a language model, and the run has none"):
-        rollout(react()).play(starts(1))
-
-
-@pytest.mark.parametrize("fields", [{"attempts": 0}, {"gather": -1.0}])
-def test_refusals(fields: dict) -> None:
-    with pytest.raises(InputError, match=f"config.agent.{next(iter(fields))} is"):
-        PlayConfig(**fields)

@@ -1,4 +1,4 @@
-"""Whole rollouts against a Python loop that encodes one state at a time."""
+"""Whole rollouts against a Python loop that encodes one state at a time, and played once more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.environments.chunks import with_stop
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
+from qrag_jax.rollouts.replay import replay
 from tests import reference
 from tests.rollouts.play_setup import (
     ACTOR,
@@ -33,6 +34,8 @@ from tests.rollouts.play_setup import (
 BATCH = episodes()
 STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
 STOP_ACTION = dataclasses.replace(CONFIG, stop_action=True, positions="relative")
+GREEDY = Draws(None, ALPHA)
+jitted_replay = jax.jit(replay, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,8 @@ def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> N
         if chunks:
             np.testing.assert_allclose(found.first_q[b, :chunks], episode.first_q, atol=2e-5)
         np.testing.assert_array_equal(found.first_q[b, chunks:], np.float32(MASKED))
+    # What an action names is there, also where nothing happened.
+    assert ((found.actions >= 0) & (found.actions < found.first_q.shape[1])).all()
 
 
 def check_rows(found: Trajectory, config, player, params) -> None:
@@ -85,18 +90,32 @@ def check_rows(found: Trajectory, config, player, params) -> None:
 
 
 def test_greedy(params, player) -> None:
-    found = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
+    found = jitted_rollout(ACTOR, params, BATCH, GREEDY)
     expected = [player.play(CONFIG, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
     check(found, expected, CONFIG.max_steps)
     check_rows(found, CONFIG, player, params[0])
+    # The tokens are those of all chunks and all states of both towers, each text once.
+    texts = {
+        tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
+        for b, c in zip(*np.nonzero(BATCH.chunk_mask))
+    }
+    assert len(texts) < BATCH.chunk_mask.sum()  # some occur twice
+    states = [
+        unique_tokens(found.state_tokens[:, t], found.state_lengths[:, t])
+        for t in range(CONFIG.max_steps)
+    ]
+    assert float(found.tokens.real) == 2 * (sum(len(text) + 2 for text in texts) + sum(states))
+    assert float(found.tokens.computed) >= float(found.tokens.real)
 
 
-@pytest.mark.parametrize("config", [CONFIG, STOPPING], ids=["never_terminate", "stopping"])
-@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize(
+    ("config", "uniform"), [(CONFIG, False), (CONFIG, True), (STOPPING, False)]
+)
 def test_sampled(config, uniform, params, player) -> None:
-    actor, drawn = Actor(ENCODER, PLAN, config), Draws(keys(), ALPHA, uniform)
-    found = jitted_rollout(actor, params, BATCH, drawn)
+    found = jitted_rollout(
+        Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(), ALPHA, uniform)
+    )
     draws = [reference.categorical(key, SHAPE.chunks) for key in keys()]
     expected = [
         player.play(config, *params, BATCH, b, float(ALPHA), draws[b], uniform)
@@ -104,6 +123,8 @@ def test_sampled(config, uniform, params, player) -> None:
     ]
     check(found, expected, config.max_steps)
     check_rows(found, config, player, params[0])
+    steps = np.asarray(found.valid).sum(1).tolist()
+    assert not config.never_terminate or steps == [min(3, n) for n in CHUNK_COUNTS]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +132,8 @@ def test_sampled(config, uniform, params, player) -> None:
 )
 def test_greedy_at_positions(kind, params, player) -> None:
     config = dataclasses.replace(CONFIG, positions=kind)
-    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
+    actor = Actor(ENCODER, ONE_BUCKET, config)
+    found = jitted_rollout(actor, params, BATCH, GREEDY)
     expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     check(found, expected, config.max_steps)
     check_rows(found, config, player, params[0])  # embeddings as they come from the tower
@@ -119,41 +141,25 @@ def test_greedy_at_positions(kind, params, player) -> None:
         for t, action in enumerate(episode.actions):
             where = reference.chunk_positions(kind, episode.actions[:t], CHUNK_COUNTS[b])
             assert int(found.positions[b, t]) == where[action]
+    assert not np.allclose(found.q, jitted_rollout(ACTOR, params, BATCH, GREEDY).q, atol=1e-3)
 
 
-def test_positions_change_what_is_done(params) -> None:
-    plain = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
-    config = dataclasses.replace(CONFIG, positions="relative")
-    placed = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
-    assert not np.allclose(plain.q, placed.q, atol=1e-3)
-
-
-def test_random_indents_are_drawn_for_each_episode(params) -> None:
-    config = dataclasses.replace(CONFIG, positions="random")
-    runs = [
-        jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(keys(seed), ALPHA))
-        for seed in (0, 0, 1)
-    ]
-    np.testing.assert_array_equal(runs[0].positions, runs[1].positions)
-    assert not np.array_equal(runs[0].first_q, runs[2].first_q)
-    assert int(runs[0].positions.max()) > SHAPE.chunks  # beyond what the document itself has
-
-
-def test_published_indents_are_drawn_in_evaluation_too(params) -> None:
-    config = dataclasses.replace(CONFIG, positions="random_published")
-    trained = [
-        jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(keys(seed), ALPHA))
-        for seed in (0, 1)
-    ]
-    assert not np.array_equal(trained[0].first_q, trained[1].first_q)
-    assert int(trained[0].positions.max()) > 50 * SHAPE.chunks
-    greedy = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
-    assert int(greedy.positions.max()) > 50 * SHAPE.chunks
-    # A question is placed alike wherever it stands in a batch.
-    turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
-    again = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, turned, Draws(None, ALPHA))
-    np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
-    np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
+@pytest.mark.parametrize(("kind", "far"), [("random", 1), ("random_published", 50)])
+def test_indents_are_drawn_for_each_episode(kind, far, params) -> None:
+    actor = Actor(ENCODER, ONE_BUCKET, dataclasses.replace(CONFIG, positions=kind))
+    first, again, other = (
+        jitted_rollout(actor, params, BATCH, Draws(keys(seed), ALPHA)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first.positions, again.positions)
+    assert not np.array_equal(first.first_q, other.first_q)
+    assert int(first.positions.max()) > far * SHAPE.chunks
+    if kind == "random_published":  # in evaluations, too; wherever a question stands in a batch
+        greedy = jitted_rollout(actor, params, BATCH, GREEDY)
+        assert int(greedy.positions.max()) > far * SHAPE.chunks
+        turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
+        again = jitted_rollout(actor, params, turned, GREEDY)
+        np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
+        np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -165,13 +171,10 @@ def test_stop_action(sampled, params, player) -> None:
     found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, STOP_ACTION), params, batch, drawn)
     draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
     expected = [
-        player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)
-        if sampled
-        else player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA))
+        player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), *([draws[b], True] * sampled))
         for b in range(EPISODES)
     ]
-    stopped = [SHAPE.chunks in episode.actions for episode in expected]
-    assert any(stopped) or not sampled
+    assert any(SHAPE.chunks in episode.actions for episode in expected) or not sampled
     for episode in expected:  # its Q comes last, where the batch has its column
         if episode.first_q is not None:
             gap = np.full(SHAPE.chunks + 1 - len(episode.first_q), MASKED)
@@ -179,59 +182,24 @@ def test_stop_action(sampled, params, player) -> None:
     check(found, expected, STOP_ACTION.max_steps)
 
 
-def test_an_episode_that_stops_early_does_so_with_all_facts(params) -> None:
-    found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, Draws(keys(), ALPHA))
-    steps = np.asarray(found.valid).sum(1)
-    early = [b for b in range(EPISODES) if 0 < steps[b] < min(3, CHUNK_COUNTS[b])]
-    for b in range(EPISODES):
-        taken = set(np.asarray(found.actions)[b, : steps[b]].tolist())
-        complete = set(np.flatnonzero(BATCH.support[b])) <= taken
-        assert (b in early) <= complete
-    longer = jitted_rollout(ACTOR, params, BATCH, Draws(keys(), ALPHA))
-    assert np.asarray(longer.valid).sum(1).tolist() == [min(3, n) for n in CHUNK_COUNTS]
-
-
 def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
-    found = jitted_rollout(ACTOR, params[:1], BATCH, Draws(None, ALPHA))
-    expected = [
-        player.play(CONFIG, params[0], params[0], BATCH, b, float(ALPHA)) for b in range(EPISODES)
-    ]
+    found = jitted_rollout(ACTOR, params[:1], BATCH, GREEDY)
+    ours = params[0], params[0]
+    expected = [player.play(CONFIG, *ours, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     check(found, expected, CONFIG.max_steps)
-    both = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
+    both = jitted_rollout(ACTOR, params, BATCH, GREEDY)
     assert float(both.tokens.real) == 2 * float(found.tokens.real)
-    assert float(both.tokens.computed) == 2 * float(found.tokens.computed)
-
-
-def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
-    found = jitted_rollout(ACTOR, params[:1], BATCH, Draws(None, ALPHA))
-    texts = {
-        tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
-        for b, c in zip(*np.nonzero(BATCH.chunk_mask))
-    }
-    chunks = sum(len(text) + 2 for text in texts)
-    assert len(texts) < BATCH.chunk_mask.sum()  # some occur twice and are encoded once
-    states = [
-        unique_tokens(found.state_tokens[:, t], found.state_lengths[:, t])
-        for t in range(CONFIG.max_steps)
-    ]
-    assert float(found.tokens.real) == chunks + sum(states)
-    assert float(found.tokens.computed) >= float(found.tokens.real)
-
-
-def test_the_same_keys_give_the_same_trajectory_and_others_another(params) -> None:
-    first, again, other = (
-        jitted_rollout(ACTOR, params, BATCH, Draws(keys(seed), ALPHA)) for seed in (0, 0, 1)
-    )
-    for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(first.actions, other.actions)
 
 
 def test_an_episode_is_the_same_in_another_batch(params) -> None:
     order = np.array([2, 3, 3, 0, 3, 6, 1, 4])
-    other = jax.tree.map(lambda leaf: leaf[order], BATCH)
-    first = jitted_rollout(ACTOR, params, BATCH, Draws(keys(), ALPHA))
-    second = jitted_rollout(ACTOR, params, other, Draws(keys()[order], ALPHA))
+    moved = jax.tree.map(lambda leaf: leaf[order], BATCH)
+    first, again, other = (
+        jitted_rollout(ACTOR, params, BATCH, Draws(keys(seed), ALPHA)) for seed in (0, 0, 1)
+    )
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.array_equal(first.actions, other.actions)
+    second = jitted_rollout(ACTOR, params, moved, Draws(keys()[order], ALPHA))
     valid = np.asarray(second.valid)
     for name in ("valid", "done"):
         np.testing.assert_array_equal(getattr(second, name), getattr(first, name)[order])
@@ -243,21 +211,28 @@ def test_an_episode_is_the_same_in_another_batch(params) -> None:
         np.testing.assert_allclose(getattr(second, name), getattr(first, name)[order], atol=1e-5)
 
 
-def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
-    episode = jax.tree.map(lambda leaf: np.stack([leaf[2]] * EPISODES), BATCH)  # four chunks
-    counts, draws = np.zeros((3, SHAPE.chunks)), 60 * EPISODES
-    for seed in range(60):
-        found = jitted_rollout(ACTOR, params, episode, Draws(keys(seed), ALPHA, True))
-        actions = np.asarray(found.actions)
-        assert all(len(set(row)) == 3 for row in actions.tolist())
-        for t in range(3):
-            counts[t] += np.bincount(actions[:, t], minlength=SHAPE.chunks)
-    assert (counts[:, 4:] == 0).all()
-    assert (np.abs(counts[:, :4] / draws - 0.25) < 5 * np.sqrt(0.25 * 0.75 / draws)).all()
-
-
-def test_invalid_steps_name_no_chunk_that_is_not_there(params) -> None:
-    found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, Draws(keys(), ALPHA))
-    actions = np.asarray(found.actions)
-    assert ((actions >= 0) & (actions < SHAPE.chunks)).all()
-    assert NOT_TAKEN not in actions
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"never_terminate": False, "sort_by_index": True, "positions": "relative"},
+        pytest.param({"stop_action": True, "positions": "random"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_replay_is_the_trajectory_that_was_played(changes: dict, params) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
+    batch = with_stop(BATCH) if config.stop_action else BATCH
+    actor, draws = Actor(ENCODER, ONE_BUCKET, config), Draws(keys(5), ALPHA)
+    played = jitted_rollout(actor, params[1:], batch, draws)
+    found = jitted_replay(actor, params[1], batch, draws, played.actions)
+    valid = np.asarray(played.valid)
+    assert valid[:, 1:].any()
+    looked_at = ("state_tokens", "chunk_tokens", "positions")  # where a step happened
+    for name in ("valid", "done", "state_lengths", "chunk_lengths", *looked_at):
+        one, other = (np.asarray(getattr(item, name)) for item in (found, played))
+        if name in looked_at:
+            one, other = one[valid], other[valid]
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    later = valid & (np.arange(valid.shape[1]) > 0)
+    values = np.asarray(played.values)
+    np.testing.assert_allclose(np.asarray(found.values)[later], values[later], atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(found.values)[~later], 0)

@@ -1,12 +1,15 @@
-"""What is learned from next: batches, what the host plays of them, rewards that come later."""
+"""What is learned from next: batches, late rewards, batches in flight, and where a run goes on."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,21 +20,20 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.tokens import tokenise
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.service import Asked
-from qrag_jax.rollouts.experience import (
-    Asking,
-    Batches,
-    Deferred,
-    Fused,
-    Played,
-    ScoredEpisodes,
-)
+from qrag_jax.policies.plackett_luce import PlackettLuceConfig
+from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Fused, Played, ScoredEpisodes
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
+from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
 from tests.episodes_maker import random_store
-from tests.rollouts import long_documents
+from tests.rollouts import play_setup
 
 STEPS, BATCH, TAKEN = 9, 4, 3
 
@@ -58,18 +60,14 @@ class Notes:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) -> None:
-    told = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train")
-    assert isinstance(told, RedrawnSamples)
-    others = [long_documents.sample(seed, 10) for seed in range(3)]
-    tokenizer, mesh = long_documents.loaded().tokenizer, mesh_of()
-    limits: dict[str, Any] = {
-        "max_question_tokens": 40,
-        "max_chunk_tokens": 200,
-        "cache": tmp_path,
-    }
+    ours = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train")
+    assert isinstance(ours, RedrawnSamples)
+    others = [play_setup.sample(seed, 10) for seed in range(3)]
+    tokenizer, mesh = play_setup.loaded().tokenizer, mesh_of()
+    limits: dict[str, Any] = {"max_question_tokens": 40, "max_chunk_tokens": 200, "cache": tmp_path}
     stores = {
         "made": tokenise(others, tokenizer, **limits),
-        "babilong": tokenise_redrawn(told, tokenizer, **limits),
+        "babilong": tokenise_redrawn(ours, tokenizer, **limits),
     }
     shape = EpisodeShape.holding([*stores.values()])
     weights = {"made": 0.25, "babilong": 0.75}
@@ -92,7 +90,7 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) ->
         return Played(*shard_batch(mesh, (actions.astype(np.int32), valid, entropy)))
 
     notes = Notes()
-    asking = Asking(notes, joined([others, told]), staleness, STEPS)  # type: ignore[arg-type]
+    asking = Asking(notes, joined([others, ours]), staleness, STEPS)  # type: ignore[arg-type]
     experience = Deferred(mesh, play, Batches(mesh, batches), asking)
     for number in range(STEPS):
         assert isinstance(experience.next(None, number, StopSignal()), ScoredEpisodes)
@@ -162,5 +160,146 @@ def test_fused_gives_one_batch_after_the_other() -> None:
 
 
 def test_fused_knows_no_pending_episodes() -> None:
-    with pytest.raises(ValueError, match="episodes of a run with another reward are pending"):
+    with pytest.raises(ValueError):
         Fused(on_mesh(), [{"actions": []}])
+
+
+# ---------------------------------------------------------------- agents
+
+
+def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
+    drawn = [QuestionOrder(10, 4, seed=3).at(step) for step in range(5)]
+    numbers = np.concatenate([item.numbers for item in drawn])
+    assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
+    assert numbers[:10].tolist() != numbers[10:].tolist() != list(range(10))
+    np.testing.assert_array_equal(np.concatenate([e.epochs for e in drawn]), [0] * 10 + [1] * 10)
+    ours = [*range(9, -1, -1)]  # the first epoch may be in an order of one's own
+    order = QuestionOrder(10, 4, 3, first=ours)
+    numbers = np.concatenate([order.at(step).numbers for step in range(5)]).tolist()
+    assert numbers[:10] == ours != numbers[10:]
+    assert sorted(numbers[10:]) == sorted(ours)
+    for first in (None, range(9)):
+        shards = (0, 1), (0, 3), (1, 3), (2, 3)
+        whole, *parts = (QuestionOrder(9, 6, 0, shard, first=first) for shard in shards)
+        for step in range(3):
+            together = np.concatenate([part.at(step).numbers for part in parts])
+            np.testing.assert_array_equal(together, whole.at(step).numbers)
+
+
+K, HOPS, WIDTH = 4, 2, 3
+CONFIG = PlackettLuceConfig(pool=K, passages=2, tau=0.1)
+SHAPE = HopShape(HOPS, tokens=5, width=WIDTH, episode_rewards=1, hop_rewards=1)
+VECTORS = np.random.default_rng(0).normal(size=(20, WIDTH)).astype(np.float32)
+
+
+class Player:
+    """Plays by drawing at random, seeded by the step, and writes down what it was asked to play.
+
+    The reward tells which parameters acted.
+    """
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.asked: list[tuple[float, list[int], int]] = []
+        self._delay = delay
+
+    def __call__(
+        self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
+    ) -> list[Rewarded]:
+        time.sleep(self._delay)
+        stop.check()
+        self.asked.append((params, list(numbers), number))
+        rng = np.random.default_rng(number)
+        return [self._episode(rng, params) for _ in range(8)]
+
+    def _episode(self, rng: np.random.Generator, params: float) -> Rewarded:
+        pool = np.append(rng.choice(20, K - 1, replace=False), NONE)
+        vectors = np.append(VECTORS[pool[:-1]], np.zeros((1, WIDTH), np.float32), axis=0)
+        row = rng.integers(0, 9, 4).astype(np.int32)
+        log_prob = float(np.float32(rng.normal()))
+        actions = np.array([2, 0], np.int32)
+        search = Drawn(row, pool, vectors, actions, log_prob, 0.5, ("a", "b"), False)
+        if rng.random() < 0.3:
+            return Rewarded([search], None)
+        return Rewarded([search, search], [params], [[0.25], [float(np.float32(rng.random()))]])
+
+
+def experience(
+    play: Player, staleness: int = 0, batches: int = 0, pending: Sequence[Any] = (), steps: int = 6
+) -> AgentExperience:
+    playing = Playing(
+        play=play,
+        batch=lambda episodes: hop_batch(episodes, SHAPE, CONFIG),
+        save=saved,
+        restore=lambda kept: restored(kept, lambda numbers: VECTORS[numbers]),
+        params=float,
+        staleness=staleness,
+        steps=steps,
+    )
+    order = QuestionOrder(10, 4, 0)
+    return AgentExperience(order, playing, dict, batches, pending=pending)
+
+
+def taken(played: AgentExperience, steps: Sequence[int]) -> list[Any]:
+    """The batches and the samples of these steps; the state is the number of updates."""
+    found = []
+    for step in steps:
+        arrays = jax.tree.map(np.asarray, played.next(step, step, StopSignal()))
+        found.append((*arrays, played.samples))
+    return found
+
+
+def assert_same(some: list[Any], others: list[Any]) -> None:
+    for one, other in zip(some, others, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("staleness", "delay"), [(0, 0.0), (1, 0.05), (2, 0.0), (2, 0.05)])
+def test_which_weights_play_which_questions(staleness: int, delay: float) -> None:
+    play = Player(delay)
+    batches = taken(experience(play, staleness), range(6))
+    order = QuestionOrder(10, 4, 0)
+    assert play.asked == [
+        (max(step - staleness, 0), order.at(step).numbers.tolist(), step) for step in range(6)
+    ]
+    for step, batch in enumerate(batches):
+        np.testing.assert_array_equal(batch[-1], np.stack(order.at(step), axis=1))
+        rewards = batch[HopBatch._fields.index("episode_rewards")]
+        scored = batch[HopBatch._fields.index("scored")]
+        assert (rewards[scored] == max(step - staleness, 0)).all()
+
+
+def test_batches_in_flight_are_kept_bit_for_bit() -> None:
+    whole = taken(experience(Player(), 2), range(6))
+    first = experience(Player(0.02), 2)
+    assert_same(taken(first, range(3)), whole[:3])
+    batches, pending = json.loads(json.dumps(first.position()))
+    assert (batches, len(pending)) == (3, 2)
+    play = Player()
+    again = experience(play, 2, batches, pending)
+    assert_same(taken(again, range(3, 6)), whole[3:])
+    assert [number for _, _, number in play.asked] == [5]
+
+
+def test_a_batch_that_was_stopped_is_played_again() -> None:
+    stop, play = StopSignal(), Player(0.1)
+    built = experience(play, 1)
+    built.next(0, 0, stop)
+    stop.requested = True
+    with pytest.raises(Stopped):
+        built.next(1, 1, stop)
+    assert built.position() == (1, [])  # that of step 1 was in flight
+    resumed = Player()
+    again = experience(resumed, 1, 1)
+    samples = [batch[-1] for batch in taken(again, range(1, 6))]
+    whole = [batch[-1] for batch in taken(experience(Player(), 1), range(6))]
+    assert_same([samples], [whole[1:]])
+
+
+def test_an_error_while_playing_comes_to_the_loop() -> None:
+    def fails(*_: Any) -> list[Rewarded]:
+        raise InputError("the index is gone.")
+
+    built = experience(fails, 1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the index is gone"):
+        built.next(0, 0, StopSignal())

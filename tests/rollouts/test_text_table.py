@@ -1,19 +1,30 @@
-"""The table of embeddings: each row the chunk tower's own, each text embedded once."""
+"""Texts and rows embedded in packed blocks, each as by itself; the rounds that blocks take."""
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.rollouts import text_table
-from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import TokenRows, count_tokens
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.rollouts import mesh_tower, text_table
+from qrag_jax.rollouts.block_rounds import BATCHES, Widths, draw_lengths, rounds_of, widths_of
+from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig
 from qrag_jax.rollouts.text_table import Counts, TextTable
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
+from qrag_jax.runtime.step_time import Rounds
+from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests import reference
-from tests.rollouts.long_documents import ROW_TOKENS, loaded, params, table, text
+from tests.rollouts.play_setup import ROW_TOKENS, loaded, params, table, text
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -21,7 +32,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return list({text(rng): None for _ in range(3 * count)})[:count]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that a few dozen texts fill several groups and outgrow the table."""
     monkeypatch.setattr(text_table, "GROUP", 16)
@@ -46,19 +57,19 @@ def embeddings(found: TextTable, wanted: list[str]) -> np.ndarray:
     return np.asarray(found.array)[rows]
 
 
-def test_rows_are_the_towers_embeddings(small_groups: None) -> None:
+def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
     wanted = ["", *texts(40)]
     found = table()
     np.testing.assert_allclose(embeddings(found, wanted), expected(wanted), atol=2e-6)
     # In another order, in parts, and next to new ones they are the same rows.
-    more = texts(20, seed=1)
-    mixed = [*wanted[::-3], *more]
-    before = {name: int(row) for name, row in zip(wanted, found.rows_of(wanted), strict=True)}
+    mixed = [*wanted[::-3], *texts(20, seed=1)]
+    before = found.rows_of(wanted).tolist()
     np.testing.assert_allclose(embeddings(found, mixed), expected(mixed), atol=2e-6)
-    assert {name: int(row) for name, row in zip(wanted, found.rows_of(wanted))} == before
+    assert found.rows_of(wanted).tolist() == before
+    assert not np.allclose(*(embeddings(table(tower=item), wanted[1:4]) for item in (0, 1)))
 
 
-def test_each_text_is_embedded_once(small_groups: None) -> None:
+def test_each_text_is_embedded_once() -> None:
     wanted = texts(21)
     found = table()
     first = found.rows_of([*wanted, *wanted[:5]])
@@ -67,93 +78,118 @@ def test_each_text_is_embedded_once(small_groups: None) -> None:
     tokens = sum(min(len(ids) + 2, ROW_TOKENS) for ids in loaded().tokenizer.encode(wanted))
     seconds = found.counts.seconds
     assert found.counts == Counts(asked=26, embedded=21, tokens=tokens, seconds=seconds)
-    assert seconds > 0
     found.rows_of([*wanted[3:8], "one more"])
     assert (found.counts.asked, found.counts.embedded, len(found)) == (32, 22, 22)
     assert found.rows_of([]).shape == (0,)
 
 
-def test_nothing_recompiles_as_texts_come(small_groups: None) -> None:
+def test_the_array_is_written_into_and_doubles() -> None:
     found = table()
     found.rows_of(texts(2))  # a small group
     found.rows_of(texts(20, seed=1))  # a large one
-    counter, size = CompilationCounter(), len(found.array)
+    counter, before = CompilationCounter(), found.array
     for seed, count in enumerate((1, 3, 5, 16, 17, 50), start=2):
         found.rows_of(texts(count, seed))
-    doublings = int(np.log2(len(found.array) / size))
+    doublings = int(np.log2(len(found.array) / len(before)))
     assert doublings == 2
+    assert before.is_deleted()  # written into, not copied
     assert counter.count <= 3 * doublings  # to double it, and to write groups into what it became
 
 
-def test_there_is_one_array_of_a_few_sizes(small_groups: None) -> None:
-    found, sizes = table(), set()
-    found.rows_of(texts(7))
-    before = found.array
-    for seed in range(1, 12):
-        found.rows_of(texts(7, seed))
-        sizes.add(found.array.shape[0])
-    assert before.is_deleted()  # written into, not copied
-    assert len(found) > 64
-    assert sizes <= {32, 64, 128}
-
-
-def test_kept_embeddings_serve_the_next_process(small_groups: None, tmp_path: Path) -> None:
+def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
+    tmp_path: Path,
+) -> None:
     wanted = texts(40)
-    first = table(EmbeddingFiles(tmp_path, 16))
-    values = embeddings(first, wanted)
+    values = embeddings(table(EmbeddingFiles(tmp_path, 16)), wanted)
     second = table(EmbeddingFiles(tmp_path, 16))
     assert len(second) == 40
     np.testing.assert_array_equal(embeddings(second, wanted), values)
     assert (second.counts.asked, second.counts.embedded) == (40, 0)
     embeddings(second, [*wanted, "one more"])
     assert second.counts.embedded == 1
-    assert len(table(EmbeddingFiles(tmp_path, 16))) == 41
-
-
-def test_broken_files_are_embedded_again(small_groups: None, tmp_path: Path) -> None:
-    wanted = texts(40)
-    values = embeddings(table(EmbeddingFiles(tmp_path, 16)), wanted)
-    broken, *others = sorted(tmp_path.iterdir())
-    assert len(others) == 2
+    broken = min(tmp_path.iterdir())
     lost = len(broken.read_bytes()) // (16 + 4 * 16)
     broken.write_bytes(broken.read_bytes()[:-5])
     found = table(EmbeddingFiles(tmp_path, 16))
-    assert len(found) == 40 - lost
+    assert len(found) == 41 - lost
     np.testing.assert_allclose(embeddings(found, wanted), values, atol=1e-6)
-    assert found.counts.embedded == lost
+    assert found.counts.embedded > 0
 
 
-def test_towers_differ() -> None:
-    wanted = texts(3)
-    first, second = (embeddings(table(tower=tower), wanted) for tower in (0, 1))
-    assert not np.allclose(first, second)
-
-
-def test_with_a_store_the_table_is_mapped_from_a_file(small_groups: None, tmp_path: Path) -> None:
+def test_with_a_store_the_table_is_mapped_from_a_file(tmp_path: Path) -> None:
     wanted = texts(100)
     in_memory = table()
     values = embeddings(in_memory, wanted)
     assert in_memory.mapped_bytes == 0
     found = table(EmbeddingFiles(tmp_path, 16))
     first = embeddings(found, wanted[:20])
-    early = found.array
     np.testing.assert_allclose(embeddings(found, wanted), values, atol=1e-6)  # it grew twice
     np.testing.assert_allclose(first, values[:20], atol=1e-6)
-    assert np.asarray(early).shape[0] < len(found.array) == 128
     assert found.mapped_bytes == 128 * 16 * 4
-    # The array is the mapped file itself, which has no name: it goes with the process.
-    address, maps = found.array.unsafe_buffer_pointer(), Path("/proc/self/maps").read_text()
-    (mapping,) = [line for line in maps.splitlines() if _holds(line, address)]
-    assert str(tmp_path) in mapping
-    assert "(deleted)" in mapping
-    assert "r--s" in mapping
-    kept = table(EmbeddingFiles(tmp_path, 16))
-    np.testing.assert_array_equal(embeddings(kept, wanted), embeddings(found, wanted))
-    assert (kept.counts.embedded, kept.mapped_bytes) == (0, found.mapped_bytes)
     found.forget()
     np.testing.assert_allclose(embeddings(found, wanted[::-1]), values[::-1], atol=1e-6)
 
 
-def _holds(line: str, address: int) -> bool:
-    low, high = (int(end, 16) for end in line.split()[0].split("-"))
-    return low <= address < high
+def test_rows_of_all_lengths_are_as_without_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = 100
+    sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=longest)
+    make_scratch_folder(tmp_path / "encoder", ["a river and a stone"] * 3, sizes, 0)
+    config = EncoderConfig(dtype="float32")
+    encoder = PassageEncoder.of_folder(str(tmp_path / "encoder"), config, max_tokens=longest)
+    monkeypatch.setattr(mesh_tower, "GROUP", 16)
+    rng = np.random.default_rng(0)
+    lengths = [3, longest, mesh_tower.SHORT, mesh_tower.SHORT + 1, *rng.integers(3, longest, 40)]
+    rows = [rng.integers(5, encoder.tokenizer.vocab_size, n).tolist() for n in lengths]
+    tower = encoder.tower()
+    found = tower(rows)
+    assert found.dtype == np.float32
+    padded = np.zeros((len(rows), longest), np.int32)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    ours = jax.tree.map(lambda leaf: leaf[CHUNK], encoder.params)
+    alone = jax.jit(encoder.encoder.embed)(ours, jnp.array(padded), jnp.array(lengths))
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+    assert tower([]).shape == (0, encoder.encoder.width)
+    with pytest.raises(ValueError):
+        tower([[7] * (longest + 1)])
+
+
+# ---------------------------------------------------------------- rounds, by lengths alone
+
+BLOCKS = Blocks((256, 512), (64, 128), (40.0, 100.0))
+
+
+def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
+    lengths = np.random.default_rng(0).integers(0, 129, 50)
+    tokens = np.repeat(1 + np.arange(50)[:, None], 128, axis=1)  # no row twice
+    rows = TokenRows(jnp.asarray(tokens), jnp.asarray(lengths))
+    found = rounds_of(BLOCKS, lengths[None])
+    places = [shape.tokens for shape in BLOCKS.shapes(50)]
+    assert sum(found.shares) == pytest.approx(1.0)
+    assert found.rounds * np.dot(found.shares, places) == count_tokens(BLOCKS, rows).computed
+    one_size = Blocks((512,), (128,), (100.0,))
+    twelve = np.array([[100] * 12, [100] * 5 + [0] * 7])  # five rows fit a block: 3 rounds, and 1
+    assert rounds_of(one_size, twelve) == Rounds(2.0, (1.0,))
+    assert rounds_of(one_size, np.zeros((1, 4), int)) == Rounds(0.0, (0.0,))
+
+
+def test_lengths_are_drawn_from_the_data() -> None:
+    encoder = types.SimpleNamespace(chunk_opening=(1,), state_opening=(1,))
+    rollout = RolloutConfig(2, True, True, 20, 6, 5)
+    actor = types.SimpleNamespace(encoder=encoder, config=rollout)
+    store = types.SimpleNamespace(
+        question_lengths=np.array([5, 5]),
+        chunk_counts=np.array([3, 3]),
+        chunk_lengths=np.array([10] * 6),
+    )
+    shape = EpisodeShape(question_tokens=8, chunk_tokens=10, chunks=4)
+    found = draw_lengths(actor, shape, [store], 7)
+    assert found.chunks.shape == (BATCHES, 28)
+    assert (np.sort(found.chunks)[:, :7] == 0).all()  # the fourth chunk is absent
+    assert (np.sort(found.chunks)[:, 7:] == 12).all()  # [CLS] and [SEP]
+    assert (found.states[:, 0] == 7).all()
+    assert (found.states[:, 1] == 7 + 6 + 1).all()  # a chunk is cut, and a [SEP] ends it
+    assert (found.chosen == 12).all()
+    assert widths_of(actor, shape) == Widths(12, 8 + 2 + 7)

@@ -13,6 +13,16 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import Searched
+from qrag_jax.environments.query_writing.styles import (
+    BRIDGE,
+    PASSAGE,
+    Start,
+    Style,
+    StyledPlay,
+    style_variants,
+)
 from qrag_jax.environments.tools.demonstrations import EXPERT, Demonstration, draw_choices
 from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import (
@@ -23,6 +33,7 @@ from qrag_jax.environments.tools.episode import (
     Open,
     Play,
     Speak,
+    ToolTally,
     ToolTask,
 )
 from qrag_jax.environments.tools.play import COMPLETE, GET, RETRIEVE, ToolAgent
@@ -36,11 +47,12 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.retrieval.own_documents import own_retriever
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.own_library import OwnLibrary
-from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
+from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk, styled_episodes
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, BatchRules, TokenTrajectory, token_batch
 from qrag_jax.runtime.interrupt import Stopped
+from tests.environments.query_writing.trying import WorldSearch, world, world_state
 
 SIZES = TinyLMConfig(
     copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
@@ -84,15 +96,15 @@ class Told:
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
         self.asked.append(list(requests))
         futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
-        given = [*zip(futures, requests, strict=True)]
-        if self.in_rounds:
-            for future, request in given:
-                future.set_result(self._one(request))
-        else:  # the last one first, from threads
-            for number, (future, request) in enumerate(reversed(given)):
-                threading.Timer(
-                    0.001 * number, lambda f, r: f.set_result(self._one(r)), (future, request)
-                ).start()
+
+        def answer(future: Future, request: SampleRequest) -> None:
+            future.set_result(self._one(request))
+
+        for number, each in enumerate(reversed([*zip(futures, requests, strict=True)])):
+            if self.in_rounds:
+                answer(*each)
+            else:  # the last one first, from threads
+                threading.Timer(0.001 * number, answer, each).start()
         return futures
 
     def _one(self, request: SampleRequest) -> Sampled | Failure:
@@ -118,7 +130,11 @@ def expert(text: str) -> str:
     """The expert's next turn after a conversation."""
     (question,) = [each for each in QUESTIONS if each.question in text]
     shown = [part.partition("</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
-    return Demonstration(question, draw_choices(EXPERT, 0, 0)).say(shown)
+    return script(question).say(shown)
+
+
+def script(question: Any) -> Demonstration:
+    return Demonstration(question, draw_choices(EXPERT, 0, 0))
 
 
 def rollout(speech: Speech, sampler: Any, agent: ToolAgent = AGENT, **options: Any) -> TokenRollout:
@@ -139,7 +155,7 @@ def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bo
         assert episode.status == DONE
         (segment,) = episode.segments
         question = next(q for q in QUESTIONS if q.question == start.task.question)
-        talk = scripted_talk(AGENT, start.task, _script(question), LIBRARY)
+        talk = scripted_talk(AGENT, start.task, script(question), LIBRARY)
         assert talk.ended == episode.ended
         for number, (turn, (messages, text)) in enumerate(zip(segment, talk.turns, strict=True)):
             assert speech.text(turn.sampled) == text
@@ -153,21 +169,17 @@ def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bo
     # The ids of each request are those of all turns before it.
     requests = [request for asked in sampler.asked for request in asked]
     whole = np.concatenate([np.r_[t.observed, t.sampled] for t in played[0].segments[0]])
-    own = [r for r in requests if r.key.tolist() == [0, 0]]
-    assert len(own) == 3
-    for request in own:
+    ours = [r for r in requests if r.key.tolist() == [0, 0]]
+    assert len(ours) == 3
+    for request in ours:
         np.testing.assert_array_equal(request.ids, whole[: len(request.ids)])
     if in_rounds:
         assert [len(asked) for asked in sampler.asked] == [8, 8, 8]
 
 
-def _script(question: Any) -> Demonstration:
-    return Demonstration(question, draw_choices(EXPERT, 0, 0))
-
-
 def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) -> None:
     speech = speech_of(loaded)
-    talk = scripted_talk(AGENT, TASKS[0], _script(QUESTIONS[0]), LIBRARY)
+    talk = scripted_talk(AGENT, TASKS[0], script(QUESTIONS[0]), LIBRARY)
     episode = encoded(talk, speech)
     ids = np.concatenate([np.r_[t.observed, t.sampled] for t in episode.segments[0]])
     messages = [
@@ -180,11 +192,11 @@ def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) ->
     ((turn,),) = all_sampled(episode).segments
     np.testing.assert_array_equal(np.r_[turn.observed, turn.sampled], ids)
     assert len(turn.observed) == 1
-    with pytest.raises(ValueError, match="there is room for 50"):
+    with pytest.raises(ValueError):
         encoded(talk, speech_of(loaded, room=50))
 
 
-def test_a_failure_is_played_again_and_then_told(loaded: LoadedLanguageModel) -> None:
+def test_a_failure_is_played_again_and_ends_the_episode(loaded: LoadedLanguageModel) -> None:
     speech, seen = speech_of(loaded), list[str]()
 
     def fails_at_first(text: str) -> str | Failure:
@@ -205,15 +217,14 @@ def test_a_failure_is_played_again_and_then_told(loaded: LoadedLanguageModel) ->
     assert (third.attempts, third.status) == (1, DONE)
     assert playing.counts.failed == 3
     # Another attempt has other draws.
-    keys = {r.key.tobytes() for a in sampler.asked for r in a if _asks(speech, r, QUESTIONS[1])}
+    keys = {
+        request.key.tobytes()
+        for together in sampler.asked
+        for request in together
+        if QUESTIONS[1].question in speech.tokenizer.decode(request.ids)
+    }
     assert len(keys) == 2
 
-
-def _asks(speech: Speech, request: SampleRequest, question: Any) -> bool:
-    return question.question in speech.tokenizer.decode(request.ids)
-
-
-def test_a_search_that_fails_ends_the_episode(loaded: LoadedLanguageModel) -> None:
     class Dead:
         def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[Any]:
             return [Failure("server", "status 500") for _ in asked]
@@ -221,7 +232,6 @@ def test_a_search_that_fails_ends_the_episode(loaded: LoadedLanguageModel) -> No
         def open(self, task: ToolTask, step: Open) -> Document | None:
             raise AssertionError
 
-    speech = speech_of(loaded)
     sampler = Told(speech, expert, in_rounds=True)
     (episode,) = rollout(speech, sampler, library=Dead(), attempts=3).play(starts(TASKS[:1]))
     assert (episode.status, episode.attempts) == ("server", 3)
@@ -261,7 +271,7 @@ def test_an_episode_ends_where_its_room_does(loaded: LoadedLanguageModel) -> Non
         assert (len(segment), segment[-1].finish) == (turns, finish)
         assert sum(len(t.observed) + len(t.sampled) for t in segment) <= room
     speech = speech_of(loaded, room=len(first.observed))
-    with pytest.raises(InputError, match=r"the prompt of question 'bridge-.*raise it"):
+    with pytest.raises(InputError, match=r"config\.sampling\.room"):
         rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
 
 
@@ -288,12 +298,8 @@ def test_a_rewritten_segment_has_other_draws(loaded: LoadedLanguageModel) -> Non
 
 def test_a_signal_ends_the_play(loaded: LoadedLanguageModel) -> None:
     class Soon:
-        left = 2
-
         def check(self) -> None:
-            self.left -= 1
-            if self.left < 0:
-                raise Stopped
+            raise Stopped
 
     speech = speech_of(loaded)
     with pytest.raises(Stopped):
@@ -312,3 +318,37 @@ def test_the_device_samples_the_same_whatever_is_beside(loaded: LoadedLanguageMo
     for one, other in zip(together[3].segments[0], alone[0].segments[0], strict=True):
         np.testing.assert_array_equal(one.sampled, other.sampled)
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+
+
+# ---------------------------------------------------------------- demonstrations of query writing
+
+
+def test_a_demonstration_is_what_a_policy_would_sample(loaded: LoadedLanguageModel) -> None:
+    """Each hop is one turn; all of its query trains, and nothing else."""
+    speech, question = speech_of(loaded), world(1)[0]
+    prompt = QueryPrompt(prompts.load("bare_query"), style_variants())
+    start = Start(world_state(question), question, (Style(BRIDGE, True), Style(PASSAGE, False)))
+    (hops,) = StyledPlay(WorldSearch(world(4))).play([start])
+    episodes = styled_episodes(hops, prompt, speech)
+    trajectories = [TokenTrajectory(0, 0, 1, e.segments, e.status) for e in episodes]
+    batch = token_batch(trajectories, BatchRules(1, (), "masked", 900))
+    for row, (hop, episode) in enumerate(zip(hops, episodes, strict=True)):
+        ((turn,),) = episode.segments
+        opening = speech.scaffold.opening(prompt.messages(hop.state))
+        np.testing.assert_array_equal(turn.observed, opening)
+        ids = speech.tokenizer(hop.query, add_special_tokens=False).input_ids
+        assert turn.sampled.tolist() == [*ids, speech.scaffold.stop_ids[0]]
+        assert episode.ended == Searched(
+            answer=hop.query,
+            seen=tuple(each.id for each in hop.found),
+            tally=ToolTally(turns=1, searches=1),
+            found=hop.found,
+        )
+        learned = np.flatnonzero(batch.loss_mask[row]).tolist()
+        assert learned == [*range(len(turn.observed), len(turn.observed) + len(turn.sampled))]
+    marked, bare = (speech.tokenizer.decode(e.segments[0][0].observed) for e in episodes)
+    assert "style: bridge" in marked
+    assert "style:" not in bare
+    for wrong, named in (({"room": 60}, "room"), ({"turn": 5}, r"config\.styles\.most_words")):
+        with pytest.raises(InputError, match=named):
+            styled_episodes(hops, prompt, dataclasses.replace(speech, **wrong))

@@ -1,13 +1,36 @@
-"""Trajectories as JSON and as rows: each sampled token trains once, or not at all."""
+"""Token episodes as JSON, rows and blocks: each sampled token trains once, or not at all."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qrag_jax.errors import InputError
+from qrag_jax.environments.query_rewriting.task import Rewritten
+from qrag_jax.environments.query_writing.state import (
+    BY_HOP,
+    BY_PASSAGE,
+    EMPTY,
+    STOPPED,
+    TOO_LONG,
+    Searched,
+)
+from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed, ToolTally
+from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
+from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.rollouts.episode_texts import from_text, to_text
+from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
+from qrag_jax.rollouts.shared_prefixes import shared_prefixes
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_forest import Piece, segments_of
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -18,31 +41,38 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
+from tests.environments.query_writing.trying import BERG, LATER, OSLO, RAIN, STATE
+from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch, made_pairs
 
 PROMPT = [5, 6, 7, 8]
+ARRAYS = ("observed", "sampled", "log_probs")
 
 
-def turn(
-    draw: np.random.Generator, observed: list[int], sampled: int, finish: str = "stop"
-) -> Turn:
+def turn(draw: np.random.Generator, observed: list[int], count: int, finish: str = "stop") -> Turn:
     return Turn(
         np.array(observed, np.int32),
-        draw.integers(0, 50, sampled).astype(np.int32),
-        draw.normal(-2, 0.5, sampled).astype(np.float32),
+        draw.integers(0, 50, count).astype(np.int32),
+        draw.normal(-2, 0.5, count).astype(np.float32),
         finish,
         "v3",
     )
 
 
+def check_equal(one: Turn, other: Turn) -> None:
+    for name in ARRAYS:
+        first, second = getattr(one, name), getattr(other, name)
+        assert first.dtype == second.dtype
+        np.testing.assert_array_equal(first, second)
+    assert (one.finish, one.version) == (other.finish, other.version)
+
+
 def episodes() -> list[TokenTrajectory]:
     """Two groups of three; the second has two prompts and a rewritten context."""
     draw = np.random.default_rng(0)
-    one = [
+    segments = [
         ((turn(draw, PROMPT, 3), turn(draw, [9, 9], 4)),),
         ((turn(draw, PROMPT, 2), turn(draw, [1], 2, "length")),),
         ((turn(draw, [*PROMPT[:3], 4], 5),),),
-    ]
-    other = [
         ((turn(draw, [2, 3], 2),), (turn(draw, [2, 3, 4, 4], 3),)),
         (),
         ((turn(draw, [2, 3], 1),),),
@@ -53,38 +83,63 @@ def episodes() -> list[TokenTrajectory]:
             question=number // 3 + 10,
             member=number % 3,
             attempt=1,
-            segments=segments,
+            segments=ours,
             status=status,
             parts={} if status == "timeout" else {"em": number / 7, "reward": number / 3},
             facts={"answer": "Oslo"},
         )
-        for number, (segments, status) in enumerate(zip([*one, *other], statuses, strict=True))
+        for number, (ours, status) in enumerate(zip(segments, statuses, strict=True))
     ]
 
 
 def test_json_is_exact() -> None:
-    for each in episodes():
-        again = TokenTrajectory.from_json(json.loads(json.dumps(each.to_json())))
-        assert again.to_json() == each.to_json()
-        for segment, same in zip(each.segments, again.segments, strict=True):
+    for item in episodes():
+        again = TokenTrajectory.from_json(json.loads(json.dumps(item.to_json())))
+        assert again.to_json() == item.to_json()
+        for segment, same in zip(item.segments, again.segments, strict=True):
             for before, after in zip(segment, same, strict=True):
-                for name in ("observed", "sampled", "log_probs"):
-                    first, second = getattr(before, name), getattr(after, name)
-                    assert first.dtype == second.dtype
-                    np.testing.assert_array_equal(first, second)
+                check_equal(before, after)
+
+
+TALLY = ToolTally(turns=3, searches=2, repeated=1, completed=True)
+FOUND = (
+    Document("a", "A page", "# A page\nof “words” \ud800", True, 0.1 + 0.2),
+    Document("b", "", "other words", False, -3.5),
+)
+ENDED: tuple[Ended, ...] = (
+    Closed("an answer", ("a",), ("a", "b"), 2, TALLY),
+    Failed("timeout", "the service did not answer", TALLY),
+    Rewritten("a query", tally=TALLY, outcome="no_json", found=FOUND),
+    Searched("a query", tally=TALLY, found=FOUND[::-1]),
+)
+
+
+def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
+    draw = np.random.default_rng(0)
+    segments = ((turn(draw, [1], 3), turn(draw, [], 2)), (turn(draw, [4, 4], 3, "length"),))
+    sent = [TokenEpisode(ended, segments, 2) for ended in ENDED]
+    text = to_text(sent)
+    assert len(json.loads(text)["documents"]) == len(FOUND)  # each once
+    for result, ours in zip(from_text(text), sent, strict=True):
+        assert type(result.ended) is type(ours.ended)
+        assert (result.ended, result.attempts, result.status) == (ours.ended, 2, ours.status)
+        for mine, theirs in zip(result.segments, ours.segments, strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                check_equal(one, other)
+    assert from_text(to_text([])) == []
 
 
 @pytest.mark.parametrize("truncated", [MASKED, SCORED])
 def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
-    given = episodes()
-    batch = token_batch(given, BatchRules(3, ("reward", "em"), truncated, longest=20))
+    played = episodes()
+    batch = token_batch(played, BatchRules(3, ("reward", "em"), truncated, longest=20))
     row = 0
-    for number, each in enumerate(given):
-        is_scored = each.status == DONE or (each.status == TRUNCATED and truncated == SCORED)
+    for number, item in enumerate(played):
+        is_scored = item.status == DONE or (item.status == TRUNCATED and truncated == SCORED)
         assert batch.scored[number] == is_scored
-        expected = [each.parts["reward"], each.parts["em"]] if is_scored else [0, 0]
+        expected = [item.parts["reward"], item.parts["em"]] if is_scored else [0, 0]
         np.testing.assert_array_equal(batch.rewards[number], np.float32(expected))
-        for segment in each.segments:
+        for segment in item.segments:
             place = 0
             assert batch.episode[row] == number
             for part in segment:
@@ -102,38 +157,281 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
             assert not batch.log_prob_mask[row, place:].any()
             row += 1
     assert row == len(batch.tokens)
-
-
-def test_rows_share_what_none_of_them_sampled() -> None:
-    batch = token_batch(episodes(), BatchRules(3, ("reward",), MASKED, longest=20))
-    # Rows: 0, 1, 2 of the first group; 3 and 4 of one episode, 5 of another.
+    # Rows share what none of them sampled: 0 to 2 of a group, 3 and 4 of one episode, 5 of another.
     assert batch.leader.tolist() == [0, 0, 0, 3, 3, 3]
     assert batch.shared.tolist() == [0, 4, 3, 0, 2, 2]
-    for row, leader, shared in zip(range(6), batch.leader, batch.shared, strict=True):
-        np.testing.assert_array_equal(batch.tokens[row, :shared], batch.tokens[leader, :shared])
-        assert not batch.log_prob_mask[row, :shared].any()
-        assert not batch.log_prob_mask[leader, :shared].any()
 
 
-def test_a_batch_in_which_all_failed_has_a_row_of_padding() -> None:
+def test_batches_of_failures_alone_and_those_that_cannot_be() -> None:
+    rules, played = BatchRules(3, ("reward",), MASKED, longest=20), episodes()
     failed = [TokenTrajectory(1, member, 2, (), "server") for member in range(3)]
-    batch = token_batch(failed, BatchRules(3, ("reward",), MASKED, longest=20))
+    batch = token_batch(failed, rules)
     assert not batch.scored.any()
-    assert batch.episode.tolist() == [3]
+    assert batch.episode.tolist() == [3]  # a row of padding
     assert not batch.log_prob_mask.any()
+    for wrong in (played[:5], [*played[:2], *played[3:], played[2]]):
+        with pytest.raises(ValueError):
+            token_batch(wrong, rules)
+    with pytest.raises(ValueError):
+        token_batch(played, dataclasses.replace(rules, longest=12))
+    for log_probs, finish in ((1, "stop"), (2, "end")):
+        with pytest.raises(ValueError):
+            Turn(*map(np.int32, ([], [1, 2])), np.zeros(log_probs, np.float32), finish)
 
 
-def test_what_cannot_be() -> None:
-    given, rules = episodes(), BatchRules(3, ("reward",), MASKED, longest=20)
-    with pytest.raises(ValueError, match="5 episodes are no groups of 3"):
-        token_batch(given[:5], rules)
-    with pytest.raises(ValueError, match="episode 2 has another question"):
-        token_batch([*given[:2], *given[3:], given[2]], rules)
-    with pytest.raises(ValueError, match="a row has 13 tokens; 12 is the most"):
-        token_batch(given, BatchRules(3, ("reward",), MASKED, longest=12))
-    with pytest.raises(InputError, match=r"config\.tools\.truncated is 'no'"):
-        BatchRules(3, ("reward",), "no", longest=12)
-    with pytest.raises(ValueError, match="2 tokens and 1 log-probabilities"):
-        Turn(np.zeros(0, np.int32), np.zeros(2, np.int32), np.zeros(1, np.float32), "stop")
-    with pytest.raises(ValueError, match="not 'end'"):
-        Turn(*[np.zeros(0, np.int32)] * 3, "end")
+# ---------------------------------------------------------------- branches
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Piece]:
+    """Pieces in any order of parents; a third of them is only read."""
+    pieces: list[Piece] = []
+    token = 0
+    for number in range(draw(st.integers(1, 14))):
+        size = draw(st.integers(0, 4))
+        ids = np.arange(token, token + size, dtype=np.int32)  # each id is there once
+        token += size
+        log_probs = -ids.astype(np.float32) / 8 if draw(st.integers(0, 2)) > 0 else None
+        pieces.append(Piece(draw(st.integers(-1, number - 1)), ids, log_probs))
+    return pieces
+
+
+def before(pieces: list[Piece], number: int) -> list[int]:
+    """The ids up to a piece."""
+    result: list[int] = []
+    while (number := pieces[number].parent) >= 0:
+        result = [*pieces[number].ids.tolist(), *result]
+    return result
+
+
+@given(forests())
+def test_whatever_branches_each_sampled_token_trains_once(pieces: list[Piece]) -> None:
+    """Behind the ids that it was sampled behind; attention sees what the loss does not count."""
+    places = {int(i): n for n, piece in enumerate(pieces) for i in piece.ids}
+    segments, seen = segments_of(pieces), []
+    for segment in segments:
+        row: list[int] = []
+        for part in segment:
+            row += part.observed.tolist()
+            ours = places[int(part.sampled[0])]
+            assert row == before(pieces, ours)
+            assert part.sampled.tolist() == pieces[ours].ids.tolist()
+            np.testing.assert_array_equal(part.log_probs, pieces[ours].log_probs)
+            seen += part.sampled.tolist()
+            row += part.sampled.tolist()
+    trained = [i for piece in pieces if piece.log_probs is not None for i in piece.ids.tolist()]
+    assert sorted(seen) == sorted(trained)
+    episode = TokenTrajectory(0, 0, 1, segments, DONE, {"reward": 1.0})
+    batch = token_batch([episode], BatchRules(1, ("reward",), SCORED, 100))
+    for row, segment in enumerate(segments):
+        sampled = sum(len(part.sampled) for part in segment)
+        assert batch.lengths[row] == sampled + sum(len(part.observed) for part in segment)
+        assert batch.loss_mask[row].sum() == batch.log_prob_mask[row].sum() == sampled
+
+
+def test_a_parent_stands_before() -> None:
+    with pytest.raises(ValueError):
+        segments_of([Piece(1, np.zeros(1, np.int32)), Piece(-1, np.zeros(1, np.int32))])
+
+
+# ---------------------------------------------------------------- prefixes that prompts share
+
+
+def fewest_chunks(prompts: list[np.ndarray], most: int, chunk: int) -> int:
+    """Chunks of the longest rest, by the best of all cuts into at most so many runs."""
+    best = math.inf
+    for cuts in range(most):
+        for places in itertools.combinations(range(1, len(prompts)), cuts):
+            longest = 0
+            for first, end in itertools.pairwise((0, *places, len(prompts))):
+                run = prompts[first:end]
+                prefix = min(map(len, run)) - 1
+                while any(p[:prefix].tolist() != run[0][:prefix].tolist() for p in run):
+                    prefix -= 1
+                longest = max(longest, max(map(len, run)) - prefix)
+            best = min(best, math.ceil(longest / chunk))
+    return int(best)
+
+
+@given(
+    prompts=st.lists(
+        st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=7, unique_by=tuple
+    ),
+    most=st.integers(1, 3),
+    chunk=st.integers(1, 3),
+)
+def test_the_longest_rest_is_as_short_as_can_be(
+    prompts: list[list[int]], most: int, chunk: int
+) -> None:
+    arrays = sorted((np.array(p, np.int32) for p in prompts), key=lambda item: item.tobytes())
+    runs = shared_prefixes(arrays, most, chunk)
+    assert sum(number for number, _ in runs) == len(arrays)
+    assert len(runs) <= most
+    left, rests = arrays, []
+    for number, prefix in runs:
+        run, left = left[:number], left[number:]
+        assert all(item[:prefix].tolist() == run[0][:prefix].tolist() for item in run)
+        rests += [len(item) - prefix for item in run]
+    assert min(rests) > 0
+    fewest = fewest_chunks(arrays, most, chunk)
+    whole = math.ceil(max(map(len, arrays)) / chunk)
+    if runs != [(len(arrays), 0)]:
+        assert math.ceil(max(rests) / chunk) == fewest
+        shared = most * math.ceil(max(prefix for _, prefix in runs) / chunk)
+        assert shared + len(arrays) * fewest < len(arrays) * whole
+
+
+# ---------------------------------------------------------------- blocks
+
+SHAPE = BlockShape(tokens=60, length=24, groups=3, members=3, sampled=40)
+
+
+def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, int, bool, float]]]]:
+    """(episode, tokens, (position, token, learned, log-probability) of those sampled) of rows."""
+    result = []
+    for number in range(len(blocks.tokens)):
+        shared, lengths = blocks.shared[number], blocks.lengths[number]
+        members, start = len(lengths) // len(shared), 0
+        for group in range(len(shared)):
+            ours = lengths[group * members : (group + 1) * members]
+            if not ours.any():
+                continue
+            prompt = list(range(start, start + shared[group]))
+            start += shared[group]
+            for member in np.flatnonzero(ours):
+                alone = ours[member] - shared[group]
+                places = prompt + list(range(start, start + alone))
+                start += alone
+                tokens = [int(blocks.tokens[number, place]) for place in places]
+                mine = blocks.valid[number] & (blocks.row[number] == group * members + member)
+                sampled = [
+                    (
+                        places.index(blocks.place[number, at]) + 1,
+                        int(blocks.target[number, at]),
+                        bool(blocks.learned[number, at]),
+                        float(blocks.sampler[number, at]),
+                    )
+                    for at in np.flatnonzero(mine)
+                ]
+                (episode,) = {int(item) for item in blocks.episode[number, mine]}
+                result.append((episode, tokens, sampled))
+    return result
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_every_row_is_in_one_block(devices: int) -> None:
+    batch = made_batch()
+    blocks = token_blocks(batch, SHAPE, devices)
+    assert len(blocks.tokens) % devices == 0
+    expected = []
+    for row, length in enumerate(batch.lengths):
+        if batch.episode[row] == len(batch.scored) or not batch.log_prob_mask[row].any():
+            continue
+        sampled = [
+            (int(p), int(batch.tokens[row, p]), bool(batch.loss_mask[row, p]), float(log_prob))
+            for p in np.flatnonzero(batch.log_prob_mask[row])
+            for log_prob in [batch.sampler_log_probs[row, p]]
+        ]
+        expected.append((int(batch.episode[row]), batch.tokens[row, :length].tolist(), sampled))
+    assert sorted(rows_of(blocks)) == sorted(expected)
+    # Devices have the same number of blocks, and the empty ones are the last.
+    used = blocks.lengths.any(axis=1).reshape(devices, -1).sum(axis=1)
+    assert used.max() - used.min() <= 1
+
+
+def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block() -> None:
+    batch = made_batch()
+    blocks = token_blocks(batch, SHAPE._replace(tokens=400, groups=8, sampled=300))
+    assert np.flatnonzero(blocks.lengths.any(axis=1)).tolist() == [0]
+    prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
+    assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
+    rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
+    alone = int((batch.lengths - batch.shared)[rows].sum())
+    filled = token_blocks(batch, SHAPE._replace(tokens=72, groups=8, sampled=72))
+    assert filled.valid.sum() == batch.log_prob_mask.sum()
+    assert filled.lengths.any(axis=1).sum() <= alone / 72 + 2
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_group_may_be_whole(devices: int) -> None:
+    batch = made_pairs()
+    blocks = token_blocks(batch, SHAPE._replace(tokens=40, members=2), devices, whole=True)
+    assert len(rows_of(blocks)) == 2 * PAIRS
+    groups = []
+    for number in range(len(blocks.tokens)):
+        for group in range(SHAPE.groups):
+            of_group = blocks.valid[number] & (blocks.row[number] // 2 == group)
+            order = blocks.episode[number][of_group][np.argsort(blocks.row[number][of_group])]
+            groups += [tuple(dict.fromkeys(order.tolist()))] if len(order) else []
+    assert sorted(groups) == [(2 * pair, 2 * pair + 1) for pair in range(PAIRS)]
+    for tokens in (8, 64, 500):
+        shape = choose_shape(batch, tokens, 2, whole=True)
+        assert token_blocks(batch, shape, whole=True).valid.sum() == batch.log_prob_mask.sum()
+    shape = choose_shape(batch, 64, 2, whole=True)
+    leader, shared = batch.leader.copy(), batch.shared.copy()
+    leader[3], shared[3] = 0, 2  # a group that does not share the same tokens
+    for wrong, of_shape in (
+        (batch, shape._replace(tokens=24)),
+        (batch, shape._replace(sampled=10)),
+        (batch._replace(leader=leader, shared=shared), shape),
+    ):
+        with pytest.raises(ValueError):
+            token_blocks(wrong, of_shape, whole=True)
+
+
+def test_a_chosen_shape_holds_the_batch_and_a_few_tokens_more() -> None:
+    batch = made_batch()
+    shape = choose_shape(batch, 64, MEMBERS)
+    assert token_blocks(batch, shape).valid.sum() == batch.log_prob_mask.sum()
+    longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))
+    assert choose_shape(longer, 64, MEMBERS) == shape  # no other program
+    with pytest.raises(ValueError):
+        token_blocks(batch, SHAPE._replace(length=10))
+    batch.log_prob_mask[0, 0] = True  # a row that begins with a sampled token
+    with pytest.raises(ValueError):
+        token_blocks(batch, SHAPE)
+
+
+# ---------------------------------------------------------------- hops as tries
+
+SCORING = Scoring(PoolScores(2, 6), QueryRewardConfig(hop_cost=0.125), BY_HOP, BY_PASSAGE)
+SAID = turn(np.random.default_rng(0), [1, 2, 3], 2)
+
+
+def tried(ended: Any, *turns: Turn) -> Try:
+    asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
+    return try_of(asked, TokenEpisode(ended, (turns,) if turns else (), 1), SCORING)
+
+
+def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
+    item = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
+    assert item.key == (4, 2, 1, 2, 3)
+    assert item.pool == ("a", "c", "b")
+    assert item.found == (("b", 7.0), ("a", 5.0))
+    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert item.reward == pytest.approx(item.scores["ap"] - 0.125)
+    assert item.sampled == tuple(SAID.sampled.tolist())
+    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
+    # To stop costs nothing, and keeps the pool.
+    stop = tried(Searched(answer="DONE", outcome=STOPPED), SAID)
+    assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
+    # Without a query, and after a failure, there is no reward.
+    for outcome in (EMPTY, TOO_LONG):
+        item = tried(Searched(answer="", outcome=outcome), SAID)
+        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
+    item = tried(Failed("timeout", "no reply"))
+    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
+
+
+def test_the_next_state_has_the_pool_with_its_scores() -> None:
+    opened: list[str] = []
+
+    def by_name(_: Any, names: Any) -> list[Document]:
+        opened.extend(names)
+        return [OSLO._replace(score=0.0)]
+
+    item = tried(Searched(answer="oslo", seen=("b",), found=(OSLO,)), SAID)
+    after = state_after(LATER, item, by_name)
+    assert opened == ["b"]
+    assert after.pool == (BERG, RAIN, OSLO)
+    assert (after.hop, after.variant, after.pages) == (3, 0, STATE.pages)

@@ -27,13 +27,13 @@ def say(op: str, **fields: Any) -> None:
         print(json.dumps({"op": op, **fields}), flush=True)
 
 
-def sample(episode: int, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def sample(episode: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
     with LOCK:
         CALLS[0] += 1
         call = CALLS[0]
         arrived = threading.Event()
         WAITING[call] = [arrived, None]
-    request = {"model": "policy", "messages": messages, "tools": [], "sampling": {}, **more}
+    request = {"model": "policy", "messages": messages, "tools": [], "sampling": {}}
     say("sample", call=call, episode=episode, **request)
     arrived.wait()
     return {**WAITING[call][1], "call": call}
@@ -44,29 +44,27 @@ def assistant(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def played(episode: int, calls: list[int], reward: Any, **more: Any) -> None:
-    fields = {
-        "truncated": False,
-        "stop": "done",
-        "record": {"traces": [{"rewards": {"reward": {"score": reward}}}]},
-        "seconds": 0.0,
-    }
-    parts = {"half": reward / 2}
-    say("played", episode=episode, calls=calls, reward=reward, parts=parts, **{**fields, **more})
+    fields = {"truncated": False, "stop": "done", "parts": {"half": reward / 2}, "seconds": 0.0}
+    fields["record"] = {"traces": [{"rewards": {"reward": {"score": reward}}}]}
+    say("played", episode=episode, calls=calls, reward=reward, **fields, **more)
 
 
 def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
     does, marks = given["arguments"].get("does", "chat"), given["arguments"].get("marks", "")
     prompt = [{"role": "user", "content": f"Question {asked['task']}?"}]
+
+    def fails(cause: str) -> None:
+        failure = {"cause": cause, "message": f"the environment is {cause}"}
+        say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
+
     if does == "die" and first_time(marks):
         os._exit(3)
     if does == "hang":
         time.sleep(600)
     if does == "fail" and first_time(f"{marks}{asked['task']}"):
-        failure = {"cause": "own_code", "message": "the environment raised (ValueError: no)"}
-        return say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
+        return fails("own_code")
     if does in ("raised", "no_number"):
-        failure = {"cause": does, "message": f"the rubric is {does}"}
-        return say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
+        return fails(does)
     if does == "served":
         return served(asked, episode)
     first = sample(episode, prompt)
@@ -74,14 +72,13 @@ def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
         while "over" not in first:
             prompt = [*prompt, assistant(first), {"role": "user", "content": "go on"}]
             first = sample(episode, prompt)
-        failure = {"cause": "endless", "message": "the environment never stops"}
-        return say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
-    if failure := first.get("failure"):
-        return say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
+        return fails("endless")
+    if "failure" in first:
+        return say("played", episode=episode, seconds=0.0, calls=[], failure=first["failure"])
     answer = {"role": "tool", "tool_call_id": "x", "content": f"result {asked['task']}"}
     second = sample(episode, [*prompt, assistant(first), answer])
     reward = (len(second["ids"]) + asked["task"]) % 5 / 4
-    played(episode, [first["call"], second["call"]], reward)
+    return played(episode, [first["call"], second["call"]], reward)
 
 
 def served(asked: dict[str, Any], episode: int) -> None:
@@ -119,12 +116,11 @@ def main() -> None:
         return say("refused", message="the environment cannot be used; name another")
     if does == "end":
         sys.exit("it ends at once")
-    text = "half \ud800 a pair" if does == "surrogate" else "Question?"
     say(
         "opened",
         version="0",
         sizes={"train": TASKS, "eval": 2},
-        prompts=[[{"role": "user", "content": text}]] * TASKS,
+        prompts=[[{"role": "user", "content": "Question?"}]] * TASKS,
         tools=[],
         grouped=does == "grouped",
         digest=str(time.time()) if does == "changes" else "same",

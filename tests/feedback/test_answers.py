@@ -1,0 +1,363 @@
+"""Rewards that come later: a model's answers, a user's own function, and the server behind them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import hotpotqa
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.completion import Completion, EpisodeRewards
+from qrag_jax.feedback.language_model import LanguageModelFeedback, ModelReward, Unscored
+from qrag_jax.feedback.own_reward import OwnReward, open_own
+from qrag_jax.feedback.questions import Asking, Question
+from qrag_jax.feedback.service import (
+    Asked,
+    FeedbackLost,
+    PendingService,
+    Rewards,
+    ServiceConfig,
+    leave_room,
+    open_service,
+)
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
+from qrag_jax.llm.served_config import LlmConfig
+from qrag_jax.llm.server.opening import Place
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.systems.q_rag_config import QRagConfig
+from tests.entry_points import Commands
+from tests.llm.model_server import ModelServer
+from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
+
+__all__ = ["model_folder", "stand_in"]
+LOST = Unscored("timeout", "too late")
+
+
+def test_asked_once_the_last_step_has_the_reward() -> None:
+    once = Completion()
+    assert (once.parts([4, 1, 7]), once.parts([])) == ([[4, 1, 7]], [[]])
+    assert once.episodes([0.5, LOST, 1.0, 0.0], [3, 2, 1, 0]) == [
+        EpisodeRewards((0.0, 0.0, 0.5), 3),
+        LOST,
+        EpisodeRewards((1.0,), 1),
+        EpisodeRewards((), 0),
+    ]
+
+
+def test_asked_after_every_step_the_threshold_completes() -> None:
+    """As the public code does it: rewards below the threshold count, those after it do not."""
+    item = Completion(threshold=1.0, ends=True)
+    assert (item.parts([4, 1, 7]), item.parts([])) == ([[4], [4, 1], [4, 1, 7]], [[]])
+    answers = [0.2, 1.0, 1.0, 0.0, 0.4, 0.0, 2.0, 0.0]
+    assert item.episodes(answers, [3, 3, 1, 0]) == [
+        EpisodeRewards((0.2, 1.0, 0.0), 2),
+        EpisodeRewards((0.0, 0.4, 0.0), 3),
+        EpisodeRewards((2.0,), 1),
+        EpisodeRewards((), 0),
+    ]
+    plays_on = Completion(threshold=1.0, ends=False)
+    assert plays_on.episodes([0.2, 1.0, 1.0], [3]) == [EpisodeRewards((0.2, 1.0, 0.0), 3)]
+    # A lost answer matters up to completion alone.
+    assert plays_on.episodes([0.0, LOST, 1.0], [3]) == [LOST]
+    assert item.episodes([1.0, LOST, LOST], [3]) == [EpisodeRewards((1.0, 0.0, 0.0), 1)]
+
+
+# ---------------------------------------------------------------- a model's answers
+
+GOLD = ("Ada Lovelace", "Countess of Lovelace")
+
+
+class Reader:
+    """Answers from the prompt alone."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask_blocking(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
+        prompts = [request.messages[-1][1] for request in requests]
+        self.asked += prompts
+        return [reads(prompt) for prompt in prompts]
+
+
+def reads(prompt: str) -> Outcome:
+    """What stands behind "says:" in the passages; a word in capitals is a failure."""
+    if "Given answer:" in prompt:
+        said = prompt.rpartition("Given answer:")[2]
+        if "Babbage" in said:
+            return Answer("I cannot tell.")
+        return Answer(f"Final answer: {'yes' if 'Countess' in said or 'Ada' in said else 'no'}")
+    said = prompt.partition("says:")[2].split("\n")[0].strip()
+    if said.isupper():
+        return Failure(said.lower(), "as told")
+    return Answer(f"Hm.\nFinal answer: {said}" if said else "...")
+
+
+def questions(*says: str) -> list[Question]:
+    asking = Asking(metric="squad")
+    return [
+        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {item}")], GOLD, hops=1)
+        for i, item in enumerate(says)
+    ]
+
+
+def rewards(
+    metric: str,
+    asked: list[Question],
+    known: Any = None,
+    generation: Generation | None = None,
+    **options: Any,
+) -> tuple[list, Reader]:
+    reader = Reader()
+    feedback = LanguageModelFeedback(reader, generation or Generation(), metric, **options)
+    result = feedback.begin(asked, known).result(10)
+    feedback.close()
+    return result, reader
+
+
+def test_the_metric_of_the_answer_times_the_scale() -> None:
+    asked = questions("Ada Lovelace", "the countess of Lovelace!", "Ada King", "Babbage")
+    assert rewards("answer_em", asked)[0] == [1.0, 1.0, 0.0, 0.0]
+    assert rewards("answer_f1", asked, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
+    # Asked again are only those without a reward.
+    known = [0.25, LOST, Unscored("server", ""), 1.0]
+    result, reader = rewards("answer_f1", asked, known)
+    assert (result, len(reader.asked)) == ([0.25, 1.0, 0.5, 1.0], 2)
+    with pytest.raises(InputError, match="'bleu'"):
+        rewards("bleu", asked)
+    with pytest.raises(InputError, match="sample q9"):
+        Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
+
+
+def test_what_has_no_answer_has_no_reward() -> None:
+    result, _ = rewards("answer_f1", questions("Ada Lovelace", "TIMEOUT", "", "Ada King"))
+    assert (result[0], result[3]) == (1.0, 0.5)
+    assert result[1] == Unscored("timeout", "as told")
+    assert result[2].cause == "no_text"
+    for cause, again in (("filtered", False), ("tool_call", False), ("broken_off", True)):
+        (lost,), _ = rewards("answer_f1", questions(cause.upper()))
+        assert (lost.cause, lost.permanent) == (cause, not again)
+    small = Generation(max_prompt_tokens=3, count=lambda messages: 9)
+    (result,), reader = rewards("answer_em", questions("Ada Lovelace"), generation=small)
+    assert (result.cause, reader.asked) == ("too_long", [])
+
+
+def test_the_judge_says() -> None:
+    asked = questions("Countess Lovelace", "somebody", "Babbage", "SERVER")
+    result, reader = rewards("judge", asked, scale=0.5)
+    assert result[:2] == [0.5, 0.0]
+    assert [item.cause for item in result[2:]] == ["unclear_verdict", "server"]
+    # What failed is not judged; the judge sees the right answers and the one that was said.
+    judged = [prompt for prompt in reader.asked if "Given answer:" in prompt]
+    assert len(judged) == 3
+    assert all(item in judged[0] for item in GOLD)
+
+
+# ---------------------------------------------------------------- a user's own function
+
+SAMPLE = Sample("s1", "Where?", ("In Oslo.", "No.", "Bergen"), (2,), ("Oslo",), "own")
+OTHERS = [Sample(f"s{n}", "Where?", SAMPLE.chunks, (), ("Oslo",), "own") for n in range(2, 5)]
+CODE = """
+import math
+import numpy as np
+
+def score(question, answers, taken, gold):
+    assert isinstance(answers, list) and isinstance(taken, list) and isinstance(gold, list)
+    if "No." in taken:
+        raise ValueError("no, not\\nthat")
+    if not taken:
+        return None
+    if taken == ["Bergen"]:
+        return "west"
+    return np.float32(sum(answers[0] in text for text in taken) - 0.25 * len(gold))
+
+def truth(question, answers, taken, gold):
+    return answers[0] in " ".join(taken)
+
+def endless(question, answers, taken, gold):
+    return math.inf
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def rewards_of(
+    settings: OwnReward, samples: list[Sample], taken: list[list[int]], *, goes_on: bool = True
+) -> tuple[list[Any], dict[str, float]]:
+    lines: list[str] = []
+    opened = open_own(settings, never_terminate=goes_on, log=lines.append)
+    with opened as service, StopSignal() as stop:
+        assert isinstance(service, PendingService)
+        assert len(lines) == 1
+        assert settings.path in lines[0]  # a user is warned which code runs
+        service.check(samples)
+        rewards = service.ready(stop)
+        return rewards.wait(rewards.begin(samples, taken), stop), rewards.counts()
+
+
+def test_numbers_become_the_reward_of_the_last_step(file: Path) -> None:
+    settings = OwnReward(name="own", path=f"{file}:score", scale=2.0)
+    result, counts = rewards_of(settings, [SAMPLE, OTHERS[0]], [[2, 0], [0, 3]])
+    assert result == [EpisodeRewards((0.0, 1.5), 2), EpisodeRewards((0.0, 2.0), 2)]  # 3 is STOP
+    assert counts == {}
+    settings = OwnReward(name="own", path=f"{file}:truth", completion_threshold=1.0)
+    result, _ = rewards_of(settings, [SAMPLE], [[2, 0, 1]], goes_on=False)
+    assert result == [EpisodeRewards((0.0, 1.0, 0.0), 2)]
+    with pytest.raises(InputError, match=r"config\.reward\.path"):
+        OwnReward(name="own")
+
+
+def test_failures_are_counted_and_never_0(file: Path) -> None:
+    settings = OwnReward(name="own", path=f"{file}:score", max_failure_share=0.75)
+    result, counts = rewards_of(settings, [SAMPLE, *OTHERS], [[1, 0], [], [2], [0]])
+    causes = ("raised", "no_reward", "no_number")
+    assert all(isinstance(item, Unscored) for item in result[:3])
+    assert tuple(item.cause for item in result[:3]) == causes
+    for item, name in zip(result, ("s1", "s2", "s3"), strict=False):
+        assert name in item.message
+        assert "\n" not in item.message
+    assert result[3] == EpisodeRewards((1.0,), 1)
+    assert counts == {f"reward/failures_{cause}": 1 for cause in causes}
+    endless = OwnReward(name="own", path=f"{file}:endless", max_failure_share=0.9)
+    with pytest.raises(FeedbackLost, match="s1"):
+        rewards_of(endless, [SAMPLE], [[0]])
+    # Too many end the run, with an example.
+    with pytest.raises(FeedbackLost, match=r"s1.*config\.reward\.max_failure_share"):
+        rewards_of(OwnReward(name="own", path=f"{file}:score"), [SAMPLE, OTHERS[0]], [[1], [1]])
+
+
+# ---------------------------------------------------------------- a run's own server
+
+
+def opened(workdir: Path, **llm: Any) -> AbstractContextManager[PendingService]:
+    config = hotpotqa.get_config("tiny")
+    config.reward.name, config.data.cache = "answer_f1", str(workdir / "cache")
+    config.llm.server.update(llm.pop("server", {}))
+    config.llm.update(llm)
+    taken = QRagConfig.of(config)
+    assert isinstance(taken.reward, ModelReward)
+    assert taken.llm is not None
+    asked = ServiceConfig(taken.reward, taken.llm, True, taken.seed, taken.data.cache_folder)
+    return open_service(asked, workdir, print)
+
+
+def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fraction = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    monkeypatch.delenv(fraction, raising=False)
+    ours = LlmConfig(server=ServerConfig("org/name", memory_share=0.45))
+    leave_room(LlmConfig("http://127.0.0.1:8000/v1"))
+    leave_room(LlmConfig(server=ServerConfig("org/name", devices="1", memory_share=0.9)))
+    assert fraction not in os.environ
+    leave_room(ours)
+    assert os.environ[fraction] == "0.50"
+    monkeypatch.setenv(fraction, "0.2")
+    leave_room(ours)
+    assert os.environ[fraction] == "0.2"
+
+
+def test_answers_are_kept_by_what_is_served(
+    stand_in: StandIn, model_folder: Path, tmp_path: Path
+) -> None:
+    """Other weights in the same folder, or other arguments, are another version of the model."""
+    server = {"model": str(model_folder), "python": str(stand_in.python)}
+    with (
+        pytest.raises(InputError, match=r"config\.llm\.max_tokens"),
+        opened(tmp_path, max_tokens=9000, server=server),
+    ):
+        pass
+    assert stand_in.starts() == []
+
+    def version(**more: Any) -> str:
+        ours = {**server, "max_model_len": 0, **more}  # no budget: the folder has no tokenizer
+        with opened(tmp_path, max_tokens=8, server=ours) as service:
+            return service.provenance["config.llm.version"]
+
+    first = version()
+    assert first == version() != ""
+    other = version(arguments=("--revision", "v2"))
+    (model_folder / "model.safetensors").write_bytes(b"other weights")
+    assert len({first, other, version()}) == 3
+
+
+def test_a_source_that_the_reward_cannot_score(tmp_path: Path) -> None:
+    with ModelServer() as server, opened(tmp_path, url=server.url, model="tiny") as service:
+        service.check([SAMPLE])
+        with pytest.raises(InputError, match="sample q9"):
+            service.check([Sample("q9", "Where?", ("x",), (0,), (), "hotpotqa")])
+
+
+def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
+    lost = ""
+    waiting = Rewards(None, Asking(), 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]
+    never, stop = Asked([], concurrent.futures.Future()), StopSignal()
+    stop.requested = True
+    with pytest.raises(Stopped):
+        waiting.wait(never, stop)
+    lost = "vLLM was given up"
+    with pytest.raises(FeedbackLost, match="given up"):
+        waiting.wait(never, StopSignal())
+    # Every host has files of its own.
+    assert Place(Path(), Path()).own("answers.sqlite") == "answers.sqlite"
+    assert Place(Path(), Path(), 2).own("logs/vllm.log") == "logs/vllm-2.log"
+
+
+@pytest.fixture
+def run(
+    stand_in: StandIn, model_folder: Path, tmp_path: Path, commands: Commands
+) -> Callable[..., Any]:
+    """Starts the command of a run with a server of its own that never answers questions."""
+
+    def start(mode: str, *more: str) -> Any:
+        return commands.start(
+            "train",
+            "--config=configs/hotpotqa.py:tiny",
+            "--config.encoder.length_buckets=1",
+            "--config.encoder.block_sizes=1",
+            "--config.reward.name=answer_f1",
+            f"--config.llm.server.model={model_folder}",
+            f"--config.llm.server.python={stand_in.python}",
+            "--config.llm.server.restarts=1",
+            "--config.llm.server.max_model_len=0",
+            f"--workdir={tmp_path / 'run'}",
+            *more,
+            env=commands.environment | {"STAND_IN": mode},
+        )
+
+    return start
+
+
+def test_a_server_that_was_given_up_ends_the_run(run: Any, stand_in: StandIn) -> None:
+    process = run("dies again")
+    for line in process.stdout:
+        if "does not answer; waiting" in line or "vLLM serves little" in line:
+            break
+    os.kill(stand_in.pids()[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err[-2000:]
+    assert "error: vLLM was given up" in out
+    assert "Traceback" not in err
+    assert len(stand_in.starts()) == 2
+    wait_until(lambda: not any(map(running, stand_in.pids())))
+
+
+def test_stopped_while_the_server_starts_nothing_is_left(run: Any, stand_in: StandIn) -> None:
+    process = run("hangs")
+    assert any("training questions" in line for line in process.stdout)  # all else is read
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
+    wait_until(lambda: not any(map(running, stand_in.pids())))

@@ -1,0 +1,116 @@
+"""Rewards of the annotated facts against a loop over the steps, and facts that answers give."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from qrag_jax.data.sample import Sample
+from qrag_jax.feedback.answer_labels import NEEDED, NO_ANSWER, NOWHERE, WORDLESS, holding, labelled
+from qrag_jax.feedback.ground_truth import ground_truth
+
+
+def by_loop(support, actions, valid, penalize: bool, per_fact: float) -> np.ndarray:
+    rewards = np.zeros(actions.shape)
+    for b in range(len(actions)):
+        facts = set(np.flatnonzero(support[b]))
+        missing, taken = set(facts), 0
+        for t, action in enumerate(actions[b]):
+            if not valid[b, t]:
+                continue
+            taken += 1
+            if action in missing:
+                missing.remove(action)
+                rewards[b, t] += per_fact
+                if not missing:
+                    full = 0.5 + 0.5 * len(facts) / (taken + 1e-5)
+                    rewards[b, t] += full if penalize else 1.0
+    return rewards
+
+
+def episodes(facts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Facts `[B, C]`, up to so many in a row; actions and whether they happened, `[B, T]`."""
+    rng = np.random.default_rng(0)
+    support = np.zeros((200, 6), bool)
+    for row in support:
+        row[rng.choice(6, rng.integers(0, facts + 1), replace=False)] = True
+    actions = np.array([rng.permutation(6)[:4] for _ in range(200)], np.int32)
+    valid = np.arange(4) < rng.integers(0, 5, 200)[:, None]
+    actions[~valid] = 0  # what a step that did not happen says means nothing
+    return support, actions, valid
+
+
+@pytest.mark.parametrize(("penalize", "per_fact"), [(False, 0.2), (True, 0.0), (True, 0.2)])
+def test_random_episodes(penalize: bool, per_fact: float) -> None:
+    support, actions, valid = episodes(3)
+    settings = {"penalize_extra_steps": penalize, "per_fact_reward": per_fact}
+    result = np.asarray(ground_truth(support, actions, valid, **settings))
+    assert result.dtype == np.float32
+    expected = by_loop(support, actions, valid, penalize, per_fact)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert (expected.max(1) > 0).sum() >= 10
+
+
+def one(actions: list[int], facts: list[int], valid: list[bool] | None = None, **settings):
+    support = np.zeros((1, 6), bool)
+    support[0, facts] = True
+    valid = [True] * len(actions) if valid is None else valid
+    settings = {"penalize_extra_steps": False} | settings
+    rewards = ground_truth(support, np.array([actions]), np.array([valid]), **settings)
+    return np.asarray(rewards)[0]
+
+
+def test_rewards_by_hand() -> None:
+    assert one([3, 0, 1, 5], [1, 3]).tolist() == [0, 0, 1, 0]  # with the last missing fact
+    assert one([3, 0, 2, 5], [1, 3]).tolist() == [0, 0, 0, 0]
+    assert one([1, 1], [1], [True, False]).tolist() == [1, 0]
+    assert one([0, 0], [], [False, False], per_fact_reward=0.5).tolist() == [0, 0]
+    result = one([3, 0, 1], [1, 3], penalize_extra_steps=True)
+    np.testing.assert_allclose(result, [0, 0, 0.5 + 0.5 * 2 / 3.00001], atol=1e-6)
+    # A chunk that is no fact costs a step, and STOP costs nothing.
+    stops = np.array([[False, False, False, True]])
+    result = one([3, 0, 1, 5], [1, 3], step_cost=0.1, stops=stops)
+    np.testing.assert_allclose(result, [0, -0.1, 1, 0], atol=1e-6)
+    result = one([3, 0, 1, 5], [1, 3], [True, True, False, False], step_cost=0.1)
+    np.testing.assert_allclose(result, [0, -0.1, 0, 0], atol=1e-6)
+
+
+CHUNKS = ("Ada was born in Oslo.", "A party.", "OSLO, the capital", "Bergen is west.")
+SAMPLE = Sample("a", "Where?", CHUNKS, (1,), ("the Oslo", "Kristiania"), "own")
+
+
+@pytest.mark.parametrize(
+    ("answers", "places"),
+    [
+        (("Oslo",), (0, 2)),
+        (("the capital", "Bergen"), (2, 3)),
+        (("art",), ()),  # part of a word
+        (("born in Oslo",), (0,)),
+        (("yes",), ()),
+        ((), ()),
+    ],
+)
+def test_chunks_that_hold_an_answer(answers: tuple[str, ...], places: tuple[int, ...]) -> None:
+    assert holding(dataclasses.replace(SAMPLE, answers=answers)) == places
+
+
+def test_labels_replace_support_and_what_has_none_is_counted() -> None:
+    others = (("No",), ("Rome",), (), ("no", "Bergen"))
+    samples = [SAMPLE, *(dataclasses.replace(SAMPLE, answers=item) for item in others)]
+    result, without = labelled(samples)
+    assert [sample.support for sample in result] == [(0, 2), (), (), (), (3,)]
+    assert [dataclasses.replace(item, support=(1,)) for item in result] == samples
+    assert without == {NO_ANSWER: 1, WORDLESS: 1, NOWHERE: 1}
+
+
+@pytest.mark.parametrize("penalize", [False, True])
+def test_the_first_chunk_with_the_answer_is_rewarded_once(penalize: bool) -> None:
+    holds, actions, valid = episodes(4)
+    result = ground_truth(holds, actions, valid, penalize_extra_steps=penalize, needed=NEEDED)
+    expected = np.zeros(actions.shape)
+    for b, t in zip(*np.nonzero(valid & np.take_along_axis(holds, actions, 1))):
+        if not expected[b].any():
+            expected[b, t] = 0.5 + 0.5 / (t + 1 + 1e-5) if penalize else 1.0
+    np.testing.assert_allclose(np.asarray(result), expected, atol=1e-6)

@@ -1,0 +1,342 @@
+"""What a rewritten query is worth, by hand and by trec_eval; guards that show and stop hacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qrag_jax.environments.query_rewriting.output import (
+    BROKEN,
+    NO_QUERY,
+    OUTCOMES,
+    REWRITTEN,
+    UNREADABLE,
+)
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, Guards, GuardsConfig, guard_measures
+from qrag_jax.feedback.rewrite_reward import MEASURES, Entries, RewriteReward, RewriteRewardConfig
+from qrag_jax.feedback.rewrite_tiers import ENGINES, IR, QA, REMAKE, TIERS, Judged
+from qrag_jax.metrics.ranking import ranking_columns
+
+TASK = RewriteTask.judged("q", "capital of Norway", {"a": 2, "b": 1}, answers=("Oslo",))
+
+
+def documents(*ids: str) -> tuple[Document, ...]:
+    """Their texts are their ids."""
+    return tuple(Document(item, "", item, False) for item in ids)
+
+
+FOUND = documents("x", "b", "a")
+
+
+def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
+    return RewriteReward(RewriteRewardConfig(measure, **fields))
+
+
+def test_gain_and_costs_by_hand() -> None:
+    item = reward("recall", k=2)
+    ended = Rewritten("Oslo  city", found=FOUND)
+    parts = {"recall@2": 0.5, "gain": 0.5, "format": 1.0, "words": 2.0}
+    assert item.of(TASK, ended, 0.0) == {"reward": 0.5, **parts}
+    assert item.of(TASK, ended, 1.0)["reward"] == -0.5
+    plain = reward("recall", k=2, gain=False).of(TASK, ended, 1.0)
+    assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
+    long = item.of(TASK, Rewritten("x " * 99, found=FOUND), 0.25)
+    assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free unless it costs
+    costly = reward("recall", k=2, length_cost=0.3)
+    for query, cost in (("Oslo", 0.1), ("capital of Norway", 0.3), ("a b c d e f", 0.6)):
+        ended = Rewritten(query, found=FOUND)
+        paid, free = costly.of(TASK, ended, 0.2), item.of(TASK, ended, 0.2)
+        assert paid.pop("reward") == pytest.approx(free.pop("reward") - cost)
+        assert paid == free  # nothing else knows of it
+    nothing = Rewritten("", outcome=NO_QUERY)
+    assert costly.of(TASK, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.3)
+
+
+def test_the_cost_of_reading_by_hand() -> None:
+    """Of the question's words the index has 3 + 2 + 1 entries, each word once."""
+    texts = ("What is it?", "what, WHAT is", "what of Norway", "Oslo")
+    config = RewriteRewardConfig(measure="recall", k=2, reading_cost=0.6)
+    item, free = RewriteReward(config, {"": Entries.of(texts)}), reward("recall", k=2)
+    task = dataclasses.replace(TASK, question="What is what, of what?")
+    for query, share in (("what is what", 5 / 6), ("Norway Oslo", 2 / 6), ("unknown", 0.0)):
+        ended = Rewritten(query, found=FOUND)
+        paid, unpaid = item.of(task, ended, 0.2), free.of(task, ended, 0.2)
+        assert paid.pop("read_share") == pytest.approx(share)
+        assert paid.pop("reward") == pytest.approx(unpaid.pop("reward") - 0.6 * share)
+        assert paid == unpaid
+    nothing = Rewritten("", outcome=NO_QUERY)
+    assert item.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
+    unknown = dataclasses.replace(TASK, question="unknown")  # the original reads nothing
+    assert item.of(unknown, Rewritten("what", found=FOUND), 0.2)["read_share"] == 1.0
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: str) -> None:
+    item, draw = reward(measure, k=7), random.Random(0)
+    pool = ["a", "b", "Oslo", *(f"x{number}" for number in range(7))]
+    for _ in range(50):
+        found = documents(*draw.sample(pool, draw.randint(0, 10)))
+        original = item.measure(TASK, found)
+        assert item.of(TASK, Rewritten(TASK.question, found=found), original)["reward"] == 0.0
+    nothing = item.of(TASK, Rewritten("Venus"), 0.75)
+    assert (nothing["reward"], nothing["format"], nothing["words"]) == (-0.75, 1.0, 1.0)
+    for outcome in {*OUTCOMES} - {REWRITTEN}:
+        ended = Rewritten("(Oslo" if outcome == UNREADABLE else "", outcome=outcome)
+        gained = item.of(TASK, ended, 0.75)
+        assert gained["reward"] == gained["gain"] == -0.75
+        assert gained["format"] == gained["words"] == (outcome == UNREADABLE)
+        assert reward(measure, gain=False).of(TASK, ended, 0.75)["reward"] == 0.0
+
+
+@pytest.mark.parametrize("measure", ["ndcg", "recall", "rr"])
+def test_the_measure_is_trec_evals(measure: str) -> None:
+    draw, item, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
+    names = [f"d{number}" for number in range(12)]
+    for number in range(40):
+        qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}
+        task = RewriteTask.judged(str(number), "?", qrel)
+        ids = draw.sample([*names, "sure"], 9)
+        parts = item.of(task, Rewritten("x", found=documents(*ids)), 0.0)
+        assert item.names == tuple(parts)
+        (score,) = ranking_columns({"q": ids}, {"q": qrel}, [name])[name].values()
+        assert parts["reward"] == parts[name] == pytest.approx(score, rel=0, abs=1e-9)
+
+
+def test_the_place_of_an_answer() -> None:
+    item = reward("answer_rank", k=3, gain=False)
+    answered = RewriteTask("q", "?", ("Oslo", "Kristiania"))
+    for ids, worth in (
+        (("x", "in oslo!", "Kristiania"), 1 / 2),
+        (("Kristiania",), 1.0),
+        (("x", "y", "z", "Oslo"), 0.0),  # beyond k
+    ):
+        parts = item.of(answered, Rewritten("x", found=documents(*ids)), 0.0)
+        assert parts["reward"] == parts["answer_rr@3"] == worth
+
+
+def test_what_cannot_be_rewarded_is_refused() -> None:
+    for fields in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}, {"measure": "mrr"}):
+        with pytest.raises(InputError, match=r"config\.reward\."):
+            RewriteRewardConfig(**fields)
+    for cost in ("length_cost", "reading_cost"):
+        with pytest.raises(InputError, match=cost):
+            RewriteRewardConfig(tiers="ir", gain=False, **{cost: 0.1})
+    for answers in ((), ("the", "?")):
+        task = dataclasses.replace(TASK, answers=answers)
+        with pytest.raises(InputError, match=r"config\.reward\.measure"):
+            reward("answer_rank").of(task, Rewritten("x"), 0.0)
+    for measure in ("ndcg", "recall", "rr"):
+        with pytest.raises(InputError):
+            reward(measure).check(RewriteTask("q", "?", ("Oslo",)))
+        reward(measure).check(TASK)
+    with pytest.raises(ValueError):
+        reward().of(TASK, Rewritten("x"), float("nan"))
+
+
+# ---------------------------------------------------------------- DeepRetrieval's tiers
+
+
+def tier(tiers: str, value: float, query: str = "x", *, readable: bool = True) -> float:
+    return TIERS[tiers].reward(Judged(query, readable, value))
+
+
+BY_RECALL = [
+    (1.0, 5), (0.7, 5), (0.69999, 4), (0.5, 4), (0.49999, 3), (0.4, 3), (0.39999, 1), (0.3, 1),
+    (0.29999, 0.5), (0.1, 0.5), (0.09999, 0.1), (0.05, 0.1), (0.04999, -3.5), (0.0, -3.5),
+]  # fmt: skip
+BY_PLACE = [(5, 5), (20, 4), (50, 2), (100, 1), (1000, 0.5), (3000, 0.1)]
+
+
+def test_tiers_number_by_number() -> None:
+    for recall, worth in BY_RECALL:
+        assert tier(ENGINES, recall) == 1 + worth
+    for part, whole, worth in ((7, 10, 5), (1, 2, 4), (2, 5, 3), (3, 10, 1), (1, 10, 0.5)):
+        assert tier(ENGINES, part / whole) == 1 + worth
+    for place in range(1, 3003):  # is told as its reciprocal
+        worth = next((worth for last, worth in BY_PLACE if place <= last), -3.5)
+        assert tier(QA, 1 / place) == 1 + worth
+    assert tier(QA, 0.0) == -2.5
+    assert (tier(IR, 0.25), tier(IR, 1e-9), tier(IR, 0.0)) == pytest.approx((0.35, 0.1, 0.0))
+    # Without a query there is the format alone; a query that the search cannot read.
+    for name, none, unreadable in ((ENGINES, -4, -3), (QA, -4, -3), (IR, -2, 0), (REMAKE, 0, 0)):
+        assert tier(name, 0.0, "", readable=False) == none
+        assert tier(name, 0.0, "(x", readable=False) == unreadable
+
+
+def test_the_remakes_mix() -> None:
+    for query, form in (
+        ("a b c d e", 0.0),
+        ("a b c d e f", 0.04),
+        (" ".join("abcdefghij" * 3)[:57], 0.04),  # 29 words
+        (" ".join("abcdefghij" * 3), 0.0),  # 30
+        ("a AND b", 0.06),
+        ("a or and ANDES ORAL", 0.0),
+        ("(a OR b)OR(c)", 0.16),
+        ("((a OR b) AND c) OR (d)", 0.2),
+        ("(a) AND b", 0.06),
+        (") AND (", 0.06),
+        ("(a b c) AND (d e f)", 0.2),
+    ):
+        assert tier(REMAKE, 0.0, query) == pytest.approx(form), query
+        assert tier(REMAKE, 0.5, query) == pytest.approx(0.4 + form)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "found", "query", "worth", "none"),
+    [
+        ("engines", ("a", "x"), "x", 5.0, -4),
+        ("qa", ("x",) * 5 + ("Oslo",), "x", 5.0, -4),
+        ("ir", ("a", "b"), "x", 1.1, -2),
+        ("remake", ("a", "x"), "(a b c) AND (d e)", 0.4 + 0.2, 0),
+    ],
+)
+def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
+    item = reward(TIERS[tiers].measure, k=3000, gain=False, tiers=tiers)
+    parts = item.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
+    assert parts["reward"] == pytest.approx(worth)
+    # What is reported as a measure is the measure, without a format.
+    assert 0 <= parts[item.config.name] <= 1
+    assert parts["gain"] == parts[item.config.name] - 0.5
+    for outcome in (NO_QUERY, BROKEN):
+        assert item.of(TASK, Rewritten("", outcome=outcome), 0.5)["reward"] == none
+
+
+# ---------------------------------------------------------------- guards
+
+ORIGINAL = "Which river flows through Ada Berg's birthplace?"
+ANSWERS = ("the Akerselva", "Aker River")
+
+
+def test_answers_in_the_query_and_echoes() -> None:
+    choice = "Is the Akerselva or the Glomma longer?"
+    for original, query, leaks, echo in (
+        (ORIGINAL, ORIGINAL, 0.0, 1.0),
+        (ORIGINAL, "an AKERSELVA!", 1.0, 0.0),
+        (ORIGINAL, "(aker-river) OR x", 1.0, 0.0),
+        (ORIGINAL, "Akerselvas", 0.0, 0.0),
+        (choice, "Akerselva length", 0.0, 0.0),  # it is there
+        (choice, "Aker River length", 1.0, 0.0),
+        (ORIGINAL, "“which RIVER”  flows through Ada Ｂerg's birthplace!", 0.0, 1.0),
+        (ORIGINAL, "river flows which through Ada Berg's birthplace", 0.0, 0.0),
+        (ORIGINAL, "Which river AND flows through Ada Berg's birthplace", 0.0, 0.0),
+    ):
+        found = guard_measures(original, query, ANSWERS)
+        assert (found["answer_in_query"], found["echo"]) == (leaks, echo), query
+        assert guard_measures(original, query, ())["answer_in_query"] == 0.0
+
+
+def test_measures_by_hand() -> None:
+    """Operators and fields are no words."""
+    query = '(tumor[tiab] OR "breast cancer"[Title/Abstract:~2]) OR (chemo[tiab] AND NOT child)'
+    found = guard_measures("cancer or tumor", query, ())
+    assert (found["repetition"], found["kept_words"]) == (0.0, pytest.approx(2 / 3))
+    assert (found["new_words"], found["query_words"]) == (3 / 5, 9.0)
+    # In brackets of their own they are words, and so are words that look like operators.
+    assert guard_measures("x", "[tiab] [tiab]", ())["repetition"] == 0.5
+    assert guard_measures("x", "or or", ())["repetition"] == 0.5
+    none = guard_measures("?", "", ("Oslo",))
+    assert none == dict.fromkeys(GUARD_MEASURES, 0.0) | {"kept_words": 1.0}
+    assert [guard_measures("?!", item, ())["echo"] for item in ("?!", "!")] == [1.0, 0.0]
+
+
+def test_measures_by_definition() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        before = draw.choices("abcdef", k=draw.randint(1, 8))
+        after = draw.choices("abcdefgh", k=draw.randint(1, 8))
+        repeats = [word for place, word in enumerate(after) if word in after[:place]]
+        found = guard_measures(" ".join(before), ", ".join(after).upper(), ("g",))
+        assert found == pytest.approx(
+            {
+                "answer_in_query": float("g" in after),
+                "repetition": len(repeats) / len(after),
+                "kept_words": len([item for item in before if item in after]) / len(before),
+                "new_words": len([item for item in after if item not in before]) / len(after),
+                "query_words": len(after),
+                "echo": float(before == after),
+            }
+        )
+
+
+HACKS: dict[str, tuple[str, Callable[[int], str]]] = {  # measure, and the query of update n
+    "grows": ("query_words", lambda n: " ".join(f"word{item}" for item in range(5 + 3 * n))),
+    "repeats": ("repetition", lambda n: "river Oslo" + " river" * n),
+    "remembers": ("answer_in_query", lambda n: "river" + " Akerselva" * (n > 4)),
+    "honest": ("", lambda n: f"river Ada Berg birthplace city {n}"),
+}
+
+
+def means(policy: Callable[[int], str], update: int) -> dict[str, float]:
+    rows = [guard_measures(ORIGINAL, policy(update + item), ANSWERS) for item in range(3)]
+    return {name: statistics.fmean(row[name] for row in rows) for name in GUARD_MEASURES}
+
+
+@pytest.mark.parametrize(("name", "stopped"), [*zip(HACKS, ([7], [4, 7], [], []), strict=True)])
+def test_planted_hacks_are_shown_and_stopped(name: str, stopped: list[int]) -> None:
+    named, policy = HACKS[name]
+    first, last = means(policy, 0), means(policy, 20)
+    assert not named or last[named] > first[named] + 0.25
+    guards = Guards(GuardsConfig(max_words=20, max_repetition=0.5, patience=3))
+    said = {update: guards.look(means(policy, update)) for update in range(9)}
+    assert [update for update, text in said.items() if text] == stopped
+    assert all(named in (text or named) for text in said.values())
+
+
+LIMITED = GuardsConfig(max_kl=0.5, min_entropy=0.5, max_words=0.5, max_repetition=0.5, patience=3)
+
+
+def rows(seed: int) -> list[dict[str, float]]:
+    draw = random.Random(seed)
+    values = (0.2, 0.8, 0.9, math.nan)
+    return [{name: draw.choice(values) for name in LIMITED.metrics} for _ in range(60)]
+
+
+def test_limits_of_the_policy_itself() -> None:
+    guards = Guards(GuardsConfig(max_kl=0.3, min_entropy=0.5, patience=1))
+    assert guards.look({"kl": 0.3, "entropy": 0.5}) is None
+    both = guards.look({"kl": math.inf, "entropy": 0.01}) or ""
+    assert "config.guards.max_kl" in both
+    assert "config.guards.min_entropy" in both
+    assert GuardsConfig().metrics == ()
+    assert Guards(GuardsConfig()).look({}) is None
+    with pytest.raises(InputError, match=r"guards\.max_repetition"):
+        Guards(GuardsConfig(max_kl=1, max_repetition=0.5)).look({"kl": 0.0, "entropy": 1.0})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_limit_counts_updates_in_a_row_also_when_resumed(seed: int) -> None:
+    """Against groups of equal updates: each whole three of a row speak once."""
+    whole, guards, draw = Guards(LIMITED), Guards(LIMITED), random.Random(seed)
+    every = rows(seed)
+    said = [whole.look(row) or "" for row in every]
+    assert any(said)
+    for name in LIMITED.metrics:
+        measured = [(at, row[name]) for at, row in enumerate(every) if not math.isnan(row[name])]
+        expected: set[int] = set()
+        beyond = (lambda v: v < 0.5) if name == "entropy" else (lambda v: v > 0.5)
+        for is_beyond, group in itertools.groupby(measured, key=lambda item: beyond(item[1])):
+            if is_beyond:
+                expected |= {at for at, _ in [*group][2::3]}
+        assert {at for at, text in enumerate(said) if f"({name}) is" in text} == expected
+    for row, text in zip(every, said, strict=True):
+        if draw.random() < 0.3:
+            saved = json.dumps(guards.state())
+            guards = Guards(LIMITED)
+            guards.restore(json.loads(saved))
+        assert (guards.look(row) or "") == text
+    assert guards.state() == whole.state()
+    state = guards.state()
+    for wrong in ({}, {**state, "kl": -1}, {**state, "kl": True}, {**state, "x": 0}):
+        with pytest.raises(ValueError):
+            guards.restore(wrong)

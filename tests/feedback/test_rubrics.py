@@ -1,0 +1,274 @@
+"""Rewards of agents' episodes: mixtures, hops, models' verdicts; rubrics and a user's own one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Seen
+from qrag_jax.environments.tools.episode import Closed, Document, ToolTask
+from qrag_jax.errors import InputError
+from qrag_jax.feedback import rag_judging
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
+from qrag_jax.feedback.rag import NAMES, Gold, Mixture, Scored
+from qrag_jax.feedback.rubric import HOP_FACTORS, PARTS, PRESETS, Rubric, preset, score
+from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import load
+
+GOLD = Gold("q1", "Which country?", ("Norway", "Kingdom of Norway"), frozenset({"p1", "p3"}))
+HOPS = (Hop("a", "Oslo", FOUND), Hop("b", "Norway", FOUND))
+ENDED = Finished("the Norway", HOPS)
+PASSAGES = [["p1", "p2"], ["p2", "p3"]]
+MODELS: dict[str, Any] = {"llm": 1.0, "relevance": (0.5, 0.25)}
+
+
+def test_every_reward() -> None:
+    names = [name for name in NAMES if name != "rouge_l"]
+    scored = Mixture(dict.fromkeys(names, 1.0)).score(GOLD, ENDED, PASSAGES, **MODELS)
+    assert isinstance(scored, Scored)
+    assert scored.searches == 2
+    assert scored.episode.pop("ndcg") == pytest.approx((1 + 1 / 2) / (1 + 0.6309297535714575))
+    assert scored.episode == {"f1": 1, "em": 1, "sub_em": 1, "llm": 1, "recall": 1}
+    assert scored.hops.pop("hop_ndcg") == pytest.approx((0.6131471927654584, 0.6309297535714575))
+    hops = {"hop_recall": (0.5, 0.5), "novelty": (1, 0.5), "relevance": (0.5, 0.25)}
+    assert scored.hops == hops
+    if importlib.util.find_spec("rouge_score") is None:
+        with pytest.raises(InputError, match="rouge"):
+            Mixture.of("rouge_l")
+    else:
+        scored = Mixture.of("rouge_l").score(GOLD, ENDED, PASSAGES)
+        assert isinstance(scored, Scored)
+        assert scored.episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
+
+
+def test_a_mixture_is_weighted_and_the_last_hop_has_the_episodes_rewards() -> None:
+    mixture = Mixture.of("f1=1, recall=0.5 ,novelty=-0.25")
+    assert mixture.weights == {"f1": 1, "recall": 0.5, "novelty": -0.25}
+    scored = mixture.score(GOLD, Finished("Norway Sweden", HOPS), PASSAGES)
+    assert isinstance(scored, Scored)
+    steps = mixture.steps(scored)
+    assert steps == pytest.approx((-0.25, 2 / 3 + 0.5 - 0.125))
+    assert mixture.total(scored) == pytest.approx(sum(steps))
+    # To give up is a wrong answer, also without a verdict: nobody asks about an empty answer.
+    scored = Mixture.of("f1,em,sub_em,llm,recall").score(GOLD, Finished("", HOPS), PASSAGES)
+    assert isinstance(scored, Scored)
+    assert scored.episode == {"f1": 0, "em": 0, "sub_em": 0, "llm": 0, "recall": 1}
+
+
+def test_what_failed_has_no_reward() -> None:
+    for broken in (Broken("timeout", "no reply."), Broken("no_retrieval", "none.", HOPS)):
+        scored = Mixture.of("f1,recall").score(GOLD, broken, PASSAGES)
+        assert scored == Unscored(broken.cause, broken.message)
+    failed = Unscored("timeout", "no reply.")
+    assert Mixture.of("f1,llm").score(GOLD, ENDED, PASSAGES, llm=failed) == failed
+    relevance = (0.5, failed)
+    assert Mixture.of("f1,relevance").score(GOLD, ENDED, PASSAGES, relevance=relevance) == failed
+    for names, passages, more in (
+        ("llm", PASSAGES, {}),
+        ("relevance", PASSAGES, {"relevance": (1.0,)}),
+        ("f1", PASSAGES[:1], {}),
+    ):
+        with pytest.raises(ValueError):
+            Mixture.of(names).score(GOLD, ENDED, passages, **more)
+
+
+def test_the_data_sets_own_metric_counts() -> None:
+    said = Finished("yes, they are", HOPS)
+    for rule, worth in ({"rule": "hotpotqa"}, 0), ({}, 0.5):
+        gold = Gold("q1", "?", ("yes",), frozenset(), **rule)
+        assert Mixture.of("f1").score(gold, said, PASSAGES) == Scored({"f1": worth}, {}, 2)
+    gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")  # all values are needed
+    for answer, f1, em in (("17", 0.5, 0), ("17, 23", 1, 1)):
+        scored = Mixture.of("f1,em,sub_em").score(gold, Finished(answer, HOPS), PASSAGES)
+        assert isinstance(scored, Scored)
+        assert scored.episode == pytest.approx({"f1": f1, "em": em, "sub_em": em})
+
+
+@pytest.mark.parametrize("text", ["", "f2", "f1=", "f1=one", "f1=nan", "f1=0", "f1,em,f1=2"])
+def test_mixtures_that_cannot_be_used(text: str) -> None:
+    with pytest.raises(InputError, match=r"config\.reward\.mixture"):
+        Mixture.of(text)
+
+
+def test_questions_that_cannot_be_scored() -> None:
+    Mixture.of("f1,recall").check(GOLD)
+    Mixture.of("f1,novelty").check(Gold("q1", "?", ("x",), frozenset()))
+    for mixture, gold in (
+        ("f1,ndcg", Gold("q1", "?", ("x",), frozenset())),
+        ("f1", Gold("q1", "?", (), frozenset({"p"}))),
+    ):
+        with pytest.raises(InputError, match="question q1"):
+            Mixture.of(mixture).check(gold)
+    with pytest.raises(InputError, match="'meteor'"):
+        Mixture.of("f1").check(Gold("q1", "?", ("x",), frozenset(), rule="meteor"))
+
+
+def test_a_judges_verdict_is_1_or_0() -> None:
+    generation, judge = Generation(max_tokens=32), load("judge")
+    request = rag_judging.correctness_request(judge, GOLD, "Norge", generation)
+    assert request is not None
+    for said in ("Norway; Kingdom of Norway", "Norge"):
+        assert said in request.messages[1][1]
+    assert rag_judging.correctness_request(judge, GOLD, " the.", generation) is None
+    assert rag_judging.correctness(Answer("Final answer: yes"), generation) == 1
+    assert rag_judging.correctness(Answer("Final answer: no"), generation) == 0
+    unclear = rag_judging.correctness(Answer("Perhaps."), generation)
+    assert isinstance(unclear, Unscored)
+    assert unclear.cause == "unclear_verdict"
+    failed = rag_judging.correctness(Failure("server", "HTTP 500."), generation)
+    assert failed == Unscored("server", "HTTP 500.")
+
+
+def test_relevance_is_the_mean_score_of_the_passages() -> None:
+    request = rag_judging.relevance_request("q", [Seen("p1", "in Oslo", "Ada"), Seen("p2", "x")])
+    assert request == RerankRequest("q", ("Ada. in Oslo", "x"))
+    assert rag_judging.relevance(Answer("[0.5, 0.25]")) == 0.375
+    assert rag_judging.relevance(Answer("[7.5, -2]")) == 0.5  # of a model without that range
+    assert rag_judging.relevance_request("q", []) is None
+    assert rag_judging.relevance(None) == 0
+    failed = rag_judging.relevance(Failure("timeout", "no reply."))
+    assert failed == Unscored("timeout", "no reply.")
+
+
+# ---------------------------------------------------------------- rubrics
+
+DOCUMENTS = tuple(Document(str(at), "", f"text {at}", at in (1, 3)) for at in range(5))
+TASK = ToolTask("q", "Where?", ("New York City", "NYC"), DOCUMENTS, hops=2)
+
+
+def test_parts_by_hand() -> None:
+    """Said 2 of 3 words of the best alias, saw 1 of 2 gold in 3, cited 1 gold in 3, 2 fields."""
+    closed = Closed("the York City", cited=("1", "9", "0", "1"), seen=("3", "0", "4"), fields=2)
+    result = score(closed, TASK)
+    assert result == pytest.approx(
+        {
+            "em": 0.0,
+            "f1": 0.8,  # precision 2/2, recall 2/3
+            "recall": 1 / 2,
+            "precision": 1 / 3,
+            "citation": 1 / 2,
+            "citation_precision": 1 / 3,
+            "citation_f1": 0.4,
+            "format": 2 / 3,
+        }
+    )
+    right = score(Closed("nyc.", cited=("3", "1"), seen=("1", "3"), fields=3), TASK)
+    assert right == dict.fromkeys(PARTS, 1.0)
+    assert score(Closed(""), TASK) == dict.fromkeys(PARTS, 0.0)
+    article = dataclasses.replace(TASK, answers=("The The",))
+    assert score(Closed("the"), article)["em"] == 1.0
+    unsaid = score(Closed(" \n"), article)
+    assert (unsaid["em"], unsaid["f1"]) == (0.0, 0.0)
+
+
+def test_without_gold_documents() -> None:
+    none = dataclasses.replace(TASK, documents=DOCUMENTS[:1])
+    result = score(Closed("NYC", cited=("0",), seen=("0",)), none)
+    assert (result["recall"], result["precision"]) == (0.0, 0.0)
+    assert result["citation"] == result["citation_f1"] == 1.0
+    corpus = ToolTask("q", "Where?", ("NYC",), hops=2, gold_ids=("p7", "p8"))
+    assert score(Closed("NYC", seen=("p8",)), corpus)["recall"] == 0.5
+
+
+# All parts but `em` have other values, so that no two weights can be taken for each other.
+VALUES = (1.0, 0.5, 0.75, 0.25, 0.6, 0.1, 0.3, 2 / 3)
+GIVEN = dict(zip(PARTS, VALUES, strict=True))
+HEAD = 0.9 + 0.5 + 0.75 + 0.1 + 0.36 + 0.2 / 3
+H_1002 = 1.0 + 0.4 + 0.45 + 0.1 + 0.24 + 0.2 / 3
+BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
+    "F": (1.5 + 1.35, 2.25 + 1.35, 3.0 + 1.35),
+    "R_0808": (0.75 + 0.375,) * 3,
+    "X_0809": (0.375 + 0.345, 0.25 + 0.345, 0.1875 + 0.345),
+    "X_0809b": (
+        (0.725 + 0.36 + 0.3 + 0.2 / 3) / 3,
+        (1.45 / 3 + 0.66 + 0.2 / 3) / 3,
+        (0.3625 + 0.66 + 0.2 / 3) / 3,
+    ),
+    "X_0830": (
+        (0.725 + 0.75 + 0.1 + 0.36 + 0.2 / 3) / 4,
+        (1.45 / 3 + 1.21 + 0.2 / 3) / 4,
+        (0.3625 + 1.21 + 0.2 / 3) / 4,
+    ),
+    "X_0913": tuple(factor * (1.45 + 1.21 + 0.2 / 3) / 4 for factor in (1.0, 1.5, 2.0)),
+    "H_1002": tuple(factor * H_1002 / 3.7 for factor in (1.0, 1.5, 2.0)),
+    "head": tuple(factor * HEAD / 4 for factor in (1.0, 1.5, 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_rewards_by_hand_and_their_bounds(name: str) -> None:
+    assert tuple(GIVEN) == (
+        *("em", "f1", "recall", "precision", "citation", "citation_precision", "citation_f1"),
+        "format",
+    )
+    rubric = preset(name)
+    rewards = [rubric.reward(GIVEN, hops) for hops in (2, 3, 4)]
+    assert rewards == pytest.approx(BY_HAND[name], abs=1e-12)
+    for hops in (1, 2, 3, 4):
+        corners = [
+            rubric.reward(dict.fromkeys(PARTS, 0.0) | dict(zip(rubric.weights, corner)), hops)
+            for corner in itertools.product((0.0, 1.0), repeat=len(rubric.weights))
+        ]
+        assert rubric.bounds(hops) == pytest.approx((min(corners), max(corners)))
+
+
+def test_hops_and_costs() -> None:
+    """The factor that is cut at 1 is not cut below it; a part may cost."""
+    assert PRESETS["R_0808"].reward(GIVEN, 1) == pytest.approx(0.375 + 0.375)
+    assert [factor(1) for factor in HOP_FACTORS.values()] == [1.0, 0.5, 0.5, 1.0]
+    rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)
+    assert rubric.bounds(3) == (-0.25, 0.5)
+    assert rubric.reward(GIVEN, 3) == pytest.approx(0.4375)
+    for weights in ({}, {"ems": 1.0}, {"em": float("nan")}, {"em": True}):
+        with pytest.raises(InputError, match=r"config\.rubric\.weights"):
+            Rubric(weights)
+    with pytest.raises(InputError, match="'tail'"):
+        preset("tail")
+    with pytest.raises(ValueError):
+        PRESETS["head"].reward(GIVEN, 0)
+
+
+CODE = """
+def good(question, answers, answer, parts):
+    assert (question, answers, answer) == ("Where?", ["New York City", "NYC"], "nyc")
+    return parts["em"] + 10 * parts["recall"]
+
+def raises(question, answers, answer, parts):
+    parts.clear()  # a copy
+    raise KeyError("more")
+
+def text(question, answers, answer, parts):
+    return "1.0"
+
+def nothing(**all):
+    return None
+
+def narrow(question, answers):
+    return 1
+"""
+
+
+def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
+    path = tmp_path / "my_rubric.py"
+    path.write_text(CODE)
+    closed = Closed("nyc", seen=("1", "0"))
+    parts = score(closed, TASK)
+    before = dict(parts)
+    assert reward_of(OwnRubric.load(f"{path}:good"), closed, TASK, parts) == 6.0
+    for name, cause in (("raises", "raised"), ("text", "no_number"), ("nothing", "no_reward")):
+        result = reward_of(OwnRubric.load(f"{path}:{name}"), closed, TASK, parts)
+        assert isinstance(result, Unscored)
+        assert result.cause == cause
+        assert f"{path}:{name} " in result.message
+    assert parts == before
+    assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
+    for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):
+        with pytest.raises(InputError, match=r"config\.rubric\.path"):
+            OwnRubric.load(wrong)

@@ -1,0 +1,312 @@
+"""What agents search: passages of a corpus or a service, gold ones, and results that are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
+from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.pubmed import RemoteEngine
+from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary, on_corpus
+from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.rollouts.query_states import Lacking, states_on
+from qrag_jax.rollouts.token_episodes import Library
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
+from qrag_jax.systems.plain_search import open_plain
+from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
+
+QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
+TASKS = [bridge_task(question) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
+    """An index of words over the passages of all questions; those of the last are changed."""
+    source = tmp_path_factory.mktemp("corpus") / "passages.jsonl"
+    rows = []
+    for number, task in enumerate(TASKS):
+        more = " It is ``old''." if number == 3 else ""
+        for item in task.documents:
+            text = item.text.partition("\n")[2] + more  # a document has its title as a heading
+            rows.append({"id": f"{number}-{item.id}", "title": item.title, "text": text})
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = source.parent / "index"
+    index_corpus(source, out, None, IndexSettings(engine=BM25))
+    return CorpusLibrary(StoredCorpus(out / CORPUS), open_plain(IndexAt(out, BM25)))
+
+
+def test_gold_documents_are_found_by_their_text(library: CorpusLibrary) -> None:
+    tasks = on_corpus(TASKS, library.corpus)
+    for number in range(3):
+        ours = {f"{number}-{item.id}" for item in TASKS[number].documents if item.is_supporting}
+        assert tasks[number].documents == ()
+        assert set(tasks[number].gold) == ours
+        kept = dataclasses.replace(tasks[number], documents=TASKS[number].documents, gold_ids=())
+        assert kept == TASKS[number]
+    # The texts of the last question's passages are others in the corpus.
+    assert (tasks[3].gold, tasks[3].hops) == ((), 2)
+    # Golden search gives what the question needs.
+    asked = [(tasks[1], Look("anything", 1)), (tasks[3], Look("anything", 1))]
+    result, nothing = CorpusLibrary(library.corpus, None).look(asked)
+    assert isinstance(result, tuple)
+    assert [item.id for item in result] == [*tasks[1].gold]
+    assert nothing == ()
+
+
+def test_a_search_gives_passages_of_all_questions(library: CorpusLibrary) -> None:
+    tasks = on_corpus(TASKS, library.corpus)
+    query = f"{QUESTIONS[0].entity} is of the city"
+    looks = [Look(query, 3), Look(QUESTIONS[1].entity, 1), Look(query, 5)]
+    first, second, longer = library.look(list(zip(tasks[:3], looks, strict=True)))
+    assert isinstance(first, tuple)
+    assert isinstance(longer, tuple)
+    assert [len(first), len(second), len(longer)] == [3, 1, 5]  # type: ignore[arg-type]
+    assert [item.id for item in first] == [item.id for item in longer[:3]]
+    ours = TASKS[0].documents[int(first[0].id.partition("-")[2])]
+    assert (first[0].text, first[0].title) == (ours.text, ours.title)
+    # What is gold is said by the task that asks.
+    assert first[0].is_supporting
+    assert longer[0] == first[0]._replace(is_supporting=False)
+    assert library.look([(tasks[0], Look("qqqq", 3))]) == [()]
+    opened = library.open(tasks[0], Open(tasks[0].gold[0]))
+    assert opened is not None
+    assert opened.is_supporting
+    assert library.open(tasks[1], Open(opened.id)) == opened._replace(is_supporting=False)
+    assert library.open(tasks[0], Open("7")) is None
+    for clean, text in ((True, 'It is "old".'), (False, "It is ``old''.")):
+        quoted = CorpusLibrary(library.corpus, None, clean=clean).open(tasks[3], Open("3-0"))
+        assert quoted is not None
+        assert quoted.text.endswith(text)
+
+
+# ---------------------------------------------------------------- a search service
+
+DAYS = {"early": "2010-01-31", "late": "2020-01-31", "open": "", "wrong": "soon"}
+
+
+def until(asked: ToolTask) -> str:
+    return DAYS[asked.id]
+
+
+def test_each_question_has_its_last_day_and_one_failure_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NCBI_API_KEY", raising=False)
+
+    def task(name: str, *gold: str) -> ToolTask:
+        return ToolTask(name, "what?", ("that",), gold_ids=gold)
+
+    def script(call: Call) -> Say:
+        if call.query == "bad":
+            return Say("<html></html>")
+        return pubmed_says(["1", "2"] if call.fields["maxdate"] == "2010/01/31" else ["3", "1"])
+
+    with serving(script) as server:
+        engine = RemoteEngine(quick(server.url))
+        library: Library = RemoteLibrary(engine, until)
+        late, bad, early = library.look(
+            [
+                (task("late", "1", "7"), Look("good", 5)),
+                (task("open"), Look("bad", 5)),
+                (task("early", "1"), Look("good", 2)),
+            ]
+        )
+        calls = len(server.calls)
+        assert isinstance(library.open(task("open"), Open("1")), Failure)
+        assert len(server.calls) == calls
+    assert late == (Document("3", "", "", False), Document("1", "", "", True))
+    assert early == (Document("1", "", "", True), Document("2", "", "", False))
+    assert isinstance(bad, Failure)
+    assert bad.cause == "malformed"
+    digest = RemoteLibrary(engine, until).digest
+    digests = {digest(task(name)) for name in ("early", "late", "open")}
+    assert len(digests) == 3
+    assert RemoteLibrary(engine).digest(task("late")) in digests  # as of no last day
+    for call in (lambda t: library.look([(t, Look("a", 1))]), digest):
+        with pytest.raises(InputError, match="wrong"):
+            call(task("wrong"))
+
+
+# ---------------------------------------------------------------- questions of query writers
+
+LAKE, ADA, MORE = Page("The Lake", "Deep."), Page("Ada Berg", "Sails."), Page("Ada Bérg", "Old.")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> StoredCorpus:
+    """Two passages are of one page, one has no title."""
+    passages = [
+        Passage("l", "Deep.", "The Lake"),
+        Passage("a1", "Sails!", "Ada Berg"),
+        Passage("a2", "Old.", "Ada Bérg"),
+        Passage("n", "Nothing."),
+        Passage("m", "Marks.", "!?"),
+    ]
+    return write_corpus(tmp_path_factory.mktemp("states") / "corpus", passages)
+
+
+def asked(name: str, *gold: Page) -> QueryQuestion:
+    return QueryQuestion(name, f"{name}?", ("yes",), gold, passages=gold)
+
+
+def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:
+    result = states_on(
+        [asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))], corpus, BY_TITLE
+    )
+    assert (result.lacking, result.summary) == ([], "")
+    pages = {"gold_ids": ("a1", "a2", "l"), "pages": ("ada berg", "the lake")}
+    assert result.states == [
+        QueryState("q", "q?", ("yes",), hops=2, **pages),
+        QueryState("t", "t?", ("yes",), hops=1, gold_ids=("l",), pages=("the lake",)),
+    ]
+    bare, named = Page("", "nothing"), Page("Whatever", id="a2")
+    result = states_on([asked("q", MORE, ADA, bare), asked("i", named)], corpus, BY_PASSAGE)
+    assert [(item.pages, item.gold_ids, item.hops) for item in result.states] == [
+        (("a2", "a1", "n"), ("a2", "a1", "n"), 3),
+        (("a2",), ("a2",), 1),
+    ]
+    for by in (BY_TITLE, BY_PASSAGE):  # keys are those of what is found
+        (state,) = states_on([asked("q", LAKE, ADA)], corpus, by).states
+        (gold,) = CorpusLibrary(corpus, None).look([(state, Look("x", 3))])
+        assert isinstance(gold, tuple)
+        assert {key_of(item, by) for item in gold} == set(state.pages)
+
+
+def test_questions_that_lack_a_page_are_left_out_and_counted(corpus: StoredCorpus) -> None:
+    rome, marks = Page("Rome", "Large."), Page("!?", "Marks.")  # a title of marks is a title, too
+    questions = [asked("a", LAKE), asked("b", LAKE, rome), asked("c", marks), asked("d", ADA)]
+    for by in (BY_TITLE, BY_PASSAGE):
+        result = states_on(questions, corpus, by, 0.5)
+        assert [item.id for item in result.states] == ["a", "c", "d"]
+        assert result.lacking == [Lacking("b", "Rome")]
+        assert "Rome" in result.summary
+    for wrong, by, share, named in (
+        (questions, BY_TITLE, 0.2, "max_missing_share"),
+        (questions[1:2], BY_TITLE, 1.0, r"config\.search\.index"),
+        ([asked("q", Page("The Lake"))], BY_PASSAGE, 0.0, "gold_by"),
+        ([asked("q", Page("", "Nothing."))], BY_TITLE, 0.0, "gold_by"),
+        ([], BY_TITLE, 0.0, ""),
+    ):
+        with pytest.raises(InputError, match=named or None):
+            states_on(wrong, corpus, by, share)
+
+
+# ---------------------------------------------------------------- results that are kept
+
+DEAD = Failure("server", "status 500")
+COLLECTIONS = {
+    name: RewriteTask.judged(name, "Where?", {gold: 1}, collection=collection)
+    for name, gold, collection in (("ada", "x-1", "x"), ("berg", "x-0", "x"), ("other", "", "y"))
+}
+ADA_TASK = COLLECTIONS["ada"]
+
+
+class Shelf:
+    """Finds k documents of the task's collection; the title of each is what was searched for."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[str, str, int]]] = []
+        self.broken: set[str] = set()
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        steps = [(self.digest(task), step.query.strip(), step.most) for task, step in asked]
+        self.calls.append(steps)
+        return [
+            DEAD
+            if query in self.broken
+            else tuple(
+                Document(f"{digest}-{n}", query, "text", n == 0, 9.5 - n) for n in range(most)
+            )
+            for digest, query, most in steps
+        ]
+
+    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+        return Document(step.doc_id, "", self.digest(task), False)
+
+    def digest(self, task: ToolTask) -> str:
+        assert isinstance(task, RewriteTask)
+        return task.collection
+
+    @property
+    def searches(self) -> list[tuple[str, str, int]]:
+        return [item for call in self.calls for item in call]
+
+
+def one(kept: KeptResults, query: str, task: RewriteTask = ADA_TASK, k: int = 2) -> Any:
+    (result,) = kept.look([(task, Look(query, k))])
+    return result
+
+
+@pytest.mark.parametrize("most", [0, 2, 5])
+def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(most: int) -> None:
+    """Against a slow cache of those used last; failures are not kept, empty results are."""
+    draw, shelf = random.Random(most), Shelf()
+    shelf.broken = {"c"}
+    kept = KeptResults(shelf, most)
+    slow: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+    expected: list[tuple[str, str, int]] = []
+    for _ in range(300):
+        task, query = draw.choice([*COLLECTIONS.values()]), draw.choice("abc")
+        k = draw.choice((0, 2))
+        key = (task.collection, query, k)
+        result = one(kept, draw.choice(("", " \n")) + query, task, k)
+        if key in slow:
+            slow.move_to_end(key)
+        else:
+            expected.append(key)
+            if query != "c":
+                slow[key] = None
+                if len(slow) > most:
+                    slow.popitem(last=False)
+        if query == "c":
+            assert result == DEAD
+            continue
+        assert [item.id for item in result] == [f"{task.collection}-{n}" for n in range(k)]
+        # What is gold is said by the task that asks.
+        assert [item.is_supporting for item in result] == [item.id in task.gold for item in result]
+    assert shelf.searches == expected
+    failed = sum(query == "c" for _, query, _ in expected)
+    assert (kept.asked, kept.searched, kept.failed) == (300, len(expected), failed)
+    assert kept.open(COLLECTIONS["other"], Open("y-7")) == Document("y-7", "", "y", False)
+
+
+def test_equal_queries_of_one_call_are_searched_once_also_where_few_are_kept() -> None:
+    for most in (100, 1):
+        shelf = Shelf()
+        kept = KeptResults(shelf, most)
+        tasks = [ADA_TASK, COLLECTIONS["berg"]]
+        result = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
+        assert [item[0].title for item in result] == [*"abcab"]  # type: ignore[index]
+        assert shelf.calls == [[("x", query, 1) for query in "abc"]]
+        assert one(kept, "B AND c") != one(kept, "b and c")  # case matters
+        assert kept.look([]) == []
+
+
+def test_several_threads_may_ask() -> None:
+    kept = KeptResults(Shelf(), 3)
+
+    def ask(number: int) -> bool:
+        queries = [f"q{(number + turn) % 7}" for turn in range(200)]
+        return all([d.title for d in one(kept, query)] == [query] * 2 for query in queries)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(ask, range(4)))
+    assert kept.asked == 800

@@ -1,0 +1,276 @@
+"""Token batches by hand, a random model that calls tools, and a server that samples from one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import load_file, save_file
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.files.peft import read_adapters
+from qrag_jax.models.files.tiny_lm import END, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained_lm import load_language_model, table_of
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.scored_turns import turn_log_probs
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
+from tests.json_server import Call, listening
+
+GROUPS, MEMBERS, VOCAB, LENGTH = 4, 3, 29, 24
+
+
+def made_batch(seed: int = 0) -> TokenBatch:
+    """`GROUPS` × `MEMBERS` episodes, one of them with a second row, and a row of padding.
+
+    Episode 4 has no reward, and of episode 7 nothing trains.
+    """
+    draw = np.random.default_rng(seed)
+    episodes = GROUPS * MEMBERS
+    rows = episodes + 2
+    tokens = draw.integers(1, VOCAB, (rows, LENGTH)).astype(np.int32)
+    lengths = draw.integers(14, 21, rows).astype(np.int32)
+    log_prob_mask = np.zeros((rows, LENGTH), bool)
+    leader, shared = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
+    episode = np.append(np.arange(episodes), [5, episodes]).astype(np.int32)
+    for row in range(episodes):
+        group = row // MEMBERS
+        prompt, first = 4 + group, group * MEMBERS
+        tokens[row, :prompt] = tokens[first, :prompt]
+        if row != first:
+            leader[row], shared[row] = first, prompt
+        end = lengths[row]
+        log_prob_mask[row, prompt : prompt + 4] = True  # a call; then a result; then the answer
+        log_prob_mask[row, prompt + 7 : end] = True
+    log_prob_mask[episodes, 6:12] = True
+    scored = np.arange(episodes) != 4
+    loss_mask = (
+        log_prob_mask
+        & (scored & (np.arange(episodes) != 7))[np.minimum(episode, episodes - 1)][:, None]
+    )
+    sampler = np.where(log_prob_mask, draw.normal(-3.3, 0.2, tokens.shape), 0).astype(np.float32)
+    rewards = draw.random((episodes, 2)).astype(np.float32)
+    rewards[:MEMBERS] = 0.5  # nothing can be learned from the first group
+    return TokenBatch(
+        tokens=tokens,
+        lengths=lengths,
+        log_prob_mask=log_prob_mask,
+        loss_mask=loss_mask,
+        sampler_log_probs=sampler,
+        episode=episode,
+        leader=leader,
+        shared=shared,
+        rewards=rewards,
+        scored=scored,
+    )
+
+
+PAIRS, LONGEST = 7, 24
+NO_WEIGHT, CUT_OFF, APART = 2, 4, 5  # a pair of weight 0, one whose loser is masked, one apart
+
+
+def made_pairs() -> TokenBatch:
+    """Winners and losers with a common prompt, of different lengths; a row of padding behind.
+
+    Rows of the pair `APART` are not known to share anything.
+    """
+    draw, episodes = np.random.default_rng(5), 2 * PAIRS
+    rows = episodes + 1
+    tokens = draw.integers(1, VOCAB, (rows, LONGEST)).astype(np.int32)
+    number = np.arange(rows, dtype=np.int32)
+    leader, shared = number.copy(), np.zeros(rows, np.int32)
+    lengths, mask = np.full(rows, 3, np.int32), np.zeros((rows, LONGEST), bool)
+    for row in range(episodes):
+        prompt, winner = 5 + row // 2, row - row % 2
+        tokens[row, :prompt] = tokens[winner, :prompt]
+        if row != winner and row // 2 != APART:
+            leader[row], shared[row] = winner, prompt
+        lengths[row] = prompt + draw.integers(2, 11)
+        mask[row, prompt : lengths[row]] = True
+    loser = 2 * CUT_OFF + 1
+    return TokenBatch(
+        tokens=tokens,
+        lengths=lengths,
+        log_prob_mask=mask,
+        loss_mask=mask & (number != loser)[:, None],
+        sampler_log_probs=np.zeros(tokens.shape, np.float32),
+        episode=number,
+        leader=leader,
+        shared=shared,
+        rewards=np.zeros((episodes, 1), np.float32),
+        scored=number[:-1] != loser,
+    )
+
+
+# vLLM's attention on CPU wants heads of 32 numbers.
+_WIDTHS = {"layers": 1, "hidden": 64, "heads": 2, "key_heads": 1, "head_dim": 32}
+SIZES = TinyLMConfig(copies=False, intermediate=64, vocab=400, positions=700, **_WIDTHS)
+_QUESTIONS = 6  # whose names are searched for
+_LIKELY = 0.4  # standard deviation of the head's rows of calls; others have 0.05
+_TENSORS, _CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+def write_calling_model(folder: Path, seed: int = 0) -> Path:
+    """Writes the folder of such a model; returns it."""
+    questions = [bridge_question(0, "train", index) for index in range(_QUESTIONS)]
+    texts = [f"{q.question} {p.text}" for q in questions for p in q.passages]
+    write_tiny_lm(folder, texts, SIZES, seed=seed)
+    calls = [_call(RETRIEVE, query=question.passages[0].text[:30]) for question in questions]
+    calls += [_call(COMPLETE, final_answer="Oslo"), _call(COMPLETE, reasoning="So it is.")]
+    calls += [_call(COMPLETE, final_answer="x", cited_doc_ids=[str(n)]) for n in range(1, 5)]
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / _TOKENIZER))
+    tokenizer.add_tokens([tokenizers.AddedToken(call, normalized=False) for call in calls])
+    tokenizer.save(str(folder / _TOKENIZER))
+    draw, words = np.random.default_rng(seed), tokenizer.get_vocab_size()
+    tensors = load_file(folder / _TENSORS)
+    width = SIZES.hidden
+    tensors["model.embed_tokens.weight"] = draw.normal(0, 0.5, (words, width)).astype(np.float32)
+    head = draw.normal(0, 0.05, (words, width))
+    likely = [tokenizer.token_to_id(item) for item in (END, *calls)]
+    head[likely] = draw.normal(0, _LIKELY, (len(likely), width))
+    tensors["lm_head.weight"] = head.astype(np.float32)
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    config = json.loads((folder / _CONFIG).read_text())
+    config |= {"vocab_size": words, "tie_word_embeddings": False}
+    (folder / _CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+def _call(name: str, **arguments: object) -> str:
+    return write_call(ToolCall(name, arguments), HERMES)
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+@dataclasses.dataclass
+class PolicyServer:
+    """Serves one folder.
+
+    Attributes:
+        asked: bodies of the requests for turns.
+        loaded: adapters by their names, the oldest first.
+        most_rank: above it an adapter is refused.
+        change: (request, choice) changes a turn before it is sent; `before` is called before it.
+        is_raw: it gives log-probabilities at temperature 1, as vLLM does by default.
+    """
+
+    folder: Path
+    sampling: SamplingConfig
+    url: str = ""
+    name: str = "tiny"
+    asked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    loaded: dict[str, Params] = dataclasses.field(default_factory=dict)
+    unloaded: list[str] = dataclasses.field(default_factory=list)
+    most_rank: int = 8
+    change: Change = lambda request, choice: None
+    before: Callable[[], None] = lambda: None
+    is_raw: bool = False
+
+    def begin(self) -> None:
+        """Forgets what it was asked, and all that it was told to do otherwise."""
+        fields = {item.name: item for item in dataclasses.fields(self)}
+        for name in ("most_rank", "change", "before", "is_raw"):
+            setattr(self, name, fields[name].default)
+        self.asked, self.loaded, self.unloaded = [], {}, []
+        self.tokenizer = self._tokenizer
+
+    def __post_init__(self) -> None:
+        result = load_language_model(self.folder)
+        self._table = table_of(result.model_config["model_type"])
+        self._tokenizer = self.tokenizer = result.tokenizer
+        self._model, self._base = result.model, result.params
+        self._samplers: dict[tuple[float, tuple[int, ...]], DeviceSampler] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path, sampling: SamplingConfig, **options: Any) -> Iterator[Any]:
+        """Serves while the block runs."""
+        server = cls(folder, sampling, **options)
+        with listening(server.answer) as url:
+            server.url = f"{url}/v1"
+            yield server
+
+    def answer(self, call: Call) -> tuple[int, Any]:
+        """The status and the body of a reply; calls are answered one at a time."""
+        with self._lock:
+            body = json.loads(call.body) if call.body else {}
+            match call.path:
+                case "/v1/models":
+                    return 200, {"data": [{"id": name} for name in (self.name, *self.loaded)]}
+                case "/tokenize":
+                    ids = self.tokenizer(body["prompt"], add_special_tokens=False).input_ids
+                    return 200, {"tokens": ids, "count": len(ids)}
+                case "/v1/load_lora_adapter":
+                    return self._load(body["lora_name"], Path(body["lora_path"]))
+                case "/v1/unload_lora_adapter":
+                    if self.loaded.pop(body["lora_name"], None) is None:
+                        return 404, {"error": {"message": "no such adapter"}}
+                    self.unloaded.append(body["lora_name"])
+                    return 200, "Success"
+                case "/v1/completions":
+                    self.before()
+                    return self._completed(body)
+            return 404, {"error": {"message": f"no {call.path}"}}
+
+    def forget(self) -> None:
+        """Loses all adapters, as a server that was restarted has."""
+        with self._lock:
+            self.loaded.clear()
+
+    def _load(self, name: str, folder: Path) -> tuple[int, Any]:
+        if name in self.loaded or name in self.unloaded:
+            return 400, {"error": {"message": f"{name} was loaded before"}}
+        sizes, adapters = read_adapters(folder, self._table, self._model.trunk)
+        if sizes.rank > self.most_rank:
+            shown = f"LoRA rank {sizes.rank} is greater than max_lora_rank {self.most_rank}"
+            return 400, {"error": {"message": shown}}
+        self.loaded[name] = merge(Adapted(self._base, adapters), sizes.scale)
+        return 200, "Success"
+
+    def _completed(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asked.append(body)
+        whole = self._base if body["model"] == self.name else self.loaded.get(body["model"])
+        if whole is None:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        stops = tuple(body["stop_token_ids"])
+        sampler = self._sampler(body["temperature"], stops)
+        seed = np.array([body["seed"]], np.uint64).view(np.uint32)
+        ids = np.array(body["prompt"], np.int32)
+        (turn,) = sampler.sample(whole, [SampleRequest(ids, seed, body["max_tokens"])])
+        tokens, log_probs = turn.ids.tolist(), turn.log_probs
+        if self.is_raw:
+            (log_probs,) = turn_log_probs(self._model, whole, [(ids, turn.ids)], (1.0,))
+        choice = {
+            "index": 0,
+            "text": self._tokenizer.decode(tokens),
+            "token_ids": tokens,
+            "finish_reason": turn.finish,
+            "logprobs": {
+                "tokens": [str(token) for token in tokens],
+                "token_logprobs": log_probs.tolist(),
+            },
+        }
+        self.change(body, choice)
+        usage = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}
+        return 200, {"model": body["model"], "choices": [choice], "usage": usage}
+
+    def _sampler(self, temperature: float, stops: tuple[int, ...]) -> DeviceSampler:
+        known = temperature, stops
+        if known not in self._samplers:
+            model = dataclasses.replace(self._model, stop_ids=stops)
+            config = dataclasses.replace(self.sampling, temperature=temperature)
+            self._samplers[known] = DeviceSampler(model, config)
+        return self._samplers[known]
