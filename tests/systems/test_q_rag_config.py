@@ -67,7 +67,7 @@ def with_model(config: ml_collections.ConfigDict) -> None:
         ("eval.samples", -1, "config.eval.samples is -1; it must be at least 0."),
         ("encoder.length_buckets", 0, "config.encoder.length_buckets is 0"),
         ("policy.alpha", 0.0, "config.policy.alpha is 0.0; it must be above 0."),
-        ("policy.alpha", float("nan"), "config.policy.alpha is nan; it must be above 0."),
+        ("policy.alpha", float("nan"), "config.policy.alpha is nan; give a number."),
         ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
         ("data.mixture", "even", "config.data.mixture is 'even'; use one of weights, size."),
         ("optimizer.schedule", "step", "use one of constant, linear, cosine, quarter_cosine."),
@@ -264,7 +264,7 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
     QRagConfig.of(config)
     for threshold in (0.0, float("nan"), float("inf")):
         config.reward.completion_threshold = threshold
-        with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
+        with pytest.raises(InputError, match="completion_threshold"):
             QRagConfig.of(config)
     config.reward.name = "gt"  # which does not read the threshold
     assert QRagConfig.of(config).is_ground_truth
