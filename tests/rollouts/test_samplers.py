@@ -174,6 +174,10 @@ def test_draws_have_their_probabilities() -> None:
     logits = model.logits(params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
     expected = np.asarray(jax.nn.softmax(logits / 0.8), np.float64)
     assert stats.chisquare(counts, len(keys) * expected / expected.sum()).pvalue > 1e-3
+    # Each position has a draw of its own: where all tokens are as likely, they differ.
+    flat = {**params, "word_embeddings": jnp.zeros_like(params["word_embeddings"])}
+    for turn in DeviceSampler(model, config).sample(flat, [first._replace(most=4, key=keys[0])]):
+        assert len(set(turn.ids.tolist())) > 1
 
 
 def test_a_draw_does_not_depend_on_its_neighbours() -> None:
