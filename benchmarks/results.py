@@ -53,6 +53,8 @@ Q-RAG, MiniLM, fact EM on HotpotQA, beside untrained |
     hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
 Q-RAG, MiniLM, fact EM on MuSiQue, beside untrained |
     musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
+Q-RAG, MiniLM, share of the passages taken there that are facts (one training), beside untrained |
+    musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained
 Q-RAG, the quick start, fact EM, beside untrained |
     quickstart: fact_em, trained | quickstart: fact_em, untrained
 Q-RAG, fact EM on HotpotQA, beside the public PyTorch code | hotpotqa-public: fact_em, trained
@@ -60,7 +62,6 @@ Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), beside 50 chunks |
     long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
 HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, beside untrained |
     harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained | README
-HARR by PPO, the same | harr/ppo-stateful: f1, trained | harr/ppo-stateful: f1, untrained
 RLVR, a small decoder, exact match, beside imitation alone |
     rlvr/grpo: em, trained | rlvr/grpo: em, after imitation | README
 LeReT, a small decoder, all gold found, beside its script |
