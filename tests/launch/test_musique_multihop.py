@@ -42,9 +42,6 @@ print(json.dumps([found, unwanted]))
 """
 
 
-PATHS = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
-
-
 def run_beside(code: str, given: str = "") -> Any:
     """What a program prints that has the package and our modules on its path."""
     done = subprocess.run(
@@ -52,7 +49,7 @@ def run_beside(code: str, given: str = "") -> Any:
         input=given,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE / "src")])},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
