@@ -44,7 +44,7 @@ def test_the_last_line_is_json_and_a_missed_target_no_error(capsys: Any) -> None
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").rglob("*.json")))
 def test_stored_figures_have_the_form_of_cases(path: Path) -> None:
     kept = json.loads(path.read_text())
-    assert {"suite", "machine", "date", "idle", "cases"} <= kept.keys()
+    assert {"suite", "machine", "date", "cases"} <= kept.keys()
     assert path.parent.name == kept["suite"] in SUITES
     assert path.name == f"{kept['date']}-{slug(kept['machine'])}.json"
     names = [case["case"] for case in kept["cases"]]
