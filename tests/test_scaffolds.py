@@ -1,6 +1,6 @@
 """Scaffolds of public chat templates, compared with the templates on whole conversations.
 
-The templates are written here after the public ones of Qwen3, Qwen2.5, Llama 3 and ChatML.
+The templates are written here after the public ones of Qwen3, Llama 3 and ChatML.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QWEN_SYSTEM = """
     {{- '<function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- else %}{{- DEFAULT }}{%- endif %}"""
+{%- endif %}"""
 
 QWEN_TOOL = """
     {%- elif m.role == 'tool' %}
@@ -52,25 +52,13 @@ QWEN_TOOL = """
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false and CAN_THINK %}
+    {%- if enable_thinking is defined and enable_thinking is false %}
         {{- '<think>\\n\\n</think>\\n\\n' }}
     {%- endif %}
 {%- endif %}"""
 
-QWEN25 = (
-    """{%- set CAN_THINK = false %}
-{%- set DEFAULT = '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' %}"""
-    + QWEN_SYSTEM
-    + """
-{%- for m in messages %}
-    {%- if m.role in ('user', 'assistant') or (m.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"""
-    + QWEN_TOOL
-)
-
 QWEN3 = (
-    """{%- set CAN_THINK = true %}{%- set DEFAULT = '' %}"""
-    + QWEN_SYSTEM
+    QWEN_SYSTEM
     + """
 {%- set ns = namespace(asked=-1) %}
 {%- for m in messages %}
@@ -115,7 +103,6 @@ TEMPLATES: dict[str, tuple[str, bool | None, str]] = {
     "qwen3": (QWEN3, None, "<|im_end|>"),
     "qwen3-thinking": (QWEN3, True, "<|im_end|>"),
     "qwen3-no-thinking": (QWEN3, False, "<|im_end|>"),
-    "qwen2.5": (QWEN25, None, "<|im_end|>"),
     "llama3": (LLAMA3, None, "<|eot_id|>"),
     "chatml": (CHATML, None, "<|im_end|>"),
 }

@@ -17,11 +17,10 @@ from jax.sharding import PartitionSpec
 
 from benchmarks.gpu import cases_of, faults
 from benchmarks.gpu.compiling import arrays_of_logits, flops, unnamed
-from benchmarks.gpu.measured import finish, timed, with_values
+from benchmarks.gpu.measured import finish
 from benchmarks.gpu.recipes import RECIPES, chosen, config_of, row_names
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.step_time import Rounds
 from tests.devices import mesh_of
@@ -121,16 +120,6 @@ def test_parts_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
     assert finish(tmp_path, ["a", "b"], part)["b"][0]["value"] is None
     assert finish(tmp_path, ["a", "b"], part)["b"][0]["value"] == 1.0
     assert calls == ["a", "b", "b"]
-
-
-def test_a_program_is_timed_with_values_for_its_shapes() -> None:
-    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    state = {"w": shape, "key": jax.eval_shape(lambda: jax.random.key(0))}
-    values = with_values((state, jax.ShapeDtypeStruct((8,), jnp.int32)))
-    assert np.isfinite(values[0]["w"]).all()
-    assert np.asarray(values[0]["w"]).std() > 0
-    step = jax.jit(lambda state, tokens: (state | {"w": state["w"] + tokens.sum()}, tokens))
-    assert timed("tiny", Program("update", step, (state, values[1])))["value"] > 0
 
 
 # ---------------------------------------------------------------- which devices reach a collective

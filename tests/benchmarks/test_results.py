@@ -23,8 +23,10 @@ def test_a_quick_run_of_each_suite(suite: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert all(case["value"] is not None for case in result["cases"])
+    for case in json.loads(done.stdout.splitlines()[-1])["cases"]:
+        assert case["value"] is not None
+        # Quick sizes have no targets of time: ours and the peer's results are equal.
+        assert suite != "speed" or case["holds"] is not False, case
 
 
 def test_the_last_line_is_json_and_a_missed_target_no_error(capsys: Any) -> None:

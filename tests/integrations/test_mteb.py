@@ -36,45 +36,33 @@ QRELS = {
 }
 
 
+ABOUT = {
+    **{"name": "QRagSmall", "description": "Few words.", "reference": "https://example.com/small"},
+    **{"dataset": {"path": "none/none", "revision": "1"}, "type": "Retrieval", "category": "t2t"},
+    **{"modalities": ["text"], "eval_splits": ["test"], "eval_langs": ["eng-Latn"]},
+    **{"main_score": "ndcg_at_10", "date": ("2026-01-01", "2026-01-02"), "domains": ["Written"]},
+    **{"task_subtypes": [], "license": "mit", "annotations_creators": "derived", "dialect": []},
+    **{"sample_creation": "created", "bibtex_citation": ""},
+}
+
+
 class SmallTask(AbsTaskRetrieval):
     """Passages of a few words, held in memory."""
 
-    metadata = TaskMetadata(
-        name="QRagSmall",
-        description="Passages of a few words.",
-        reference="https://example.com/small",
-        dataset={"path": "none/none", "revision": "1"},
-        type="Retrieval",
-        category="t2t",
-        modalities=["text"],
-        eval_splits=["test"],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
-        date=("2026-01-01", "2026-01-02"),
-        domains=["Written"],
-        task_subtypes=[],
-        license="mit",
-        annotations_creators="derived",
-        dialect=[],
-        sample_creation="created",
-        bibtex_citation="",
-    )
+    metadata = TaskMetadata(**ABOUT)
     instructions: dict[str, str] | None = None
 
     def load_data(self, *args: Any, **kwargs: Any) -> None:
         queries = [{"id": name, "text": text} for name, text in QUERIES.items()]
         if self.instructions is not None:
             queries = [q | {"instruction": self.instructions.get(q["id"])} for q in queries]
-        self.dataset = {
-            "default": {
-                "test": {
-                    "corpus": datasets.Dataset.from_list([*PASSAGES, EMPTY]),
-                    "queries": datasets.Dataset.from_list(queries),
-                    "relevant_docs": {query: dict(docs) for query, docs in QRELS.items()},
-                    "top_ranked": None,
-                }
-            }
+        split = {
+            "corpus": datasets.Dataset.from_list([*PASSAGES, EMPTY]),
+            "queries": datasets.Dataset.from_list(queries),
+            "relevant_docs": {query: dict(docs) for query, docs in QRELS.items()},
+            "top_ranked": None,
         }
+        self.dataset = {"default": {"test": split}}
         self.data_loaded = True
 
 
@@ -112,14 +100,8 @@ def test_the_scores_are_those_of_our_own_measures(search: QRagSearch, tmp_path: 
     assert isinstance(search, SearchProtocol)
     found = evaluated(search, tmp_path)
     rankings = predictions(tmp_path)
-    names = {
-        "ndcg@10": "ndcg_at_10",
-        "ndcg@3": "ndcg_at_3",
-        "recall@5": "recall_at_5",
-        "ap@100": "map_at_100",
-        "rr@10": "mrr_at_10",
-        "hit@3": "hit_rate_at_3",
-    }
+    names = {"ndcg@10": "ndcg_at_10", "recall@5": "recall_at_5", "ap@100": "map_at_100"}
+    names |= {"rr@10": "mrr_at_10", "hit@3": "hit_rate_at_3"}
     columns = ranking_columns(rankings, QRELS, list(names))
     for ours, theirs in names.items():
         assert found[theirs] == pytest.approx(np.mean(list(columns[ours].values())), abs=1e-5)

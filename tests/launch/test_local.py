@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.entry_points import ROOT, Commands, losses
 from tests.launch.scripts import LAUNCH, ended, peer, peers, program, read_until, start
 
 
@@ -46,18 +48,15 @@ def test_input_that_cannot_be_used_is_not_tried_again(tmp_path: Path) -> None:
     assert len(peers(told.stdout)) == 2
 
 
-@pytest.mark.parametrize(("left", "second"), [("", 2), ("1", 1)])
-def test_after_a_failure_all_start_again(tmp_path: Path, left: str, second: int) -> None:
-    environment = {"RESTARTS": "1"} | ({"LEFT": left} if left else {})
-    told = ended(local(tmp_path, "2", "once", **environment))
-    assert told.returncode == 0, told.stderr
-    assert len(peers(told.stdout)) == 2 + second
-
-
-def test_without_restarts_the_first_failure_is_the_status(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("left", "second"), [({}, 2), ({"LEFT": "1"}, 1)])
+def test_after_a_failure_all_start_again(tmp_path: Path, left: dict[str, str], second: int) -> None:
     told = ended(local(tmp_path, "2", "once"))
     assert told.returncode in (137, 1)  # whose end was seen first
     assert len(peers(told.stdout)) == 2
+    (tmp_path / "failed").unlink()
+    told = ended(local(tmp_path, "2", "once", RESTARTS="1", **left))
+    assert told.returncode == 0, told.stderr
+    assert len(peers(told.stdout)) == 2 + second
 
 
 def test_a_process_that_hangs_after_a_failure_is_killed(tmp_path: Path) -> None:
@@ -115,6 +114,40 @@ def test_wrong_words_are_refused(
     assert told.returncode == 2
     assert told.stderr.startswith("local.sh: error: ")
     assert name in told.stderr
+
+
+@pytest.mark.long
+def test_after_a_kill_a_training_of_two_goes_on_to_its_end(
+    commands: Commands, tmp_path: Path
+) -> None:
+    workdir, steps = tmp_path / "run", 12
+    fields = {"steps": steps, "checkpoint_every": 2, "eval_every": steps, "log_every": 1}
+    words = [LAUNCH / "local.sh", "2", sys.executable, "-m", "qrag_jax.train"]
+    words += ["--config=configs/quickstart.py:tiny", f"--workdir={workdir}"]
+    process = subprocess.Popen(
+        [*words, *(f"--config.train.{name}={value}" for name, value in fields.items())],
+        cwd=ROOT,
+        env={**commands.environment, "RESTARTS": "1", "GRACE": "20"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until = time.monotonic() + 300
+    while not (found := losses(workdir)) or found[-1][0] < 5:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    # -ww: whole lines, also where readline has put a width into the environment.
+    listed = subprocess.run(["ps", "axww", "-o", "pid=,args="], capture_output=True, text=True)
+    (second,) = (
+        int(line.split()[0])
+        for line in listed.stdout.splitlines()
+        if f"--workdir={workdir} " in line and line.endswith(",2,1")
+    )
+    os.kill(second, signal.SIGKILL)
+    told = ended(process, limit=300)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert [step for step, _ in losses(workdir)] == list(range(1, steps + 1))
 
 
 # ---------------------------------------------------------------- with a language model
