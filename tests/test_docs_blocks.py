@@ -89,7 +89,7 @@ def run_blocks(page: Path) -> list[Block]:
     return [b for b in blocks(page) if not b.not_run and (b.language in ("sh", "python") or b.file)]
 
 
-@pytest.mark.parametrize("page", filter(run_blocks, PAGES), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*filter(run_blocks, PAGES)], ids=lambda page: page.name)
 def test_a_reader_can_run_the_page(
     page: Path, provided: Path, commands: Commands, tmp_path: Path
 ) -> None:
