@@ -191,28 +191,6 @@ def test_aliases_types_and_budget(
     assert not out.exists() or out.read_text() == ""
 
 
-def test_a_file_that_another_process_writes_or_wrote_to(
-    server: ModelServer, log: Path, tmp_path: Path, commands: Commands
-) -> None:
-    out = tmp_path / "answers.jsonl"
-    given = options(server, log, out)
-    with log_locks(out):
-        assert str(out) in refusal(commands.run("answer", *given))
-    # Two names that differ in their ending alone have one file of verdicts.
-    with log_locks(out.with_name("answers.judge.jsonl")):
-        other = options(server, log, tmp_path / "answers.json")
-        assert "answers.judge.jsonl" in refusal(commands.run("answer", *other))
-    assert server.calls == []
-    assert not out.exists()
-    commands.succeed("answer", *given)
-    both = out.read_bytes() + out.read_bytes().splitlines(keepends=True)[0]  # as two would write
-    out.write_bytes(both)
-    assert "--restart" in refusal(commands.run("answer", *given))
-    assert out.read_bytes() == both
-    commands.succeed("answer", *given, "--restart")
-    assert len(lines(out)) == 12
-
-
 def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Commands) -> None:
     given = options(server, log, tmp_path / "answers.jsonl")
     data, bare = tmp_path / "dev.jsonl", tmp_path / "bare.jsonl"
@@ -229,5 +207,12 @@ def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Comm
         ([given[0], f"--out={log}/below.jsonl", *given[2:]], "below.jsonl"),
     ):
         assert name in refusal(commands.run("answer", *words))
-    assert not (tmp_path / "answers.jsonl").exists()
+    out = tmp_path / "answers.jsonl"
+    with log_locks(out):
+        assert str(out) in refusal(commands.run("answer", *given))
+    # Two names that differ in their ending alone have one file of verdicts.
+    with log_locks(out.with_name("answers.judge.jsonl")):
+        other = options(server, log, tmp_path / "answers.json")
+        assert "answers.judge.jsonl" in refusal(commands.run("answer", *other))
+    assert not out.exists()
     assert server.calls == []

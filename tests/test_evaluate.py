@@ -111,16 +111,6 @@ def test_summary(scored_run: Path) -> None:
             assert gain["low"] <= gain["mean"] <= gain["high"]
 
 
-def test_a_retriever_that_stops_at_once_is_scored(run_copy: Path, commands: Commands) -> None:
-    log = best(run_copy) / MULTI
-    nothing = {"pred_idx": [], "q_values": [], "pred_texts": [], "f1": 0.0, "em": 0.0}
-    log.write_text("".join(json.dumps(row | nothing) + "\n" for row in rows(log)))
-    assert "trained" in commands.succeed("evaluate", f"--workdir={run_copy}")
-    summary = json.loads((run_copy / "summary.json").read_text())
-    assert summary["trained"]["steps"] == summary["trained"]["fact_recall"] == 0.0
-    assert summary["untrained"]["steps"] == 2.0
-
-
 # ---------------------------------------------------------------------- resuming
 
 
@@ -210,16 +200,6 @@ def test_planned_greedily_the_run_scores_the_same_and_a_beam_finds_no_less(
     assert_same(rows(log), greedy)
 
 
-def test_a_best_checkpoint_of_step_0_is_called_untrained(
-    untrained_best: Path, commands: Commands
-) -> None:
-    told = commands.succeed("evaluate", f"--workdir={untrained_best}", "--samples=2")
-    assert "untrained" in told
-    summary = json.loads((untrained_best / "summary.json").read_text())
-    assert summary["best_is_untrained"]
-    assert summary["trained"] == summary["untrained"]
-
-
 # ---------------------------------------------------------------------- which setting wins
 
 
@@ -270,20 +250,23 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     assert (best(run_copy) / MULTI).read_bytes() == before
 
 
-def test_refusals(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
+def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_path: Path) -> None:
     workdir = f"--workdir={run_copy}"
     for words, name in (
         ([], "--workdir"),
         ([f"--workdir={tmp_path}"], "config.json"),
-        ([workdir, "--checkpoint=foo"], "--checkpoint"),
         ([workdir, "--config.evl.seed=1"], "evl"),
         ([workdir, "--eval_config=no_such.py"], "no_such.py"),
     ):
         assert name in refusal(commands.run("evaluate", *words))
-    shutil.copytree(run_copy, tmp_path / "other")
-    shutil.rmtree(tmp_path / "other" / "checkpoints")  # never trained
-    assert "checkpoints" in refusal(commands.run("evaluate", f"--workdir={tmp_path / 'other'}"))
     shutil.rmtree(run_copy / "encoder")
     sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=60, positions=256)
     make_scratch_folder(run_copy / "encoder", ["another text"], sizes, seed=0)
     refusal(commands.run("evaluate", workdir))
+    shutil.rmtree(run_copy / "checkpoints")  # never trained
+    assert "checkpoints" in refusal(commands.run("evaluate", workdir))
+    # A best checkpoint of step 0 is called untrained.
+    assert "untrained" in commands.succeed("evaluate", f"--workdir={untrained_best}", "--samples=2")
+    summary = json.loads((untrained_best / "summary.json").read_text())
+    assert summary["best_is_untrained"]
+    assert summary["trained"] == summary["untrained"]

@@ -88,24 +88,6 @@ def test_logs_and_results_of_each_length(scored: Path) -> None:
     assert list(scored.glob("lengths/best-*/eval_seed42_lengths.png"))
 
 
-def test_of_long_stories_those_that_fit_the_shortest_documents(
-    scored: Path, commands: Commands, tmp_path: Path
-) -> None:
-    for flag, counts in (("--noevery_story", (6, 6)), ("--every_story", (6, 16))):
-        commands.succeed(
-            *("evaluate_lengths", f"--workdir={scored}", "--chunks=16,40", "--samples=16"),
-            *("--config.data.sources.babilong.task=qa2", f"--out={tmp_path / flag}", flag),
-        )
-        (table,) = (tmp_path / flag).glob("*/*_lengths.json")
-        found = json.loads(table.read_text())
-        assert tuple(result["fits"] for result in found) == counts
-        assert (found[1]["em_shortest"] is None) == (counts[1] == 16)
-        logs = [rows(table.parent / f"eval_seed42_ns{length}.jsonl") for length in (16, 40)]
-        assert tuple(map(len, logs)) == counts
-        short, long = ({row["id"] for row in log} for log in logs)
-        assert short <= long
-
-
 def test_at_its_own_length_the_run_scores_as_evaluate_says(
     scored: Path, commands: Commands
 ) -> None:
@@ -178,14 +160,3 @@ def test_books_of_training_are_never_scored_on(
         text = refusal(commands.run(name, f"--workdir={scored}", *words, *more))
         assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)
-
-
-def test_refusals(scored: Path, finished_run: Path, commands: Commands, tmp_path: Path) -> None:
-    for workdir, words, name in (
-        (scored, ["--chunks=12,0"], "--chunks"),
-        (scored, ["--chunks=12", "--samples=3,4"], "--samples"),
-        (finished_run, ["--chunks=12"], "hotpotqa"),
-        (scored, ["--config.eval.beam=99", f"--out={tmp_path}", "--chunks=12"], "config.eval.beam"),
-    ):
-        told = commands.run("evaluate_lengths", f"--workdir={workdir}", *words)
-        assert name in refusal(told)

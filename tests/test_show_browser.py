@@ -302,13 +302,3 @@ def test_dark_on_light_and_no_wider_than_a_phone(opened: Page) -> None:
     wide = opened.value("document.documentElement.scrollWidth")
     opened.resize(1200, 900)
     assert wide <= 400
-
-
-def test_a_page_of_a_log_alone(browser: Page, commands: Commands, many: Path) -> None:
-    """A log that lies anywhere is shown without curves."""
-    log = many.parent / "alone" / "log.jsonl"
-    log.parent.mkdir()
-    shutil.copy(many.parent / "tokens.jsonl", log)
-    commands.succeed("show", str(log))
-    browser.open(log.parent / "show.html")
-    assert browser.value("document.querySelectorAll('svg').length") == 0

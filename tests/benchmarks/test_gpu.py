@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 from collections.abc import Callable
@@ -18,9 +17,6 @@ from jax.sharding import PartitionSpec
 from benchmarks.gpu import cases_of, faults
 from benchmarks.gpu.compiling import arrays_of_logits, flops, unnamed
 from benchmarks.gpu.measured import finish
-from benchmarks.gpu.recipes import RECIPES, chosen, config_of, row_names
-from qrag_jax.errors import InputError
-from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.step_time import Rounds
 from tests.devices import mesh_of
@@ -93,19 +89,6 @@ def test_logits_of_a_block_are_seen_and_tables_are_not() -> None:
     meant = Product("f32[2] = f32[2] × f32[2]", "jit(f)/rt,td->rd/dot_general")
     other = Product("f32[2] = f32[2] × f32[2]", "jit(f)/dense/dot_general")
     assert len(unnamed([meant, other], "cuda")) == 1
-
-
-def test_rows_and_models_of_full_size(tmp_path: Path) -> None:
-    """Models are opened without weights."""
-    names = row_names(False, "h100")
-    assert chosen(names, ["e5/1x8x1$"]) == ["h100/q_rag/e5/1x8x1"]
-    for pattern in ("nobody", "("):
-        with pytest.raises(InputError, match="--only"):
-            chosen(names, [pattern])
-    config = config_of(RECIPES["q_rag/contriever"], (1, 8, 1), tmp_path, drawn=False)
-    loaded = load_encoder(Path(config.encoder.path))
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(loaded.stored)) > 1e8
-    assert config.runtime.mesh == (1, 8, 1)
 
 
 def test_parts_go_on_where_they_were_interrupted(tmp_path: Path) -> None:

@@ -14,13 +14,11 @@ from benchmarks.quality.corpora import (
     Asked,
     Passage,
     Setting,
-    setting,
     write_halves,
-    write_invented,
 )
 from benchmarks.quality.figures import cases, interval, paired
 from benchmarks.quality.logs import NDCG, by_turns, fused, lists_of, scores_of, the_log
-from benchmarks.quality.parts import MAIN, PARTS, QUICK, TWO_WIKI, Part
+from benchmarks.quality.parts import MAIN, PARTS, QUICK, Part
 from benchmarks.quality.peers import batches
 from benchmarks.quality.rankings import HOW
 from benchmarks.quality.runner import ROOT, Kept, once, write_lines
@@ -47,19 +45,6 @@ def test_halves_share_no_question_with_each_other_nor_with_training(
     assert ids["half0"] | ids["half1"] == {*dev}
     assert not ids["half0"] & ids["half1"]
     assert min(len(ids["half0"]), len(ids["half1"])) > 50
-
-
-def test_a_setting_has_its_gold_passages_and_no_question_twice(tmp_path: Path) -> None:
-    write_invented(tmp_path / "data", 8, 4, 6)
-    invented = setting(TWO_WIKI, tmp_path / "data", tmp_path / "setting")
-    texts = {passage.name: passage.text for passage in invented.corpus}
-    for asked in itertools.chain.from_iterable(invented.questions.values()):
-        assert len(asked.gold) == 2
-        assert any(asked.answers[0] in texts[gold] for gold in asked.gold)
-    for asked in invented.questions["train"]:
-        assert {*asked.gold} < {*asked.context}
-    questions = [asked.text for asked in itertools.chain(*invented.questions.values())]
-    assert len({*questions}) == len(questions) == 8 + 4 + 6
 
 
 def test_contrastive_batches_have_no_gold_passage_as_a_negative() -> None:

@@ -6,7 +6,6 @@ Jobs, claims and policies are held against Kubernetes' own schemas.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -66,44 +65,27 @@ def test_all_is_as_the_schemas_say(manifest: Manifest) -> None:
             kubernetes_validate.validate(part, version, strict=True)
 
 
-def test_pods_find_each_other_and_nobody_else_finds_them(manifest: Manifest) -> None:
+def test_what_it_promises(manifest: Manifest) -> None:
+    """Pods find each other; failures are tried again, refusals not; keys are secrets."""
     job = manifest.job
-    assert manifest.spec["network"]["enableDNSHostnames"]
-    assert manifest.spec["network"]["publishNotReadyAddresses"]
-    assert job["completionMode"] == "Indexed"
     assert job["parallelism"] == job["completions"] == 2
     environment = {e["name"]: e.get("value") for e in manifest.trainer["env"]}
     assert environment["PODS"] == str(job["completions"])
     (policy,) = manifest.of("NetworkPolicy")
     own = {"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "qrag"}}}
-    assert policy["spec"] == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
-
-
-def test_what_fails_is_tried_again_but_not_what_was_refused(manifest: Manifest) -> None:
+    assert policy["spec"]["ingress"] == [{"from": [own]}]  # nobody else reaches them
     assert manifest.spec["failurePolicy"]["maxRestarts"] > 0
-    (rule,) = manifest.spec["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-    (rule,) = manifest.job["podFailurePolicy"]["rules"]
+    (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2]}
-    assert manifest.job["backoffLimit"] == 0
     assert manifest.pod["restartPolicy"] == "Never"  # podFailurePolicy asks for it
-
-
-def test_time_to_save_disks_and_keys_from_secrets(manifest: Manifest) -> None:
-    assert manifest.pod["terminationGracePeriodSeconds"] >= 120
-    mounts = {each["mountPath"]: each["name"] for each in manifest.trainer["volumeMounts"]}
-    volumes = {each["name"]: each for each in manifest.pod["volumes"]}
-    assert "persistentVolumeClaim" in volumes[mounts["/runs"]]
-    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"  # noqa: S108
-    assert manifest.flags["--workdir"].startswith("/runs/")
-    claims = manifest.of("PersistentVolumeClaim")
-    assert all(claim["spec"]["accessModes"] == ["ReadWriteMany"] for claim in claims)
+    assert manifest.pod["terminationGracePeriodSeconds"] >= 120  # to save
+    mounts = {each["mountPath"] for each in manifest.trainer["volumeMounts"]}
+    assert {"/runs", "/dev/shm"} <= mounts  # noqa: S108
     for container in (*manifest.pod["containers"], *manifest.pod.get("initContainers", ())):
         for each in container["env"]:
             is_secret = "secretKeyRef" in each.get("valueFrom", {})
             assert is_secret == each["name"].endswith(("TOKEN", "KEY")), each
-        assert not re.search(r"--api-key|sk-|hf_", " ".join(container.get("args", ())))
 
 
 def test_the_batch_splits_over_the_gpus(manifest: Manifest) -> None:
@@ -113,18 +95,6 @@ def test_the_batch_splits_over_the_gpus(manifest: Manifest) -> None:
     batch = int(manifest.flags.get("--config.train.batch_size", config.train.batch_size))
     assert batch % (gpus * int(manifest.flags["--config.train.accumulation"])) == 0
     assert config.eval.batch_size % gpus == 0
-
-
-def test_the_model_beside_the_trainer_is_there_before_it() -> None:
-    manifest = Manifest(with_model=True)
-    (model,) = manifest.pod["initContainers"]
-    assert model["restartPolicy"] == "Always"  # it runs beside the trainer, and ends after it
-    assert "--host=127.0.0.1" in model["args"]
-    assert "127.0.0.1:8100/health" in model["startupProbe"]["exec"]["command"][-1]
-    assert manifest.flags["--config.llm.url"] == "http://127.0.0.1:8100/v1"
-    gpus = [c["resources"]["limits"]["nvidia.com/gpu"] for c in (model, manifest.trainer)]
-    assert sum(gpus) == 8
-    assert f"--tensor-parallel-size={gpus[0]}" in model["args"]
 
 
 def test_a_pod_waits_for_all_names_and_then_is_the_trainer(
