@@ -204,7 +204,7 @@ def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Comm
         ([*given, "--filter=qvalue"], "threshold"),
         ([*given, f"--data={data}"], str(data)),
         ([f"--log={bare}", *given[1:]], ROWS[0].id),
-        ([given[0], f"--out={log}/below.jsonl", *given[2:]], "below.jsonl"),
+        ([given[0], f"--out={log}/below.jsonl", *given[2:]], "--out"),
     ):
         assert name in refusal(commands.run("answer", *words))
     out = tmp_path / "answers.jsonl"

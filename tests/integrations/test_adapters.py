@@ -111,6 +111,7 @@ class Haystack:
 
     def __init__(self) -> None:
         pytest.importorskip("haystack", reason="needs the extra haystack")
+        self.pipelines: dict[Any, Any] = {}  # an adapter is in one alone
 
     def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
         from qrag_jax.integrations.haystack import QRagRetriever
@@ -120,9 +121,10 @@ class Haystack:
     def pipeline(self, adapter: Any) -> Any:
         from haystack import Pipeline
 
-        made = Pipeline()
-        made.add_component("retriever", adapter)
-        return made
+        if adapter not in self.pipelines:
+            self.pipelines[adapter] = Pipeline()
+            self.pipelines[adapter].add_component("retriever", adapter)
+        return self.pipelines[adapter]
 
     def search(self, adapter: Any, question: str, **changes: Any) -> list[Found]:
         if "k" in changes:
