@@ -31,7 +31,7 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
