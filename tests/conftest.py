@@ -104,13 +104,11 @@ def programs_are_dropped() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     base = tmp_path_factory.getbasetemp()
     # With several workers, base is the worker's own folder below the session's.
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    made = Commands(folder / "entry_points")
-    yield made
-    made.forks.stop()
+    return Commands(folder / "entry_points")
 
 
 def once(folder: Path, make: Callable[[], Any]) -> Path:

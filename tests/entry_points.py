@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tests.devices import environment_of
-from tests.fork_server import Forks
+from tests.support.forks import AT_IMPORT, Forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -119,27 +118,24 @@ class Commands:
         """That of a machine with so many devices."""
         return self.environment | {"XLA_FLAGS": environment_of(count)["XLA_FLAGS"]}
 
-    @functools.cached_property
-    def forks(self) -> Forks:
-        """The fork server of the commands."""
-        return Forks(self.folder, self.environment)
-
     def start(self, module: str, *arguments: str, **options: Any) -> Any:
         """Starts `python -m qrag_jax.MODULE` in the repository root; returns its process.
 
-        The process is forked from one that has imported jax and the rest. It is a new process if
-        it has options besides `env`, or if its environment changes what imports read.
+        It is forked from one that has imported jax and the rest, unless it has options besides
+        `env`, or its environment changes what imports read.
         """
-        environment = options.get("env", self.environment)
-        if not options.keys() - {"env"} and self.forks.can(environment):
-            return self.forks.start(f"qrag_jax.{module}", [*arguments], ROOT, environment)
+        own, env = self.environment, options.get("env", self.environment)
+        read = [name for name in {*own, *env} if name.startswith(AT_IMPORT)]
+        same = all(own.get(name) == env.get(name) for name in read)
+        if not options.keys() - {"env"} and same:
+            return Forked(f"qrag_jax.{module}", arguments, ROOT, env)
         return subprocess.Popen(
             [sys.executable, "-m", f"qrag_jax.{module}", *arguments],
             cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            **{"env": self.environment, **options},
+            **{"env": own, **options},
         )
 
     def run(self, module: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
