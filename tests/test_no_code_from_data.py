@@ -139,18 +139,13 @@ def test_models_and_tokenizers_of_a_folder_run_no_code(folder: Path, tmp_path: P
     assert not (tmp_path / "was run").exists()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("arguments", ("--trust-remote-code",)), ("python", "/elsewhere/python")]
-)
-def test_a_folder_starts_no_server_by_words_of_its_own(
-    field: str, value: object, commands: Commands, tmp_path: Path
-) -> None:
-    config = harr_grpo.get_config("two_wiki-react-minilm").unlock()
-    config.llm.server.update({"model": "a/model", field: value})
-    save_config(config, tmp_path / "config.json")
-    told = refusal(commands.run("evaluate", f"--workdir={tmp_path}", "--checkpoint=last"))
-    assert f"--config.llm.server.{field}=" in told
+def test_a_folder_starts_no_server_by_words_of_its_own(commands: Commands, tmp_path: Path) -> None:
+    scoring = ("evaluate", f"--workdir={tmp_path}", "--checkpoint=last")
+    for field, value in (("arguments", ("--trust-remote-code",)), ("python", "/elsewhere/python")):
+        config = harr_grpo.get_config("two_wiki-react-minilm").unlock()
+        config.llm.server.update({"model": "a/model", field: value})
+        save_config(config, tmp_path / "config.json")
+        assert f"--config.llm.server.{field}=" in refusal(commands.run(*scoring))
     config.llm.url = "http://127.0.0.1:9/v1"  # then nothing is started
     save_config(config, tmp_path / "config.json")
-    told = refusal(commands.run("evaluate", f"--workdir={tmp_path}", "--checkpoint=last"))
-    assert "llm.server" not in told
+    assert "llm.server" not in refusal(commands.run(*scoring))

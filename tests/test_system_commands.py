@@ -126,10 +126,24 @@ SPREAD = {
         *("--config=configs/rlvr.py:tiny", "--config.sft.steps=1", "--config.train.steps=2"),
         *_TOKENS,
     ),
+    "deepretrieval": (
+        *("--config=configs/deepretrieval.py:tiny", "--config.script.steps=2", *_TOKENS),
+        *("--config.queries.made_train=12", "--config.queries.made_corpus=25"),
+    ),
+    "leret": (
+        *("--config=configs/leret.py:tiny", "--config.script.steps=10", *_TOKENS),
+        *("--config.iterations=1", "--config.model.lora.rank=4"),
+    ),
 }
 
 
-@pytest.mark.parametrize("system", SPREAD)
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (each in ("deepretrieval", "leret")))
+        for each in SPREAD
+    ],
+)
 def test_two_hosts_do_what_one_does(system: str, commands: Commands, tmp_path: Path) -> None:
     """Q-RAG's is stopped by a signal to one of them, and ended by one host of two devices."""
     alone, workdir, given = tmp_path / "alone", tmp_path / "run", SPREAD[system]

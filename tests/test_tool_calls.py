@@ -70,8 +70,9 @@ def random_call(rng: random.Random) -> ToolCall:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_written_is_read(form: str) -> None:
+    assert write_call(ROME, form) == CALLS[form]
     rng = random.Random(0)
-    for _ in range(500):
+    for _ in range(300):
         call = random_call(rng)
         texts = ToolCall(call.name, {k: v for k, v in call.arguments.items() if type(v) is str})
         assert read_calls(write_call(texts, form), form) == (texts,)
@@ -86,12 +87,6 @@ def test_what_is_written_is_read(form: str) -> None:
         assert [type(value) for value in checked.arguments.values()] == [
             type(value) for value in call.arguments.values()
         ]
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_golden(form: str) -> None:
-    assert write_call(ROME, form) == CALLS[form]
-    assert read_calls(CALLS[form], form) == (ROME,)
 
 
 @pytest.mark.parametrize("form", [HERMES, XML])
