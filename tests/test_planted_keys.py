@@ -166,7 +166,7 @@ def test_an_index_on_a_server_with_a_key(
         assert len(set(server.sent())) == 20
         server.key = "another"
         again = commands.run("search", *own, "--engine=qdrant", "a river", env=environment)
-        refusal(again)
+        assert "key" in refusal(again)
     said = "".join([made.stdout, made.stderr, again.stdout, again.stderr])
     assert list(leaks(planted, index, Path(environment["QRAG_CACHE"]), said=said)) == []
 
