@@ -37,6 +37,7 @@ class Forked:
         self._process = _CONTEXT.Process(target=_run, args=(module, words, str(cwd), env, *ends))
         with mock.patch.dict(os.environ, env, clear=True):  # the first one starts the server
             self._process.start()
+        atexit.register(self.kill)  # else a test that failed would leave it, and be waited for
         for end in ends:
             end.close()
         self.stdout: Any = os.fdopen(out, encoding="utf-8")
