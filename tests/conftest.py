@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from tests import devices, disks
-from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands
+from tests.entry_points import COURSES, FLOAT32, Commands
 
 # Children and commands have the devices that their environment gives them.
 devices.several_devices()
@@ -67,36 +67,65 @@ def programs_are_dropped() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     base = tmp_path_factory.getbasetemp()
     # With several workers, base is the worker's own folder below the session's.
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    made = Commands(folder / "entry_points")
-    yield made
-    made.forks.stop()
+    return Commands(folder / "entry_points")
 
 
-@pytest.fixture(scope="session")
-def finished_run(commands: Commands) -> Path:
-    """A tiny run of `STEPS` steps, trained to its end by one worker; tests that write copy it."""
-    workdir = commands.folder / "finished" / "run"
-    workdir.parent.mkdir(parents=True, exist_ok=True)
-    with (workdir.parent / "lock").open("w") as lock:
+def once(folder: Path, make: Callable[[], Any]) -> Path:
+    """Makes a folder that all workers share, by the first one that asks for it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    done = folder.with_suffix(".done")
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (workdir / "training.json").exists():
-            commands.succeed("train", *SHARED, f"--workdir={workdir}")
-    return workdir
+        if not done.exists():
+            make()
+            done.touch()
+    return folder
 
 
 @pytest.fixture(scope="session")
-def scored_run(
-    finished_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def trained(commands: Commands) -> Callable[[str], Path]:
+    """The run of a system's course, trained to its end; tests that write copy it."""
+
+    def run(system: str) -> Path:
+        workdir = commands.folder / "trained" / system / "run"
+        words = (*COURSES[system].fields, f"--workdir={workdir}")
+        return once(workdir, lambda: commands.succeed("train", *words))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def scored(commands: Commands, trained: Callable[[str], Path]) -> Callable[[str], Path]:
+    """A scored copy of it; what `evaluate` printed is in `evaluate.txt`."""
+
+    def run(system: str) -> Path:
+        workdir = commands.folder / "scored" / system / "run"
+
+        def score() -> None:
+            shutil.copytree(trained(system), workdir)
+            dtype = [FLOAT32] if system == "q_rag" else []
+            words = (f"--workdir={workdir}", "--checkpoint=last", *COURSES[system].scoring, *dtype)
+            (workdir / "evaluate.txt").write_text(commands.succeed("evaluate", *words))
+
+        return once(workdir, score)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished_run(trained: Callable[[str], Path]) -> Path:
+    """A tiny run of Q-RAG of `STEPS` steps; tests that write copy it."""
+    return trained("q_rag")
+
+
+@pytest.fixture(scope="session")
+def scored_run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scored copy of it; tests that write copy it."""
-    workdir = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("scored") / "my-run"))
-    arguments = (f"--workdir={workdir}", FLOAT32, "--checkpoint=last")
-    commands.succeed("evaluate", *arguments, f"--samples={SAMPLES}")
-    return workdir
+    return Path(shutil.copytree(scored("q_rag"), tmp_path_factory.mktemp("scored") / "my-run"))
 
 
 @pytest.fixture(scope="session")

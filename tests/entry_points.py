@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tests.fork_server import Forks
+from tests.devices import environment_of
+from tests.support.forks import AT_IMPORT, Forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,6 +37,62 @@ SHARED = (
 )
 SAMPLES = 4  # questions scored of the run that is exported
 FLOAT32 = "--config.encoder.dtype=float32"  # as torch computes; "auto" may be bfloat16
+
+
+class Course(NamedTuple):
+    """A short training by the command line.
+
+    Attributes:
+        fields: of the command line.
+        steps: of the whole run.
+        scoring: what its scoring is asked for besides.
+        main: the score by which evaluations during the training are compared.
+    """
+
+    fields: tuple[str, ...]
+    steps: int
+    scoring: tuple[str, ...]
+    main: str
+
+
+def course(config: str, steps: int, main: str, *fields: str, scoring: Sequence[str] = ()) -> Course:
+    often = ("train.log_every=1", "train.checkpoint_every=1")
+    words = [f"--config.{field}" for field in (*often, *fields)]
+    return Course((f"--config=configs/{config}", *words), steps, tuple(scoring), main)
+
+
+_SMALL_LM = tuple(
+    f"model.tiny.{field}" for field in ("layers=1", "copies=False", "hidden=32", "intermediate=32")
+)
+_WRITER = (*_SMALL_LM, "model.tiny.vocab=420", "model.block_tokens=1024")
+# A training of every system, which many tests share; token systems play one batch ahead.
+COURSES = {
+    "q_rag": Course(SHARED, STEPS, (f"--samples={SAMPLES}",), "fact_em"),
+    "harr": course(
+        *("harr_grpo.py:tiny", 4, "f1", "train.steps=4", "train.eval_every=4"),
+        "encoder.scratch.layers=1",
+        scoring=("--sampled=4",),
+    ),
+    "rlvr": course(
+        *("rlvr.py:tiny", 5, "em", *_SMALL_LM, "tools.turn_tokens=12", "tools.staleness=1"),
+        *("questions.bridge_train=24", "questions.bridge_dev=4", "eval.part=all"),
+        *("sft.steps=2", "train.steps=3", "train.eval_every=5", "grpo.members=2"),
+        scoring=("--sampled=2", "--retrievers=bm25,golden"),
+    ),
+    "leret": course(
+        *("leret.py:tiny", 20, "hop2/all_gold", *_WRITER, "train.eval_every=100"),
+        # Of five questions one chooses, four are reported.
+        *("questions.bridge_train=8", "questions.bridge_corpus=8", "questions.bridge_dev=5"),
+        *("tries.questions=1", "tries.prompts=2", "writing.k=4", "writing.passage_words=8"),
+        *("styles.most_words=4", "script.steps=12", "script.batch_size=4"),
+        *("script.learning_rate=0.02", "script.observed=False", "sft.steps=2"),
+        *("preference.steps=2", "optimizer.matrices=adam"),
+    ),
+    "deepretrieval": course(
+        *("deepretrieval.py:tiny", 7, "ndcg@10", *_WRITER, "optimizer.matrices=adam"),
+        *("writing.query_tokens=32", "script.steps=4", "train.steps=3", "rollout.staleness=1"),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,27 +114,28 @@ class Commands:
         }
         return {**os.environ, **own}
 
-    @functools.cached_property
-    def forks(self) -> Forks:
-        """The fork server of the commands."""
-        return Forks(self.folder, self.environment)
+    def with_devices(self, count: int) -> dict[str, str]:
+        """That of a machine with so many devices."""
+        return self.environment | {"XLA_FLAGS": environment_of(count)["XLA_FLAGS"]}
 
     def start(self, module: str, *arguments: str, **options: Any) -> Any:
         """Starts `python -m qrag_jax.MODULE` in the repository root; returns its process.
 
-        The process is forked from one that has imported jax and the rest. It is a new process if
-        it has options besides `env`, or if its environment changes what imports read.
+        It is forked from one that has imported jax and the rest, unless it has options besides
+        `env`, or its environment changes what imports read.
         """
-        environment = options.get("env", self.environment)
-        if not options.keys() - {"env"} and self.forks.can(environment):
-            return self.forks.start(f"qrag_jax.{module}", [*arguments], ROOT, environment)
+        own, env = self.environment, options.get("env", self.environment)
+        read = [name for name in {*own, *env} if name.startswith(AT_IMPORT)]
+        same = all(own.get(name) == env.get(name) for name in read)
+        if not options.keys() - {"env"} and same:
+            return Forked(f"qrag_jax.{module}", arguments, ROOT, env)
         return subprocess.Popen(
             [sys.executable, "-m", f"qrag_jax.{module}", *arguments],
             cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            **{"env": self.environment, **options},
+            **{"env": own, **options},
         )
 
     def run(self, module: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -117,6 +178,102 @@ def losses(workdir: Path) -> list[tuple[int, float]]:
     """(step, loss) of every training line, in the order written."""
     lines = metric_lines(workdir)
     return [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
+
+
+def assert_same_state(workdir: Path, other: Path, step: int) -> None:
+    """Parameters, targets, optimizer state, key and counts are equal, bit for bit."""
+    one, wanted = saved_state(workdir, step), saved_state(other, step)
+    assert one.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert one[name].dtype == value.dtype
+        np.testing.assert_array_equal(one[name], value, err_msg=name)
+
+
+def assert_same_run(workdir: Path, reference: Path, step: int = STEPS) -> None:
+    """The saved state, the losses and the scores are equal, bit for bit."""
+    assert_same_state(workdir, reference, step)
+    assert losses(workdir) == losses(reference)
+    scores = [
+        [
+            {name: value for name, value in line.items() if not name.startswith("speed/")}
+            for line in metric_lines(folder)
+            if any(name.startswith("eval/") for name in line)
+        ]
+        for folder in (workdir, reference)
+    ]
+    assert scores[0] == scores[1]
+
+
+def wait_for_step(process: Any, workdir: Path, step: int) -> None:
+    """Returns when the training line of `step` is written; the process must not end before."""
+    wait_until(lambda: any(n >= step for n, _ in losses(workdir)), process)
+
+
+def wait_until(true: Callable[[], Any], *processes: Any) -> None:
+    """Waits until it is true; none of the processes may end before."""
+    until = time.monotonic() + 200
+    while not true():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def end(process: Any, number: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Sends the signal, and waits for the end."""
+    if number is not None:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=200)
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def on_hosts(commands: Commands, module: str, *given: str, count: int = 2) -> list[Any]:
+    """Starts the command on so many hosts of one device, which meet on localhost."""
+    address, env = free_address(), commands.with_devices(1)
+    hosts = [f"--hosts={address},{count},{number}" for number in range(count)]
+    return [commands.start(module, *given, host, env=env) for host in hosts]
+
+
+def free_address() -> str:
+    """An address of this machine with a port that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def stop_together(hosts: Sequence[Any]) -> None:
+    """A signal to the second host stops both, and the run is saved."""
+    hosts[1].send_signal(signal.SIGTERM)
+    ended = [end(host) for host in hosts]
+    if any(each.returncode for each in ended):  # else it was too late
+        statuses = {each.returncode for each in ended}
+        assert statuses == {128 + signal.SIGTERM}, "\n".join(each.stderr for each in ended)
+
+
+# Rates, and how full blocks and batches of searches are, which depends on the number of devices;
+# what a host searches and asks itself; and at first policy and reference are one but for rounding.
+OF_LAYOUT = (
+    *("speed/", "train/padding_share", "searches_per_batch", "turns_per_batch"),
+    *("searches", "kept_search_share", "llm/", "train/accuracy", "train/margin"),
+)
+
+
+def same_numbers(workdir: Path, other: Path) -> None:
+    """The same steps once each, with the same numbers but for rounding, and the same state."""
+    mine, theirs = (
+        # Each start writes how long it took.
+        [line for line in metric_lines(each) if "speed/time_to_first_step" not in line]
+        for each in (workdir, other)
+    )
+    assert [line["step"] for line in mine] == [line["step"] for line in theirs]
+    for one, two in zip(mine, theirs, strict=True):
+        for name in one:
+            if not name.startswith(OF_LAYOUT) and one[name] is not None:
+                np.testing.assert_allclose(one[name], two[name], 1e-5, 1e-5, err_msg=name)
+    step = max(step for step, _ in losses(other))
+    state, wanted = saved_state(workdir, step), saved_state(other, step)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(state[name], array, atol=1e-5, err_msg=name)
 
 
 def saved_state(workdir: Path, step: int) -> dict[str, np.ndarray]:

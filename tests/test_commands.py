@@ -1,9 +1,10 @@
-"""The console script, the help of commands, and a wheel that works where there is no checkout."""
+"""The console script, wrong command lines, help, messages, and a wheel without a checkout."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -12,47 +13,50 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import __main__ as console
-from qrag_jax import __version__
+from qrag_jax.errors import InputError
 from qrag_jax.runtime import config_files
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems import q_rag_config, run_flags
+from qrag_jax.systems import q_rag_config
 from tests.entry_points import ROOT, Commands, refusal
 
+TINY = "--config=configs/hotpotqa.py:tiny"
 
-def test_every_command_is_listed_and_is_a_module(
+
+def test_commands_are_listed_and_others_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in ([], ["--help"], ["help"]):
-        monkeypatch.setattr(sys, "argv", ["qrag", *arguments])
-        assert console.main() == 0
-        listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:-2]]
-        assert listed == list(console.COMMANDS)
-    for name in console.COMMANDS:
-        text = (ROOT / "qrag_jax" / f"{name}.py").read_text()
-        assert 'if __name__ == "__main__":' in text
-        assert f"python -m qrag_jax.{name}" in text
+    for words, status in (([], 0), (["--help"], 0), (["--version"], 0), (["trian"], 2)):
+        monkeypatch.setattr(sys, "argv", ["qrag", *words])
+        assert console.main() == status
+        out, err = capsys.readouterr()
+        if words in ([], ["--help"]):
+            assert {line.split()[0] for line in out.splitlines()[2:-2]} == {*console.COMMANDS}
+    assert err.startswith("error: 'trian'")
     # The top of the package is their list.
     found = {path.stem for path in (ROOT / "qrag_jax").glob("*.py")}
     assert found == {*console.COMMANDS, "__init__", "__main__", "errors"}
 
 
-def test_an_unknown_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "configs/rlvr.py"),  # without an experiment all are listed
+        (("--config.trian.steps=1",), "trian"),
+        (("--config.train.stpes=1",), "config.train.steps"),  # what is meant
+        (("--config.train.steps=abc",), "config.train.steps"),
+        (("--config=configs/hotpotqa.py:huge",), "huge"),
+        (("--config=configs/hotpotq.py",), "configs/hotpotqa.py"),
+        (("--confg=configs/hotpotqa.py",), "--config"),
+        (("steps=3",), "steps=3"),
+    ],
+)
+def test_a_wrong_command_line(
+    words: tuple[str, ...], named: str, commands: Commands, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["qrag", "trian"])
-    assert console.main() == 2
-    assert "'trian' is no command; use one of train, evaluate," in capsys.readouterr().err
-
-
-def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["qrag", "--version"])
-    assert console.main() == 0
-    assert __version__ in capsys.readouterr().out
-
-
-def test_without_an_experiment_all_are_listed(commands: Commands) -> None:
-    listed = re.findall(r"configs/\w+\.py", refusal(commands.run("train")))
-    assert {"configs/quickstart.py", "configs/hotpotqa.py", "configs/rlvr.py"} <= {*listed}
+    config = [] if not words or words[0].startswith("--config=") else [TINY]
+    workdir = tmp_path / "run"
+    assert named in refusal(commands.run("train", *config, *words, f"--workdir={workdir}"))
+    assert not workdir.exists()
 
 
 @pytest.mark.parametrize(("name", "model"), [("hotpotqa", "encoder"), ("rlvr", "model")])
@@ -61,52 +65,40 @@ def test_a_model_that_is_not_there_is_refused_before_the_data(
 ) -> None:
     data = {"encoder": "data.path", "model": "questions.dev"}[model]
     nowhere = [f"--config.{data}={tmp_path / 'data'}", f"--config.{model}.path={tmp_path / model}"]
-    told = commands.run(
+    done = commands.run(
         "train", f"--config=configs/{name}.py:tiny", *nowhere, f"--workdir={tmp_path / 'run'}"
     )
-    assert str(tmp_path / model) in refusal(told)
+    assert str(tmp_path / model) in refusal(done)
 
 
-def test_transformers_says_nothing_of_torch(commands: Commands) -> None:
-    imports = "from qrag_jax.runtime.fast_tokenizer import auto_tokenizer; auto_tokenizer()"
-    done = subprocess.run(
-        [sys.executable, "-c", imports],
-        env=commands.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "PyTorch" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_help_is_no_error(command: str, commands: Commands) -> None:
-    told = commands.succeed(command, "--help")
-    assert told.startswith("Trains a" if command == "train" else "Scores a")
-    assert "--workdir: Folder of " in told
-    assert "Traceback" not in told
-    fields = "\n  optimizer.learning_rate=1.5e-05\n      lr_0, peak\n"
-    assert (fields in told) == (command == "train")
-
-
-def test_help_tells_the_fields_of_an_experiment() -> None:
-    told = run_flags.fields_help(["--config=configs/babilong.py:qa2-tiny"])
-    assert (
-        "\n  data.sources.babilong.task='qa2'\n      qa1 to qa20; without story files qa1 to qa5\n"
-        in told
-    )
-    assert "\n  optimizer.learning_rate=0.001\n      lr_0, peak\n" in told
-    assert "\n  llm.max_tokens=256 (not read)\n" in told
-    # Every field of every experiment is told, with a comment of its own.
+def test_help_lists_flags_and_the_fields_of_the_experiment_with_a_comment(
+    commands: Commands,
+) -> None:
+    out = commands.succeed("train", "--help", "--config=configs/harr_grpo.py:tiny")
+    assert "--workdir" in out
+    assert "grpo.members=4" in out
+    assert "pqn." not in out
+    assert "--workdir" in commands.succeed("evaluate", "--help")
     known = {name: comment for name, _, comment in q_rag_config.help_lines()}
-    assert all(comment for name, comment in known.items())
+    assert all(known.values())
     for name in ("hotpotqa", "niah", "published"):
         config = importlib.import_module(f"configs.{name}").get_config("tiny")
-        fields = {
-            re.sub(r"sources\.\w+\.weight", "sources.NAME.weight", f)
-            for f in flat(config.to_dict())
-        }
-        assert fields - {"system"} <= known.keys()
+        for field in flat(config.to_dict()).keys() - {"system"}:
+            assert re.sub(r"sources\.\w+\.weight", "sources.NAME.weight", field) in known
+
+
+@pytest.mark.parametrize("mark", ["\r", "\x00", "\x1b", "\x7f"])
+def test_marks_of_control_in_a_message_are_shown_and_not_obeyed(mark: str) -> None:
+    text = str(InputError(f"the file{mark} is broken"))
+    assert text == f"the file{repr(mark)[1:-1]} is broken"
+
+
+def test_a_message_stays_as_it_is_unless_it_is_long() -> None:
+    text = "data/train.jsonl, line 3: the field 'Übung' is 5 … ; give a text."
+    assert str(pickle.loads(pickle.dumps(InputError(text)))) == text  # noqa: S301
+    long = str(InputError(f"{'a' * 2499} {'y' * 1_000_000} {'b' * 999}"))
+    assert len(long) < 4000
+    assert (long[:2499], long[-999:]) == ("a" * 2499, "b" * 999)
 
 
 def test_experiments_are_found_in_the_working_folder_first(
@@ -115,13 +107,13 @@ def test_experiments_are_found_in_the_working_folder_first(
     monkeypatch.chdir(tmp_path)
     own = config_files.own_folder()
     assert own == ROOT / "configs"
-    argv = ["train", "--config=configs/hotpotqa.py:tiny", "--config.path=configs/hotpotqa.py"]
+    argv = ["train", TINY, "--config.path=configs/hotpotqa.py"]
     packaged = f"{own / 'hotpotqa.py'}:tiny"
     assert config_files.resolved(argv) == ["train", f"--config={packaged}", argv[2]]
     split = ["evaluate", "--eval_config", "configs/niah.py", "--x"]
     assert config_files.resolved(split) == [*split[:2], str(own / "niah.py"), "--x"]
-    for other in ("configs/none.py", "mine/hotpotqa.py", "hotpotqa.py"):
-        assert config_files.resolved(["train", f"--config={other}"])[1] == f"--config={other}"
+    other = ["train", "--config=mine/hotpotqa.py"]
+    assert config_files.resolved(other) == other
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hotpotqa.py").touch()
     assert config_files.resolved(argv) == argv
@@ -163,9 +155,18 @@ def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Com
         "    config.train.steps = 0\n"
         "    return config\n"
     )
-    refused = qrag("train", "--config=mine.py")
-    assert refused.returncode == 2
-    assert "config.train.steps is 0; it must be at least 1." in refused.stderr
+    done = qrag("train", "--config=mine.py")
+    assert done.returncode == 2
+    assert "config.train.steps" in done.stderr
+
+
+def test_transformers_writes_nothing_of_torch(commands: Commands) -> None:
+    imports = "from qrag_jax.runtime.fast_tokenizer import auto_tokenizer; auto_tokenizer()"
+    words = [sys.executable, "-c", imports]
+    done = subprocess.run(
+        words, env=commands.environment, capture_output=True, text=True, check=True
+    )
+    assert "PyTorch" not in done.stdout + done.stderr
 
 
 def test_the_list_of_commands_may_be_cut_short(commands: Commands) -> None:

@@ -1,136 +1,78 @@
-"""DeepRetrieval by the commands: a run that is killed and goes on, and searches that fail."""
+"""DeepRetrieval by the commands: its ways to learn, searches that fail, and guards."""
 
 from __future__ import annotations
 
-import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.entry_points import Commands, losses, metric_lines, saved_state
+from tests.entry_points import (
+    COURSES,
+    Commands,
+    assert_same_state,
+    end,
+    losses,
+    metric_lines,
+    saved_state,
+    wait_for_step,
+    wait_until,
+)
 from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
 from tests.systems.collections_maker import write_rows
 
-pytestmark = pytest.mark.long
-
-SCRIPT, RL = 6, 4
-MODEL = (
-    "--config=configs/deepretrieval.py:tiny",
-    "--config.model.tiny.layers=1",
-    "--config.model.tiny.copies=False",
-    "--config.model.tiny.hidden=32",
-    "--config.model.tiny.intermediate=32",
-    "--config.model.tiny.vocab=420",
-    "--config.model.block_tokens=1024",
-    "--config.optimizer.matrices=adam",
-    "--config.train.checkpoint_every=1",
-)
-TINY = (
-    *MODEL,
-    "--config.writing.query_tokens=32",
-    f"--config.script.steps={SCRIPT}",
-    f"--config.train.steps={RL}",
-)
+COURSE = COURSES["deepretrieval"]
+SCRIPT, RL, STEPS = 4, 3, COURSE.steps
+TINY = COURSE.fields
+MODEL = tuple(word for word in TINY if ".model." in word or "--config=" in word)
+MODEL += ("--config.optimizer.matrices=adam", "--config.train.checkpoint_every=1")
 GUARDS = {"answer_in_query", "repetition", "kept_words", "new_words", "query_words", "echo"}
 
 
 @pytest.fixture(scope="module")
-def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workdir = tmp_path_factory.mktemp("deepretrieval") / "run"
-    out = commands.succeed("train", *TINY, f"--workdir={workdir}")
-    assert "6 steps of imitating 4 scripted rewritings, then 4 steps of PPO by 4 queries × 1" in out
-    return workdir
-
-
-def check_same(one: Path, other: Path, step: int) -> None:
-    """The parameters of policy and critic, and all else that is saved, to the last bit."""
-    given, wanted = saved_state(one, step), saved_state(other, step)
-    assert given.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(given[name], value, err_msg=name)
+def run(trained: Callable[[str], Path]) -> Path:
+    return trained("deepretrieval")
 
 
 def test_what_a_run_leaves(run: Path) -> None:
     lines = metric_lines(run)
-    assert [line["step"] for line in lines if "eval/ndcg@10" in line] == [0, SCRIPT + RL]
-    assert len(losses(run)) == SCRIPT + RL
     of_rl = [line for line in lines if "train/return" in line]
-    assert [line["step"] for line in of_rl] == [7, 8, 9, 10]
+    assert [line["step"] for line in of_rl] == [*range(SCRIPT + 1, STEPS + 1)]
     for line in of_rl:
         assert {"train/ndcg@100", "train/gain", "train/format", "train/words"} <= line.keys()
         assert {"train/kl", "train/entropy", "train/value_loss", "searches"} <= line.keys()
         assert line["train/return"] == pytest.approx(line["train/gain"], abs=1e-6)
-    # The shapes of queries are of batches in which there was one.
-    assert any(line.keys() >= GUARDS for line in of_rl)
     last = lines[-1] if "eval/ndcg@10" in lines[-1] else lines[-2]
     assert {f"eval/{name}" for name in (*GUARDS, "format", "failed_share")} <= last.keys()
     assert last["original/recall@100"] == 1.0
-    state = saved_state(run, SCRIPT + RL)
-    assert any("critic" in name for name in state)
-    assert (run / "learning_curve.png").stat().st_size > 10_000
-    assert (run / "model" / "tokenizer.json").exists()
-    assert sorted(path.name for path in (run / "search").iterdir()) == ["made"]
+    assert any("critic" in name for name in saved_state(run, STEPS))
     stages = [path.name for path in (run / "checkpoints" / "stages").iterdir()]
     assert stages == [f"{SCRIPT}"]
 
 
-def test_a_dry_run_names_the_update_of_each_stage(commands: Commands) -> None:
-    out = commands.succeed("train", *TINY, "--dry_run")
-    assert "  update by ScriptConfig: " in out
-    assert "  update by TokenPPOConfig: " in out
-    assert "2 programs, each compiled once" in out
-
-
-@pytest.mark.parametrize("fields", [(), ("--config.rollout.staleness=1",)], ids=["strict", "stale"])
-def test_killed_and_gone_on(
-    fields: tuple[str, ...], commands: Commands, run: Path, tmp_path: Path
-) -> None:
-    """Killed in the stage of imitation and in that of PPO; the same to the last bit."""
-    given = (*TINY, *fields)
-    whole = run
-    if fields:
-        whole = tmp_path / "whole"
-        commands.succeed("train", *given, f"--workdir={whole}")
-    workdir, told = tmp_path / "killed", ""
-    for after in (3, SCRIPT + 1):
-        process = commands.start("train", *given, f"--workdir={workdir}")
-        while process.poll() is None and len(losses(workdir)) < after:
-            time.sleep(0.005)
-        process.kill()
-        out, _ = process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL
-        told += out
-    told += commands.succeed("train", *given, f"--workdir={workdir}")
-    assert told.count(f"resumed {workdir} at step") == 2
-    check_same(workdir, whole, SCRIPT + RL)
-
-
 WAYS = {
-    "several": ("--config.ppo.epochs=2", "--config.ppo.minibatches=2"),
-    "none": ("--config.ppo.critic=none", "--config.ppo.critic_warmup=0"),
-    "grpo": ("--config.algorithm=grpo", "--config.grpo.longest=32"),
-    "adapters": ("--config.model.lora.rank=2", "--config.rollout.staleness=1"),
+    "several": ("ppo.epochs=2", "ppo.minibatches=2"),
+    "grpo": ("algorithm=grpo", "grpo.longest=32"),
+    "adapters": ("model.lora.rank=2",),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_trains(way: str, commands: Commands, run: Path, tmp_path: Path) -> None:
-    workdir = tmp_path / "run"
-    fields = {"stages": "('rl',)", "train.steps": 2, "model.path": run / "model"}
-    given = [*TINY, *WAYS[way], *(f"--config.{name}={value}" for name, value in fields.items())]
-    out = commands.succeed("train", *given, f"--workdir={workdir}")
-    assert ("GRPO by 1 queries × 4" if way == "grpo" else "PPO by 4 queries × 1") in out
+def test_ways_train(way: str, commands: Commands, run: Path, tmp_path: Path) -> None:
+    workdir, critic = tmp_path / "run", way in ("several", "adapters")
+    fields = ("stages=('rl',)", "train.steps=2", f"model.path={run / 'model'}", *WAYS[way])
+    given = [*TINY, *(f"--config.{field}" for field in fields)]
+    commands.succeed("train", *given, f"--workdir={workdir}")
     lines = [line for line in metric_lines(workdir) if "train/return" in line]
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert np.isfinite(line["train/loss"])
-        assert bool(line.get("train/value_loss")) == (way in ("several", "adapters"))
+        assert bool(line.get("train/value_loss")) == critic
     names = saved_state(workdir, 2)
-    assert any("critic" in name for name in names) == (way in ("several", "adapters"))
+    assert any("critic" in name for name in names) == critic
     assert any("lora_a" in name for name in names) == (way == "adapters")
     of_critic = [name for name in names if name.startswith("critic/tower")]
     assert any("lora_a" in name for name in of_critic) == (way == "adapters")
@@ -207,34 +149,24 @@ def undisturbed(
     workdir = folder / "run"
     with serving(answer) as server:
         given = arguments(run, folder, server.url)
-        out = commands.succeed("train", *given, f"--workdir={workdir}")
-        assert "paused" not in out
+        assert "paused" not in commands.succeed("train", *given, f"--workdir={workdir}")
         return folder, workdir, server.queries
-
-
-def test_outputs_that_can_be_read_are_searched_for(
-    undisturbed: tuple[Path, Path, Sequence[str]],
-) -> None:
-    _, workdir, queries = undisturbed
-    originals = {f"what about {n}?" for n in range(QUERIES)}
-    rewritten = [each for each in queries if each not in originals]
-    assert originals <= set(queries)
-    assert len(rewritten) >= 3
-    lines = [line for line in metric_lines(workdir) if "train/return" in line]
-    assert any(line["train/format"] > 0 and line["train/ndcg@5"] > 0 for line in lines)
 
 
 def test_searches_that_die_slow_down_and_lie_change_nothing(
     commands: Commands, run: Path, undisturbed: tuple[Path, Path, Sequence[str]], tmp_path: Path
 ) -> None:
-    folder, whole, _ = undisturbed
+    folder, whole, queries = undisturbed
+    originals = {f"what about {n}?" for n in range(QUERIES)}
+    assert originals <= set(queries)
+    assert len([each for each in queries if each not in originals]) >= 3  # and rewritten ones
     first = QUERIES // 2
     with serving(disturbed(first, first + 24)) as server:
         given = arguments(run, folder, server.url)
         out = commands.succeed("train", *given, f"--workdir={tmp_path / 'run'}")
         assert len(server.calls) > first + 24
-    assert re.search(r"paused: \d of \d episodes broke \(.* PubMed: .* playing them again in", out)
-    check_same(tmp_path / "run", whole, RL)
+    assert "paused: " in out
+    assert_same_state(tmp_path / "run", whole, RL)
 
 
 def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_on(
@@ -245,40 +177,29 @@ def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_
     with serving(answer) as server:
         given = arguments(run, folder, server.url)
         process = commands.start("train", *given, f"--workdir={workdir}")
-        while process.poll() is None and len(losses(workdir)) < 1:
-            time.sleep(0.005)
+        wait_for_step(process, workdir, 1)
         server.script = lambda call: Say("", status=500)
         failing = len(server.calls)
-        while process.poll() is None and len(server.calls) < failing + 3:
-            time.sleep(0.01)
+        wait_until(lambda: len(server.calls) >= failing + 3, process)
         time.sleep(0.5)
         assert process.poll() is None
-        process.terminate()
-        out, err = process.communicate(timeout=300)
-        assert "Traceback" not in err
-        said = r"paused: \d of \d episodes broke \(server \d; for example: PubMed: .*HTTP 500.*\); "
-        assert re.search(said + r"playing them again in 2 s\. Stopped and given again, the", out)
+        done = end(process, signal.SIGTERM)
+        assert "Traceback" not in done.stderr
+        assert "HTTP 500" in done.stdout
         server.script = answer
         out = commands.succeed("train", *given, f"--workdir={workdir}")
     assert f"resumed {workdir} at step" in out
-    check_same(workdir, whole, RL)
+    assert_same_state(workdir, whole, RL)
 
 
-def test_guards_end_a_run_that_goes_on_all_the_same(commands: Commands, tmp_path: Path) -> None:
-    """With another action the same command goes on."""
+def test_guards_end_a_run_that_goes_on_with_another_action(
+    commands: Commands, tmp_path: Path
+) -> None:
     workdir = tmp_path / "run"
-    guarded = (
-        *TINY,
-        "--config.train.steps=8",
-        "--config.train.checkpoint_every=2",
-        "--config.guards.min_entropy=100",
-        "--config.guards.patience=1",
-    )
-    ended = commands.succeed("train", *guarded, f"--workdir={workdir}")
-    assert "config.guards.min_entropy" in ended
+    guarded = ("train", *TINY, f"--workdir={workdir}", "--config.rollout.staleness=0")
+    guarded += ("--config.guards.min_entropy=100", "--config.guards.patience=1")
+    assert "config.guards.min_entropy" in commands.succeed(*guarded)
     assert len(losses(workdir)) == SCRIPT + 1
-    resumed = commands.succeed(
-        "train", *guarded, "--config.guards.action=tell", f"--workdir={workdir}"
-    )
-    assert resumed.count("guard: the policy's entropy") >= 7
-    assert len(losses(workdir)) == SCRIPT + 8
+    resumed = commands.succeed(*guarded, "--config.guards.action=tell")
+    assert resumed.count("guard: ") >= RL - 1
+    assert len(losses(workdir)) == STEPS

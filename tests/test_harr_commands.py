@@ -1,16 +1,14 @@
-"""HARR by the commands: a run that is killed and goes on, its scores, and what is refused."""
+"""HARR by the commands: killed inside a rollout, played on two hosts, scored, refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import signal
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from configs import harr_grpo
@@ -18,58 +16,33 @@ from qrag_jax.data.decompositions import Decomposition
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
-from tests.entry_points import FLOAT32, Commands, losses, metric_lines, refusal, saved_state
+from tests.entry_points import (
+    COURSES,
+    FLOAT32,
+    Commands,
+    assert_same_state,
+    end,
+    losses,
+    metric_lines,
+    on_hosts,
+    refusal,
+    same_numbers,
+    wait_until,
+)
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
-from tests.test_train_hosts import ended, errors_of, started
 
-pytestmark = pytest.mark.long
-
-TINY = (
-    "--config=configs/harr_grpo.py:tiny",
+STEPS = 4
+REACT = (
+    "--config=configs/harr_grpo.py:synthetic-react-tiny",
     "--config.train.log_every=1",
-    "--config.train.steps=6",
+    f"--config.train.steps={STEPS}",
+    f"--config.train.eval_every={STEPS}",
     "--config.encoder.scratch.layers=1",
+    "--config.llm.model=tiny",
+    "--config.llm.cache=''",
 )
 TRAINING, QUESTIONS = 64, 4  # questions to train on, and of one batch
-
-
-@pytest.fixture(scope="module")
-def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workdir = tmp_path_factory.mktemp("harr") / "run"
-    out = commands.succeed("train", *TINY, f"--workdir={workdir}")
-    assert "6 steps of 4 questions × 4 episodes by the scripted agent" in out
-    return workdir
-
-
-def test_what_a_run_leaves(run: Path) -> None:
-    lines = metric_lines(run)
-    assert [line["step"] for line in lines if "eval/f1" in line] == [0, 3, 6]
-    assert all("untrained/f1" in line for line in lines if "eval/f1" in line)
-    assert len(losses(run)) == 6
-    assert (run / "learning_curve.png").stat().st_size > 10_000
-
-
-def test_a_dry_run_embeds_no_corpus(commands: Commands) -> None:
-    out = commands.succeed("train", *TINY, "--dry_run")
-    assert "over a corpus that is not read" in out
-    assert "  update: " in out
-    assert "1 programs, each compiled once" in out
-
-
-def test_stopped_and_gone_on(commands: Commands, run: Path, tmp_path: Path) -> None:
-    workdir = tmp_path / "run"
-    process = commands.start("train", *TINY, f"--workdir={workdir}")
-    while process.poll() is None and not any("train/loss" in x for x in metric_lines(workdir)):
-        pass
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
-    assert "give the same command to go on" in out
-    assert 0 < len(losses(workdir)) < 6
-    commands.succeed("train", *TINY, f"--workdir={workdir}")
-    np.testing.assert_allclose(losses(workdir), losses(run), atol=1e-6)
-    assert returns(run) == returns(workdir)
 
 
 def returns(workdir: Path) -> dict[int, float]:
@@ -94,30 +67,22 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decomposition]:
 def test_killed_inside_a_rollout(
     staleness: int, apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
 ) -> None:
-    """The model server kills the training before it answers the fourth batch's first request."""
+    """The model server kills the training before it answers the third batch's first request."""
     knowing = KnowingModel(apart)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    saved = killed / "checkpoints" / "last" / str(3 - staleness)
+    saved = killed / "checkpoints" / "last" / str(2 - staleness)
     processes: list[Any] = []
 
     def kills(call: Call) -> Reply:
-        if processes and len(begun(server.calls, apart)) > 3 * QUESTIONS:
-            until = time.monotonic() + 120
-            while not saved.exists() and time.monotonic() < until:
-                time.sleep(0.01)
+        if processes and len(begun(server.calls, apart)) > 2 * QUESTIONS:
+            wait_until(saved.exists)
             processes.pop().kill()
         return knowing(call)
 
     with ModelServer(knowing) as server:
         given = (
-            "--config=configs/harr_grpo.py:synthetic-react-tiny",
-            *TINY[1:],
-            "--config.train.checkpoint_every=1",
-            "--config.train.eval_every=6",
+            *(*REACT, "--config.train.checkpoint_every=1", f"--config.llm.url={server.url}"),
             f"--config.agent.staleness={staleness}",
-            f"--config.llm.url={server.url}",
-            "--config.llm.model=tiny",
-            "--config.llm.cache=''",
         )
         commands.succeed("train", *given, f"--workdir={whole}")
         asked = begun(server.calls, apart)
@@ -125,23 +90,20 @@ def test_killed_inside_a_rollout(
         server.script = kills
         process = commands.start("train", *given, f"--workdir={killed}")
         processes.append(process)
-        process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL
+        assert end(process).returncode == -signal.SIGKILL
         assert not processes
         server.calls.clear()
         out = commands.succeed("train", *given, f"--workdir={killed}")
         again = begun(server.calls, apart)
-    assert f"resumed {killed} at step {3 - staleness}" in out
+    assert f"resumed {killed} at step {2 - staleness}" in out
     # The batches before are not played again; all later ones are, each question once.
-    assert len(asked) == 6 * QUESTIONS
+    assert len(asked) == STEPS * QUESTIONS
     by_batch = [sorted(asked[n : n + QUESTIONS]) for n in range(0, len(asked), QUESTIONS)]
-    gone_on = [sorted(again[n : n + QUESTIONS]) for n in range(0, len(again), QUESTIONS)]
-    assert gone_on == by_batch[3:]
+    resumed = [sorted(again[n : n + QUESTIONS]) for n in range(0, len(again), QUESTIONS)]
+    assert resumed == by_batch[2:]
     assert losses(killed) == losses(whole)
     assert returns(killed) == returns(whole)
-    one, other = saved_state(killed, 6), saved_state(whole, 6)
-    for name, value in other.items():
-        np.testing.assert_array_equal(one[name], value, err_msg=name)
+    assert_same_state(killed, whole, STEPS)
     changed = (*given, f"--config.agent.staleness={1 - staleness}", f"--workdir={whole}")
     assert "config.agent.staleness" in refusal(commands.run("train", *changed))
 
@@ -152,23 +114,16 @@ def test_agents_with_a_model_play_on_two_hosts(
     """Each host has a client of its own; each question is asked about once."""
     alone, workdir = tmp_path / "alone", tmp_path / "run"
     with ModelServer(KnowingModel(apart)) as server:
-        given = (
-            *("--config=configs/harr_grpo.py:synthetic-react-tiny", *TINY[1:], FLOAT32),
-            *("--config.train.eval_every=6", f"--config.llm.url={server.url}"),
-            "--config.optimizer.learning_rate=1e-4",  # rounding grows with the rate
-            *("--config.llm.model=tiny", "--config.llm.cache=''"),
-        )
+        given = (*REACT, FLOAT32, f"--config.llm.url={server.url}")
+        given += ("--config.optimizer.learning_rate=1e-4",)  # rounding grows with the rate
         commands.succeed("train", *given, f"--workdir={alone}")
         asked = begun(server.calls, apart)
         server.calls.clear()
-        both = ended(started(commands, 2, f"--workdir={workdir}", run=given))
-        assert [each.returncode for each in both] == [0, 0], errors_of(both)
+        for host in on_hosts(commands, "train", *given, f"--workdir={workdir}"):
+            done = end(host)
+            assert done.returncode == 0, done.stderr[-3000:]
         assert sorted(begun(server.calls, apart)) == sorted(asked)
-    assert returns(workdir) == pytest.approx(returns(alone), abs=1e-5)
-    np.testing.assert_allclose(losses(workdir), losses(alone), atol=1e-5)
-    state, wanted = saved_state(workdir, 6), saved_state(alone, 6)
-    for name, array in wanted.items():
-        np.testing.assert_allclose(state[name], array, atol=1e-5, err_msg=name)
+    same_numbers(workdir, alone)
 
 
 def begun(calls: Sequence[Call], apart: Mapping[str, Decomposition]) -> list[str]:
@@ -184,60 +139,40 @@ def begun(calls: Sequence[Call], apart: Mapping[str, Decomposition]) -> list[str
     return found
 
 
-def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:
-    workdir = Path(shutil.copytree(run, tmp_path / "run"))
-    arguments = (f"--workdir={workdir}", "--checkpoint=last", "--sampled=4")
-    out = commands.succeed("evaluate", *arguments)
-    assert "gain over untrained" in out
-    assert "pass@k of drawn passages: 1: " in out
+def test_scores(commands: Commands, scored: Callable[[str], Path], tmp_path: Path) -> None:
+    workdir = Path(shutil.copytree(scored("harr"), tmp_path / "run"))
     summary = json.loads((workdir / "eval" / "summary.json").read_text())
-    trained = summary["scores"]["trained, last checkpoint of step 6"]
+    trained = next(scores for name, scores in summary["scores"].items() if "last" in name)
     asked = summary["questions"]
     assert asked["apart"]
     assert (asked["choosing"], asked["reported"]) == (8, 5)  # of 11 and 5
-    assert trained["questions"] == 5
-    (log,) = workdir.glob("eval/last-6/agent_seed42.jsonl")
+    (log,) = workdir.glob("eval/last-4/agent_seed42.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(rows) == 5
+    assert len(rows) == trained["questions"] == 5
     assert {half(row["id"]) for row in rows} == {1}  # others chose the checkpoint
     shown = [json.loads(line) for line in (workdir / "episodes.jsonl").read_text().splitlines()]
     assert {half(each["row"]["id"]) for each in shown} == {0}
-    f1 = sum(row["f1"] for row in rows) / len(rows)
-    assert trained["f1"]["mean"] == pytest.approx(f1)
+    assert trained["f1"]["mean"] == pytest.approx(sum(row["f1"] for row in rows) / len(rows))
     assert all(row["sampled"] == 4 for row in rows)
     passes = summary["pass@k"]
     assert passes["1"] <= passes["2"] <= passes["4"]
     # Killed in the middle: the rest is played, and the log is as before.
     log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:3]) + '{"id')
+    arguments = (f"--workdir={workdir}", "--checkpoint=last", "--sampled=4")
     commands.succeed("evaluate", *arguments)
     assert [json.loads(line) for line in log.read_text().splitlines()] == rows
     again = refusal(commands.run("evaluate", *arguments, "--config.policy.passages=1"))
-    assert "was begun with other settings, data or weights; give --restart" in again
+    assert "--restart" in again
 
 
-def test_other_commands_say_what_they_read(commands: Commands, run: Path, tmp_path: Path) -> None:
-    told = refusal(commands.run("export", f"--workdir={run}", f"--out={tmp_path}/out"))
-    assert f"{run} is a run of harr, which this command cannot read; give a run of " in told
-    assert told.endswith("give a run of q_rag, rlvr, leret or deepretrieval.")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--config.corpus.path=none.jsonl",), "none.jsonl"),
-        (("--config.policy.tau=0",), "config.policy.tau is 0.0; it must be above 0."),
-        (("--config.agent.max_hops=1",), "no train question has a decomposition of at most 1 hops"),
-    ],
-)
-def test_refusals(
-    commands: Commands, tmp_path: Path, arguments: tuple[Any, ...], told: str
+def test_a_dry_run_reads_no_corpus_and_what_cannot_be_is_refused(
+    commands: Commands, tmp_path: Path
 ) -> None:
-    found = commands.run("train", *TINY, f"--workdir={tmp_path}/run", *arguments)
-    assert told in refusal(found)
-
-
-def test_help_lists_its_fields(commands: Commands) -> None:
-    out = commands.run("train", "--help", TINY[0]).stdout
-    assert "grpo.members=4" in out
-    assert "reward.mixture=" in out
-    assert "pqn." not in out
+    tiny = COURSES["harr"].fields
+    assert "update" in commands.succeed("train", *tiny, "--dry_run")
+    for field, named in (
+        ("corpus.path=none.jsonl", "none.jsonl"),
+        ("agent.max_hops=1", "hops"),  # no question is taken apart into so few
+    ):
+        words = ("train", *tiny, f"--config.{field}", f"--workdir={tmp_path / 'run'}")
+        assert named in refusal(commands.run(*words))

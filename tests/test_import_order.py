@@ -1,8 +1,14 @@
-"""Imports go down the floors only, and rooms of one floor do not know each other."""
+"""The repository itself: imports go down the floors, pinned versions fit what the package needs."""
+
+from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 
-import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.entry_points import ROOT
 
@@ -30,7 +36,7 @@ def room_of(module: str) -> str:
 
 
 def imported(source: str) -> set[str]:
-    """All `qrag_jax` modules that the text imports, also inside of functions."""
+    """All modules that the text imports, also inside of functions."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -38,7 +44,7 @@ def imported(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             at_top = node.module == "qrag_jax"
             found |= {f"qrag_jax.{alias.name}" for alias in node.names} if at_top else {node.module}
-    return {name for name in found if name.startswith("qrag_jax.")}
+    return found
 
 
 def climbs(module: str, source: str) -> list[str]:
@@ -48,58 +54,58 @@ def climbs(module: str, source: str) -> list[str]:
     return sorted(
         f"{module} imports {name}"
         for name in imported(source)
-        if room_of(name) != room and LEVEL.get(room_of(name), COMMANDS) >= level
+        if name.startswith("qrag_jax.")
+        and room_of(name) != room
+        and LEVEL.get(room_of(name), COMMANDS) >= level
     )
 
 
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
-}
-
-
-def test_every_room_has_a_floor() -> None:
+def test_imports_go_down() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders <= LEVEL.keys()
-
-
-@pytest.mark.parametrize("room", sorted({room_of(name) for name in MODULES}))
-def test_imports_go_down(room: str) -> None:
-    found = [
-        line
-        for name, path in MODULES.items()
-        if room_of(name) == room
-        for line in climbs(name, path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in PACKAGE.rglob("*.py")
+        if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
+    }
+    assert [line for name, text in modules.items() for line in climbs(name, text)] == []
+    outside = {
+        name
+        for module, text in modules.items()
+        if room_of(module) == "algorithms"
+        for name in imported(text)
+        if name.split(".")[0] not in ("jax", "qrag_jax", *sys.stdlib_module_names)
+    }
+    assert outside == set()  # formulas know JAX alone
 
 
 def test_an_arrow_up_is_found() -> None:
     """The check itself: up, sideways, inside of functions; down and within a room are fine."""
-    text = "def f():\n    from qrag_jax.learners import step\n"
-    assert climbs("qrag_jax.rollouts.chunks", text) == [
-        "qrag_jax.rollouts.chunks imports qrag_jax.learners"
-    ]
-    assert climbs("qrag_jax.data.tokens", "import qrag_jax.llm.endpoint") != []
-    assert climbs("qrag_jax.data.tokens", "from qrag_jax import train") != []
-    assert climbs("qrag_jax.data.tokens", "from qrag_jax.data import sample") == []
-    assert climbs("qrag_jax.train", "from qrag_jax import systems") == []
+    assert climbs("qrag_jax.rollouts.a", "def f():\n    from qrag_jax.learners import b") != []
+    assert climbs("qrag_jax.data.a", "import qrag_jax.llm.endpoint") != []
+    assert climbs("qrag_jax.data.a", "from qrag_jax import train") != []
     assert climbs("qrag_jax.train", "from qrag_jax import evaluate") != []
+    assert climbs("qrag_jax.data.a", "from qrag_jax import data, errors") == []
+    assert climbs("qrag_jax.train", "from qrag_jax import systems") == []
 
 
-def test_the_floor_of_formulas_knows_jax_alone() -> None:
-    outside = {
-        (path.name, name)
-        for path in (PACKAGE / "algorithms").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-        if name.split(".")[0] not in ("jax", "__future__", "typing", "collections", "qrag_jax")
-    }
-    assert outside == set()
+def test_pinned_versions_have_hashes_no_address_and_fit_the_package() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    # As pip reads it: a backslash joins a line with the next.
+    lines = text.replace("\\\n", " ").splitlines()
+    entries = [line.partition(" --") for line in lines if line.strip() and line[0] != "#"]
+    pinned = {canonicalize_name(Requirement(n).name): Requirement(n) for n, _, _ in entries}
+    for name, _, options in entries:
+        (only,) = Requirement(name).specifier
+        assert only.operator == "=="
+        digests = f"--{options}".split()
+        assert digests
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in digests), name
+    assert "://" not in text
+    assert not re.search(r"^\s*-", re.sub(r"^ +--hash=\S+", "", text, flags=re.M), re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for needed in map(Requirement, project["dependencies"]):
+        there = pinned[canonicalize_name(needed.name)]
+        (only,) = there.specifier
+        assert needed.specifier.contains(only.version), needed
+        assert there.marker is None  # on every system

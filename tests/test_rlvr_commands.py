@@ -1,73 +1,269 @@
-"""RLVR by the commands: a run that is killed and goes on."""
+"""RLVR by the commands: predictions of its model and their scores; a sampler that is a server."""
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.entry_points import Commands, losses, metric_lines, saved_state
-
-pytestmark = pytest.mark.long
-
-TINY = (
-    "--config=configs/rlvr.py:tiny",
-    "--config.model.tiny.layers=1",
-    "--config.model.tiny.copies=False",
-    "--config.model.tiny.hidden=32",
-    "--config.model.tiny.intermediate=32",
-    "--config.tools.turn_tokens=12",
-    "--config.train.checkpoint_every=1",
+from qrag_jax import predict
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import predictions
+from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.rollouts.trajectories import TokenTrajectory
+from tests.entry_points import (
+    COURSES,
+    Commands,
+    assert_same_state,
+    end,
+    losses,
+    metric_lines,
+    on_hosts,
+    refusal,
+    same_numbers,
 )
+from tests.evaluators.shown_pages import Page
+from tests.rollouts.calling_model import write_calling_model
+from tests.rollouts.policy_server import PolicyServer
+
+TINY, STEPS = COURSES["rlvr"].fields, COURSES["rlvr"].steps
+QUESTIONS, DRAWS = 4, 2
+MAIN = f"last-{STEPS}"
+FOLDERS = (MAIN, "sft-2", "untrained")  # of what is scored
 
 
 @pytest.fixture(scope="module")
-def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
     workdir = tmp_path_factory.mktemp("rlvr") / "run"
-    out = commands.succeed("train", *TINY, f"--workdir={workdir}")
-    assert "6 steps of imitating 4 scripted demonstrations, then 4 steps of GRPO" in out
-    return workdir
+    return Path(shutil.copytree(scored("rlvr"), workdir))
 
 
-def test_what_a_run_leaves(run: Path) -> None:
-    lines = metric_lines(run)
-    assert [line["step"] for line in lines if "eval/em" in line] == [0, 5, 10]
-    assert len(losses(run)) == 10
-    returns = [line["step"] for line in lines if "train/return" in line]
-    assert returns == [7, 8, 9, 10]
-    assert (run / "learning_curve.png").stat().st_size > 10_000
-    assert (run / "model" / "tokenizer.json").exists()
+@pytest.fixture(scope="module")
+def predicted(run: Path) -> Path:
+    """The predictions that were scored."""
+    return run / "eval" / MAIN / "bm25.jsonl"
 
 
-def test_a_dry_run_names_the_update_of_each_stage(commands: Commands) -> None:
-    out = commands.succeed("train", *TINY, "--dry_run")
-    assert "  update by StageSFTConfig: " in out
-    assert "  update by TokenGRPOConfig: " in out
-    assert "2 programs, each compiled once" in out
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("staleness", "after"), [(0, 4), (1, 7)])
-def test_killed_and_gone_on(
-    staleness: int, after: int, commands: Commands, run: Path, tmp_path: Path
+def test_a_line_has_all_of_an_episode(predicted: Path, run: Path) -> None:
+    rows = lines_of(predicted)
+    assert [row["draw"] for row in rows] == [*range(DRAWS)] * QUESTIONS
+    assert len({row["id"] for row in rows}) == QUESTIONS
+    for row in rows:
+        trajectory = TokenTrajectory.from_json(row["trajectory"])
+        assert trajectory.to_json() == row["trajectory"]
+        assert row["reward"] == trajectory.parts["reward"]
+        turns = [turn for segment in trajectory.segments for turn in segment]
+        assert len(turns) == len(row["turns"]) == trajectory.facts["tally"]["turns"]
+        for turn, texts in zip(turns, row["turns"]):
+            assert len(texts["observed_tokens"]) == len(turn.observed)
+            assert len(texts["sampled_tokens"]) == len(turn.sampled)
+            assert (turn.log_probs <= 0).all()
+            assert np.isfinite(turn.log_probs).all()
+        assert row["question"] in row["turns"][0]["observed"]
+    assert len({str(row["trajectory"]["segments"]) for row in rows}) == len(rows)
+
+
+def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
+    """Parts have two questions of two draws; what is no whole part is played again."""
+    whole = predicted.read_text().splitlines(keepends=True)
+    file = run / "predictions" / f"{MAIN}-bm25.jsonl"
+    file.parent.mkdir()
+    shutil.copy(predicted.with_suffix(".json"), file.with_suffix(".json"))
+    file.write_text("".join(whole[:6]) + whole[6][:40])
+    given = ("predict", f"--workdir={run}", "--checkpoint=last")
+    commands.succeed(*given, f"--sampled={DRAWS}")
+    assert file.read_text().splitlines(keepends=True) == whole
+    assert "--restart" in refusal(commands.run(*given, "--sampled=1"))
+    file.write_text("".join(whole[:2]) + "{}\n" + "".join(whole[3:]))
+    assert f"{file}, line 3" in refusal(commands.run(*given, f"--sampled={DRAWS}"))
+    shutil.rmtree(file.parent)
+
+
+def test_predictions_by_a_rubric_of_a_file(commands: Commands, run: Path, tmp_path: Path) -> None:
+    """A file that was edited is another rubric."""
+    rubric = tmp_path / "own.py"
+    rubric.write_text("def score(question, answers, answer, parts):\n    return 0.25\n")
+    given = ["predict", f"--workdir={run}", "--checkpoint=last", "--samples=2"]
+    given += [f"--out={tmp_path / 'rows.jsonl'}", f"--config.rubric.path={rubric}:score"]
+    commands.succeed(*given)
+    rubric.write_text(rubric.read_text().replace("0.25", "0.75"))
+    assert "--restart" in refusal(commands.run(*given))
+    commands.succeed(*given, "--restart")
+    assert {row["reward"] for row in lines_of(tmp_path / "rows.jsonl")} == {0.75}
+
+
+def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "untrained.jsonl"
+    given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
+    commands.succeed("predict", *given)
+    assert len(lines_of(file)) == 4
+    record = predictions.read_record(file)
+    assert record is not None
+    assert (record["retriever"], record["greedy"]) == ("golden", False)
+
+
+def test_scores_are_those_of_the_predictions(run: Path) -> None:
+    summary = json.loads((run / "eval" / "summary.json").read_text())
+    for retriever in ("bm25", "golden"):
+        ways = [*summary["scores"][retriever]]
+        assert len(ways) == 3  # the last weights, those after imitation, the untrained
+        assert list(summary["gains"][retriever]) == ways[1:]
+        for way, scores in summary["scores"][retriever].items():
+            rows = lines_of(run / "eval" / summary["files"][retriever][way])
+            assert len(rows) == QUESTIONS * DRAWS
+            for name in ("em", "f1", "recall", "precision", "citation", "format"):
+                mean = np.mean([row["trajectory"]["parts"][name] for row in rows])
+                assert scores["all"][name]["mean"] == pytest.approx(mean)
+            mean = np.mean([row["reward"] for row in rows])
+            assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
+            assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
+    assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
+    main = summary["scores"]["bm25"][ways[0]]["all"]
+    assert summary["metrics"]["exact_match"] == main["em"]["mean"]
+    assert summary["intervals"]["retrieval_recall"] == main["recall"]
+    example = summary["per_example_results"][5]
+    row = lines_of(run / "eval" / example["trajectory"]["file"])[example["trajectory"]["line"] - 1]
+    for name in ("id", "draw", "prediction"):
+        assert row[name] == example[name]
+    records = [predictions.read_record(run / "eval" / f"{each}/bm25.jsonl") for each in FOLDERS]
+    digests = [record["weights"] for record in records if record]
+    assert len(digests) == 3
+    assert digests[2] not in digests[:2]
+
+
+def test_scores_are_read_from_the_files(commands: Commands, run: Path, tmp_path: Path) -> None:
+    """Files that are whole are not played again; a failed episode is left out of the means."""
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    for name in ("last/2", "stages"):
+        shutil.rmtree(workdir / "checkpoints" / name, ignore_errors=True)
+    file, rng = workdir / "eval" / MAIN / "golden.jsonl", np.random.default_rng(0)
+    rows = lines_of(file)
+    for row in rows:
+        row["reward"] = rng.random()
+        row["trajectory"]["parts"] = {n: rng.random() for n in row["trajectory"]["parts"]}
+    rows[5] |= {"reward": None}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = (f"--workdir={workdir}", "--checkpoint=last", *COURSES["rlvr"].scoring)
+    assert "note: " in commands.succeed("evaluate", *given)  # weights after imitation are gone
+    scores = json.loads((workdir / "eval" / "summary.json").read_text())["scores"]
+    found = next(iter(scores["golden"].values()))["all"]
+    assert found["failed"] == 1
+    for name in ("f1", "citation", "format"):
+        of = [row["trajectory"]["parts"][name] for row in rows]
+        means = [np.mean(of[0:2]), np.mean(of[2:4]), of[4], np.mean(of[6:8])]
+        assert found[name]["mean"] == pytest.approx(np.mean(means))
+    before = json.loads((run / "eval" / "summary.json").read_text())["scores"]
+    assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
+
+
+def test_an_analysis_of_a_run(commands: Commands, run: Path, tmp_path: Path) -> None:
+    out = commands.succeed("analyze", str(run), f"--out={tmp_path}/out")
+    assert (tmp_path / "out" / "table.txt").read_text() in out
+    assert (tmp_path / "out" / "curve-run.png").stat().st_size > 10_000
+    sections = Page(tmp_path / "out" / "episodes.html").sections
+    assert sum(len(each["episodes"]) for each in sections) == 6 * QUESTIONS * DRAWS
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refusal(commands.run("analyze", f"{tmp_path}/empty"))
+
+
+def test_what_does_not_go_together_is_refused(
+    commands: Commands, run: Path, tmp_path: Path
 ) -> None:
-    """Killed in the stage of imitation, and while episodes are played; the same to the last bit."""
-    given = (*TINY, f"--config.tools.staleness={staleness}")
-    whole = run
-    if staleness:
-        whole = tmp_path / "whole"
-        commands.succeed("train", *given, f"--workdir={whole}")
-    workdir = tmp_path / "killed"
-    process = commands.start("train", *given, f"--workdir={workdir}")
-    while process.poll() is None and len(losses(workdir)) < after:
-        pass
-    process.kill()
-    process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL
-    out = commands.succeed("train", *given, f"--workdir={workdir}")
-    assert f"resumed {workdir} at step" in out
-    one, other = saved_state(workdir, 10), saved_state(whole, 10)
-    assert one.keys() == other.keys()
-    for name, value in other.items():
-        np.testing.assert_array_equal(one[name], value, err_msg=name)
+    with pytest.raises(InputError, match="--config"):  # a run has a config of its own
+        predict.define_flags([TINY[0], "--workdir=run"])
+    for words, named in (
+        (("predict", f"--workdir={run}", "--out=x.json"), "--out"),
+        (("evaluate", f"--workdir={run}", "--retrievers=bm25,bm25"), "--retrievers"),
+        (("evaluate", f"--workdir={run}", "--config.questions.bridge_seed=1"), "bridge_seed"),
+        (("predict", TINY[0]), "--out"),
+        (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
+    ):
+        assert named in refusal(commands.run(*words))
+    # A folder of another system, without a model, and without a checkpoint.
+    workdir, config = tmp_path / "run", json.loads((run / "config.json").read_text())
+    workdir.mkdir()
+    (workdir / "config.json").write_text(json.dumps(config | {"system": "q_rag"}))
+    assert "q_rag" in refusal(commands.run("predict", f"--workdir={workdir}"))
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert str(workdir) in refusal(commands.run("predict", f"--workdir={workdir}"))
+    shutil.copytree(run / "model", workdir / "model")
+    assert str(workdir) in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+
+
+# ---------------------------------------------------------------------- sampled by a server
+
+SERVED = (
+    "--config=configs/rlvr.py:tiny",
+    "--config.model.lora.rank=4",
+    '--config.stages=("grpo",)',
+    "--config.sampling.engine=server",
+    "--config.sampling.temperature=0.7",
+    "--config.tools.turn_tokens=16",
+    "--config.tools.max_turns=3",
+    "--config.questions.bridge_train=16",
+    "--config.train.steps=4",
+    "--config.train.batch_size=2",
+    "--config.train.log_every=1",
+    "--config.train.checkpoint_every=1",
+    "--config.train.eval_every=100",
+    "--config.eval.samples=2",
+    "--config.llm.model=tiny",
+)
+
+
+def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_path: Path) -> None:
+    """No question is lost or trained twice: the weights are those of a run that was not killed."""
+    folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
+    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
+        given = (
+            *("train", *SERVED, "--config.tools.staleness=1", f"--config.model.path={folder}"),
+            *("--config.optimizer.learning_rate=1e-2", f"--config.llm.url={server.url}"),
+        )
+        commands.succeed(*given, f"--workdir={tmp_path / 'whole'}")
+        asked, reached = len(server.asked), threading.Event()
+        left = [draw.randint(asked // 3, asked // 2)]
+
+        def counted() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                reached.set()
+
+        server.before = counted
+        process = commands.start(*given, f"--workdir={tmp_path / 'killed'}")
+        while not reached.wait(0.05):
+            assert process.poll() is None, process.communicate()
+        assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+        commands.succeed(*given, f"--workdir={tmp_path / 'killed'}")
+    assert_same_state(tmp_path / "killed", tmp_path / "whole", 4)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    lines = [line for line in metric_lines(tmp_path / "killed") if "train/loss" in line]
+    assert any(line["train/tokens"] > 0 for line in lines)
+    assert all(line["train/unscored_share"] == 0 for line in lines)
+
+
+def test_two_hosts_ask_a_server_for_what_one_asks(commands: Commands, tmp_path: Path) -> None:
+    """Each host hands its versions over under names of its own, and asks for a part."""
+    folder = write_calling_model(tmp_path / "model")
+    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
+        given = (
+            *("train", *SERVED, "--config.model.dtype=float32", f"--config.model.path={folder}"),
+            *("--config.optimizer.learning_rate=1e-4", f"--config.llm.url={server.url}"),
+        )
+        commands.succeed(*given, f"--workdir={tmp_path / 'alone'}")
+        for host in on_hosts(commands, *given, f"--workdir={tmp_path / 'run'}"):
+            done = end(host)
+            assert done.returncode == 0, done.stderr[-3000:]
+    same_numbers(tmp_path / "run", tmp_path / "alone")

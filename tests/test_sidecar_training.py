@@ -1,38 +1,70 @@
-"""Training and answering with the real vLLM, on CPU, with a tiny random Qwen3: `make test-sidecar`.
+"""Trainings of every system with the real vLLM, on CPU: `make test-sidecar`.
 
-Its answers are gibberish, so rewards are small shares of words met by chance; what is tested is
-that they come, and that a server killed in the middle changes nothing.
+Models are random, or small, so rewards are small; what is tested is that a server's answers are
+learned from, that a server or a run that is killed in the middle loses nothing, and that vLLM
+samples what the device would.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import random
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from qrag_jax.feedback.tries import Try
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.outcomes import CAUSES, Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import token_counter
-from tests.entry_points import Commands, losses, metric_lines, saved_state
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.smollm2 import find_smollm2
+from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems.served_policy import Versioned, _noisy
+from tests.entry_points import (
+    COURSES,
+    ROOT,
+    Commands,
+    assert_same_state,
+    end,
+    losses,
+    metric_lines,
+    wait_for_step,
+    wait_until,
+)
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
-from tests.retrieval_logs import write_log
+from tests.rollouts.calling_model import write_calling_model
 from tests.support import tiny_qwen3
-from tests.test_answer import ROWS
+from tests.test_system_commands import in_the_tries
 
 __all__ = ["pytestmark"]
 
-STEPS, ROOM = 6, 2048
-TRAINING = (
+STEPS, ROOM, SHORT = 6, 2048, 640
+# A server that the run starts itself.
+OWN = (
+    f"--config.llm.server.python={PYTHON}",
+    "--config.llm.server.cpu_cache_gib=1",
+    '--config.llm.server.arguments=("--enforce-eager",)',
+)
+Q_RAG = (
     "--config=configs/hotpotqa.py:tiny",
     f"--config.train.steps={STEPS}",
     "--config.train.log_every=1",
@@ -44,72 +76,48 @@ TRAINING = (
     "--config.llm.max_tokens=24",
     "--config.llm.cut_off=score",
 )
+HARR = (
+    "--config.train.batch_size=2",
+    "--config.train.log_every=1",
+    "--config.eval.samples=4",
+    "--config.reward.mixture=recall=1,f1=1",
+    "--config.llm.max_tokens=48",
+    f"--config.agent.prompts={ROOT / 'tests' / 'llm' / 'small_prompts'}",
+)
+REACT = ("--config=configs/harr_grpo.py:synthetic-react-tiny", *HARR)
+QUESTIONS, SEED = 64, 42
+RLVR = (
+    "--config=configs/rlvr.py:tiny",
+    "--config.model.lora.rank=4",
+    '--config.stages=("grpo",)',
+    "--config.sampling.engine=server",
+    "--config.sampling.temperature=0.7",
+    "--config.tools.turn_tokens=16",
+    "--config.tools.max_turns=3",
+    "--config.optimizer.learning_rate=1e-2",
+    f"--config.questions.bridge_train={QUESTIONS}",
+    "--config.train.batch_size=2",
+    "--config.train.checkpoint_every=1",
+)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen3.save(tiny_qwen3.model(0), tmp_path_factory.mktemp("model") / "tiny")
+def serve(folder: Path, factory: pytest.TempPathFactory, **changes: Any) -> Server:
+    return Server(settings(folder, factory.mktemp("logs") / "vllm.log", **changes))
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("logs") / "vllm.log"
-    with Server(settings(folder, log, max_model_len=ROOM)) as served:
-        yield served
+def asks(server: Server) -> tuple[str, ...]:
+    return (f"--config.llm.url={server.url}", "--config.llm.model=tiny")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(
-    server: Server, commands: Commands, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A finished run with a server that was there already."""
-    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    given = (f"--config.llm.url={server.url}", "--config.llm.model=tiny")
-    commands.succeed("train", *TRAINING, *given, f"--workdir={workdir}")
-    return workdir
-
-
-def test_rewards_come_from_the_models_answers(undisturbed: Path) -> None:
-    lines = [line for line in metric_lines(undisturbed) if "train/loss" in line]
-    assert len(lines) == STEPS
-    assert lines[-1]["llm/answers"] > STEPS
-    assert lines[-1]["llm/tokens_out"] >= lines[-1]["llm/answers"]
-    assert lines[-1]["llm/failures"] == 0
-    # Gibberish without a letter is no answer; it is masked.
-    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
-    assert all(0 <= line["train/return"] < 1 for line in lines)
-
-
-def test_a_server_killed_in_the_middle_changes_nothing(
-    folder: Path, undisturbed: Path, commands: Commands, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    own = (
-        f"--config.llm.server.model={folder}",
-        f"--config.llm.server.python={PYTHON}",
-        f"--config.llm.server.max_model_len={ROOM}",
-        "--config.llm.server.cpu_cache_gib=1",
-        "--config.llm.server.dtype=float32",
-        '--config.llm.server.arguments=("--enforce-eager",)',
-        "--config.llm.cache=''",
-    )
-    process = commands.start("train", *TRAINING, *own, f"--workdir={workdir}")
-    out, ours = killed_after_the_first_loss(process, workdir)
-    assert out.count("vLLM serves tiny at") == 2
-    one, other = saved_state(workdir, STEPS), saved_state(undisturbed, STEPS)
-    for name, value in other.items():
-        np.testing.assert_array_equal(one[name], value, err_msg=name)
-    assert losses(workdir) == losses(undisturbed)
-    assert not any(map(running, ours))
+def learned(workdir: Path) -> list[dict[str, Any]]:
+    return [line for line in metric_lines(workdir) if "train/loss" in line]
 
 
 def killed_after_the_first_loss(
     process: subprocess.Popen[str], workdir: Path
 ) -> tuple[str, list[int]]:
     """Kills the model server that a training began; its output, and the processes it had then."""
-    deadline = time.monotonic() + 400
-    while not losses(workdir) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_step(process, workdir, 1)
     ours = family(process.pid)[1:]
     front = next(
         pid for pid in ours if b"api_server" in command(pid) and b"watchdog" not in command(pid)
@@ -128,6 +136,43 @@ def command(pid: int) -> bytes:
         return b""
 
 
+# ---------------------------------------------------------------------- Q-RAG
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3.save(tiny_qwen3.model(0), tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(folder, tmp_path_factory, max_model_len=ROOM) as served:
+        yield served
+
+
+def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
+    server: Server, folder: Path, commands: Commands, tmp_path: Path
+) -> None:
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    commands.succeed("train", *Q_RAG, *asks(server), f"--workdir={whole}")
+    lines = learned(whole)
+    assert len(lines) == STEPS
+    assert lines[-1]["llm/answers"] > STEPS
+    assert lines[-1]["llm/tokens_out"] >= lines[-1]["llm/answers"]
+    assert lines[-1]["llm/failures"] == 0
+    # Gibberish without a letter is no answer; it is masked.
+    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
+    assert all(0 <= line["train/return"] < 1 for line in lines)
+    own = (f"--config.llm.server.model={folder}", f"--config.llm.server.max_model_len={ROOM}")
+    own += (*OWN, "--config.llm.server.dtype=float32", "--config.llm.cache=''")
+    process = commands.start("train", *Q_RAG, *own, f"--workdir={workdir}")
+    out, ours = killed_after_the_first_loss(process, workdir)
+    assert out.count("vLLM serves tiny at") == 2
+    assert_same_state(workdir, whole, STEPS)
+    assert losses(workdir) == losses(whole)
+    assert not any(map(running, ours))
+
+
 def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
     count = token_counter(str(folder))
     chunks = [f"Passage {number}: " + "the rain falls on Oslo " * 30 for number in range(8)]
@@ -136,7 +181,6 @@ def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
     too_long = ChatRequest(prompt.with_chunks(question, chunks), max_tokens=24)
     cut = prompts.fit(prompt, question, chunks, budget, count)
     assert isinstance(cut, prompts.Fitted)
-    assert cut.cut.chunks >= 1
     shown = cut.messages[-1][1]
     assert shown.endswith(f"Question: {question}")
     assert chunks[-1].strip() in shown
@@ -156,9 +200,218 @@ def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
     assert all(value <= 0 for value in said.log_probs)
 
 
-def test_answers_of_a_log(server: Server, commands: Commands, tmp_path: Path) -> None:
-    log, out = write_log(tmp_path / "log.jsonl", ROWS), tmp_path / "answers.jsonl"
-    given = (f"--log={log}", f"--out={out}", f"--llm.url={server.url}", "--llm.model=tiny")
-    said = commands.succeed("answer", *given, "--llm.max_tokens=16", "--cut_off=score")
-    assert len(out.read_text().splitlines()) == len(ROWS)
-    assert f"{len(ROWS)} answers: {out}" in said
+# ---------------------------------------------------------------------- HARR
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """SmolLM2-135M, which follows ReAct's form if its prompts show an example."""
+    found = find_smollm2()
+    if found is None:
+        pytest.skip("the package index has no SmolLM2")
+    return found
+
+
+def test_agents_play_and_learn(
+    smollm2: Path, commands: Commands, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    search_r1 = (
+        *("--config=configs/harr_grpo.py:synthetic-search_r1-tiny", *HARR),
+        *("--config.agent.chat_template={prompt}", "--config.agent.max_broken_share=1"),
+    )
+    short = ("--config.train.steps=2", "--config.train.eval_every=2")
+    with serve(smollm2, tmp_path_factory, max_model_len=ROOM) as served:
+        for name, fields in (("react", REACT), ("search_r1", search_r1)):
+            words = (*fields, *short, *asks(served), f"--workdir={tmp_path / name}")
+            commands.succeed("train", *words)
+            lines = learned(tmp_path / name)
+            assert len(lines) == 2
+            assert lines[-1]["llm/answers"] > 8
+            # Replies with neither a search nor an answer are masked.
+            assert any(line["train/unscored_share"] < 1 for line in lines)
+        assert all(1 <= line["train/hops"] <= 3 for line in learned(tmp_path / "react"))
+        scoring = (f"--workdir={tmp_path / 'react'}", "--checkpoint=last", "--samples=4")
+        commands.succeed("evaluate", *scoring)
+    (log,) = (tmp_path / "react").glob("eval/last-2/agent_seed42.jsonl")
+    assert len(log.read_text().splitlines()) == 4
+
+
+def test_agents_of_a_server_killed_in_the_middle(
+    smollm2: Path, commands: Commands, tmp_path: Path
+) -> None:
+    own = (f"--config.llm.server.model={smollm2}", f"--config.llm.server.max_model_len={ROOM}")
+    own += (*OWN, "--config.llm.server.dtype=float32", "--config.llm.cache=''")
+    steps = ("--config.train.steps=5", "--config.train.eval_every=5")
+    process = commands.start("train", *REACT, *steps, *own, f"--workdir={tmp_path / 'run'}")
+    _, ours = killed_after_the_first_loss(process, tmp_path / "run")
+    lines = learned(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
+    assert not any(map(running, ours))
+
+
+# ---------------------------------------------------------------------- LeReT
+
+
+def test_killed_in_the_middle_of_tries(commands: Commands, tmp_path: Path) -> None:
+    """The run goes on, and no try is lost or written twice."""
+    workdir = tmp_path / "run"
+    served = (
+        "--config.iterations=1",
+        "--config.model.lora.rank=4",
+        "--config.sampling.engine=server",
+    )
+    words = ("train", *COURSES["leret"].fields, *served, *OWN, f"--workdir={workdir}")
+    process = commands.start(*words)
+    wait_until(lambda: in_the_tries(workdir), process)
+    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+    path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
+    kept = path.read_bytes()
+    whole = kept[: kept.rindex(b'{"part"')] + kept[kept.rindex(b'{"part"') :].splitlines(True)[0]
+    commands.succeed(*words)
+    assert path.read_bytes().startswith(whole)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "part" in rows[-1]
+    tries = [Try.from_json(row) for row in rows if "part" not in row]
+    assert len({each.key for each in tries}) == len(tries) == 8 * 2 * 4  # questions, prompts, draws
+    assert {each.question for each in tries} == set(range(8))
+    assert not any(each.outcome in CAUSES for each in tries)
+    assert len(losses(workdir)) == 12 + 2 + 2
+
+
+# ---------------------------------------------------------------------- RLVR
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that calls tools."""
+    return write_calling_model(tmp_path_factory.mktemp("calling") / "model")
+
+
+@pytest.fixture(scope="module")
+def publishing(calling: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    changes = {"max_model_len": SHORT, "lora_rank": 8, "loaded_adapters": 4, "publish": True}
+    with serve(calling, tmp_path_factory, **changes) as served:
+        yield served
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_three_steps(
+    staleness: int, publishing: Server, calling: Path, commands: Commands, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    own = (f"--config.tools.staleness={staleness}", "--config.train.steps=3")
+    words = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
+    commands.succeed("train", *words, f"--workdir={workdir}")
+    lines = learned(workdir)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["train/unscored_share"] == 0 for line in lines)
+    # Weights are those that sampled where nothing was learned between.
+    fresh = lines if not staleness else lines[:1]
+    assert all(line["train/sampler_kl"] < 1e-6 for line in fresh)
+    assert all(abs(line["train/sampler_largest_ratio"] - 1) < 1e-2 for line in fresh)
+    if staleness:
+        assert max(line["train/sampler_kl"] for line in lines[1:]) > 1e-6
+    assert lines[-1]["llm/failures"] == 0
+    names = Endpoint(publishing.url).model_names()
+    assert any(name.startswith(f"tiny@{2 - staleness}.") for name in names)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_a_server_of_the_run(rank: int, calling: Path, commands: Commands, tmp_path: Path) -> None:
+    """With adapters, and with all weights, which are exchanged."""
+    workdir = tmp_path / "run"
+    own = (f"--config.model.path={calling}", f"--config.model.lora.rank={rank}", *OWN)
+    own += ("--config.tools.staleness=1", "--config.train.steps=3")
+    commands.succeed("train", *RLVR, *own, f"--workdir={workdir}")
+    lines = learned(workdir)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[0]["train/sampler_kl"] < 1e-6
+    assert all(line["train/unscored_share"] == 0 for line in lines)
+
+
+def test_killed_at_random_moments(
+    publishing: Server, calling: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """No question is lost or trained twice."""
+    workdir, steps, draw = tmp_path / "run", 8, random.Random(0)
+    own = ("--config.tools.staleness=1", f"--config.train.steps={steps}")
+    words = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
+    order = QuestionOrder(QUESTIONS, 2, SEED)
+    for kill in range(3):
+        process = commands.start("train", *words, f"--workdir={workdir}")
+        after = len(losses(workdir)) + draw.randint(1, 2)
+        wait_until(lambda: len(losses(workdir)) >= after, process)  # noqa: B023
+        time.sleep(draw.random() / 2)
+        end(process, signal.SIGKILL)
+        # One that was being written has another name.
+        names = [path.name for path in (workdir / "checkpoints" / "last").iterdir()]
+        kept = max(int(name) for name in names if name.isdecimal())
+        extra = workdir / "checkpoints" / "last" / str(kept) / "extra" / "metadata"
+        progress = json.loads(extra.read_text())
+        assert progress["batches"] == kept, kill
+        for ahead, batch in enumerate(progress["pending"]):
+            asked = [each["question"] for each in batch[:: len(batch) // 2]]
+            assert asked == order.at(kept + ahead).numbers.tolist()
+            (version,) = {t["version"] for e in batch for s in e["segments"] for t in s}
+            assert version.split(".")[0] == str(kept + ahead - 1)
+    commands.succeed("train", *words, f"--workdir={workdir}")
+    assert [step for step, _ in losses(workdir)] == list(range(1, steps + 1))
+    assert all(line["train/unscored_share"] == 0 for line in learned(workdir))
+
+
+def test_greedy_turns_are_those_of_the_device(
+    publishing: Server, calling: Path, tmp_path: Path
+) -> None:
+    """64 prompts of three turns, token by token, by one adapter while two others come."""
+    from tests.systems import test_rlvr_served
+
+    config = test_rlvr_served.settings(
+        *(calling, publishing.url),
+        tools__staleness=1,
+        questions__bridge_train=64,
+        llm__concurrency=64,
+    )
+    with test_rlvr_served.opened(config, tmp_path / "run") as (system, run):
+        stop, keys, apart = StopSignal(), np.zeros(2, np.uint32), 0.0
+        system.experience(run, stop)
+        served, scaffold = system.served, system.inputs.speech.scaffold
+        sizes = system.config.model.lora.sizes
+        assert served is not None
+        assert sizes is not None
+        adapters = _noisy(system.first_state().params, sizes)
+        model = served.sampler(Versioned(adapters, 1), stop).model
+        greedy = SamplingConfig(temperature=0.0, room=SHORT, chunk=64)
+        own = dataclasses.replace(system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids)
+        device = DeviceSampler(own, greedy)
+        whole = Adapted(system.base[0], adapters)
+        openings = [system.inputs.agent.opening(task.question) for task in system.inputs.train]
+        contexts = [np.array(scaffold.opening(each), np.int32) for each in openings]
+        assert len({each.tobytes() for each in contexts}) == 64
+        with Client(ClientConfig(publishing.url, "tiny", concurrency=64)) as client:
+            server_sampler = ServerSampler(client.submit, greedy, scaffold.stop_ids)
+
+            def asked(requests: list[SampleRequest]) -> list[Sampled]:
+                turns = [each.result(300) for each in server_sampler.sample(model, requests)]
+                assert all(isinstance(each, Sampled) for each in turns), turns
+                return [each for each in turns if isinstance(each, Sampled)]
+
+            first = [SampleRequest(ids, keys, 24) for ids in contexts]
+            began = asked(first)
+            for turn in range(3):
+                requests = [SampleRequest(ids, keys, 24) for ids in contexts]
+                for number, (mine, its) in enumerate(
+                    zip(device.sample(whole, requests), asked(requests), strict=True)
+                ):
+                    np.testing.assert_array_equal(mine.ids, its.ids)
+                    assert mine.finish == its.finish
+                    apart = max(apart, float(np.abs(mine.log_probs - its.log_probs).max()))
+                    after = scaffold.after(mine.ids, (("tool", "Document ID: 3\nA river."),))
+                    contexts[number] = np.concatenate([contexts[number], mine.ids, after])
+                if turn < 2:
+                    other = jax.tree.map(lambda leaf, by=turn: leaf * (0.5 + by), adapters)
+                    served.sampler(Versioned(other, 10 + turn), stop)
+            for before, again in zip(began, asked(first), strict=True):
+                np.testing.assert_array_equal(before.ids, again.ids)
+        assert len({each.ids.tobytes() for each in began}) > 8
+        assert apart < 1e-4

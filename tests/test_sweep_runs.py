@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.entry_points import Commands, metric_lines, refusal
-
-pytestmark = pytest.mark.long
+from tests.entry_points import Commands, end, losses, refusal, wait_for_step
 
 # The fields of `entry_points.SHARED`, so that programs are found in the cache.
 GOOD, BAD = "optimizer.learning_rate=1e-3", "optimizer.learning_rate=1e30"
@@ -35,32 +32,23 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     out = tmp_path / "sweep"
     first = out / NAMES[0]
     process = commands.start("sweep", *SWEEP, f"--out={out}", stdin=subprocess.DEVNULL)
-    while not any(line["step"] >= 6 for line in metric_lines(first)):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    told, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT, errors[-2000:]
-    last = "SIGINT: stopped, 0 of 2 runs are done; give the same command to go on."
-    assert told.splitlines()[-1] == last
+    wait_for_step(process, first, 6)
+    done = end(process, signal.SIGINT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
     saved = max(int(path.name) for path in (first / "checkpoints/last").iterdir())
     assert 6 <= saved < 24
-    # While it is stopped, the table says what there is.
-    told = commands.succeed("sweep", "--table", str(out))
-    assert f"- {NAMES[0]}: not finished" in told
-    assert f"- {NAMES[1]}: not begun" in told
+    assert NAMES[1] in commands.succeed("sweep", "--table", str(out))  # not begun
     # The same command goes on; the second run fails, and the sweep does not end with it.
     result = commands.run("sweep", *SWEEP, f"--out={out}")
     assert result.returncode == 1, result.stderr[-2000:]
     assert f"resumed {first} at step {saved}" in (out / f"{NAMES[0]}.log").read_text()
-    steps = [line["step"] for line in metric_lines(first) if "train/loss" in line]
-    assert steps == [*range(1, 25)]
+    assert [step for step, _ in losses(first)] == [*range(1, 25)]
     good, bad = json.loads((out / "table.json").read_text())["settings"]
     assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
     summary = json.loads((first / "summary.json").read_text())
     assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
-    assert f"- {NAMES[1]}: not finished: error: the loss or its gradient was" in result.stdout
+    assert f"- {NAMES[1]}: not finished: error: " in result.stdout
     # What is left can be run elsewhere.
     (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()
     assert f"--workdir={out / NAMES[1]} && " in line
@@ -68,28 +56,23 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     before = (first / "summary.json").stat().st_mtime_ns
     again = commands.run("sweep", f"--out={out}")
     assert again.returncode == 1
-    assert f"{NAMES[0]}: done already" in again.stdout
     assert f"{NAMES[1]}: train" in again.stdout
     assert (first / "summary.json").stat().st_mtime_ns == before
     # Another plan, another score.
-    text = refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
-    assert "has another plan (seeds: 42 there, 42,43 given)" in text
-    told = commands.succeed("sweep", "--table", str(out), "--score=fact_recall")
-    assert "| settings | seeds | questions | fact_recall | minus the first |" in told
-    text = refusal(commands.run("sweep", "--table", str(out), "--score=speed"))
-    assert f"--score=speed is no score of {NAMES[0]}; use one of fact_em, fact_f1" in text
+    assert "seeds" in refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
+    assert "fact_recall" in commands.succeed("sweep", "--table", str(out), "--score=fact_recall")
+    assert "--score" in refusal(commands.run("sweep", "--table", str(out), "--score=speed"))
 
 
 def test_what_is_refused_before_anything_starts(commands: Commands, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    for words, told in (
-        (SWEEP, "give the sweep's folder once"),
-        ((*SWEEP, f"--out={out}", "--set=train.steps=5"), "gives the values of train.steps again"),
+    for words, named in (
+        (SWEEP, "folder"),
+        ((*SWEEP, f"--out={out}", "--set=train.steps=5"), "train.steps"),
         ((*SWEEP[:1], f"--out={out}", "--set=train.batch_size=5,x"), "train.batch_size"),
-        ((*SWEEP[:1], f"--out={out}", "--seeds=a"), "--seeds=a is no list of whole numbers"),
-        ((f"--out={out}",), "give the folder of a sweep, or --config to begin one"),
-        ((f"--out={out}", "--seeds=1"), "--seeds is given without --config"),
-        (("--table", str(out)), "give the folder of a sweep"),
+        ((*SWEEP[:1], f"--out={out}", "--seeds=a"), "--seeds"),
+        ((f"--out={out}", "--seeds=1"), "--config"),
+        (("--table", str(out)), "folder"),
     ):
-        assert told in refusal(commands.run("sweep", *words))
+        assert named in refusal(commands.run("sweep", *words))
         assert not out.exists()

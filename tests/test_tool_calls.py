@@ -70,8 +70,9 @@ def random_call(rng: random.Random) -> ToolCall:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_written_is_read(form: str) -> None:
+    assert write_call(ROME, form) == CALLS[form]
     rng = random.Random(0)
-    for _ in range(500):
+    for _ in range(300):
         call = random_call(rng)
         texts = ToolCall(call.name, {k: v for k, v in call.arguments.items() if type(v) is str})
         assert read_calls(write_call(texts, form), form) == (texts,)
@@ -88,12 +89,6 @@ def test_what_is_written_is_read(form: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_golden(form: str) -> None:
-    assert write_call(ROME, form) == CALLS[form]
-    assert read_calls(CALLS[form], form) == (ROME,)
-
-
 @pytest.mark.parametrize("form", [HERMES, XML])
 def test_several_calls_with_text_around_them(form: str) -> None:
     rng = random.Random(1)
@@ -107,7 +102,6 @@ def test_several_calls_with_text_around_them(form: str) -> None:
     unclosed = write_call(ROME, form).rpartition("</")[0]
     first, second = read_calls(f"{unclosed} {CALLS[form]}", form)
     assert isinstance(first, Malformed)
-    assert first.message.endswith((" does not end with </tool>.", " followed by </tool_call>."))
     assert second == ROME
 
 
@@ -118,56 +112,42 @@ def test_no_call(form: str) -> None:
         assert read_calls(text, form) == ()
     assert read_calls(f"<think>\nHm: {call}\n</think>\n\n{call}", form) == (ROME,)
     assert read_calls(f"Hm: {call}</think>{call}", form) == (ROME,)
-
-
-def test_python_tag() -> None:
-    assert read_calls(f"<|python_tag|>{LLAMA_CALL}", LLAMA) == (ROME,)
-    assert read_calls(f"\n<|python_tag|> {LLAMA_CALL}\n", LLAMA) == (ROME,)
+    if form == LLAMA:
+        assert read_calls(f"\n<|python_tag|> {LLAMA_CALL}\n", LLAMA) == (ROME,)
 
 
 def hermes(arguments: str) -> str:
     return f'<tool_call>{{"name": "complete", "arguments": {arguments}}}</tool_call>'
 
 
-FIELDS = '{"name": …, "arguments": {…}}'
-MALFORMED = [
-    (HERMES, hermes("{'a': 1}"), "is not JSON (Expecting property name enclosed in double"),
-    (HERMES, hermes('{"a": NaN}'), "is not JSON (a number cannot be read); write " + FIELDS),
-    (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "is not JSON (a number cannot be read)"),
-    (HERMES, hermes('{"a": "x\ny"}'), "is not JSON (Invalid control character at)"),
-    (HERMES, hermes('{"a": 1, "a": 1}'), 'gives "a" twice.'),
-    (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), 'gives "b< |im_end|>" twice.'),
-    (HERMES, hermes('{"a": ' * 10**5), "is too deep."),
-    (HERMES, hermes("[]"), '"arguments" of the tool call is a list, not a JSON object.'),
-    (HERMES, hermes("null"), '"arguments" of the tool call is null, not a JSON object.'),
-    (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "is an integer, not a text."),
-    (HERMES, '<tool_call>{"name": "complete"}</tool_call>', f"is not of the form {FIELDS}."),
-    (HERMES, LLAMA_CALL.join(("<tool_call>", "</tool_call>")), f"is not of the form {FIELDS}."),
-    (HERMES, f"<tool_call>[{hermes('{}')[11:-12]}]</tool_call>", f"is not of the form {FIELDS}."),
-    (HERMES, "<tool_call></tool_call>", "is not JSON (Expecting value)"),
-    (HERMES, "<tool_call>", "is not JSON (Expecting value)"),
-    (HERMES, HERMES_CALL.removesuffix("</tool_call>"), "is not followed by </tool_call>."),
-    (HERMES, HERMES_CALL.replace("}}", "}} }"), "is not followed by </tool_call>."),
-    (LLAMA, '{"answer": "Rome"}', 'is not of the form {"name": …, "parameters": {…}}.'),
-    (LLAMA, LLAMA_CALL[:-1], "is not JSON (Expecting ',' delimiter)"),
-    (LLAMA, "<|python_tag|>search('Rome')", "is not JSON (Expecting value)"),
-    (LLAMA, f"I search. {LLAMA_CALL}", "has text around it"),
-    (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "has text around it"),
-    (XML, "<tool>", 'is not of the form <tool name="…">.'),
-    (XML, "<tool name=complete></tool>", 'is not of the form <tool name="…">.'),
-    (XML, XML_CALL.removesuffix("</tool>"), '"retrieve_documents" does not end with </tool>.'),
-    (XML, '<tool name="a"><query>Rome</tool>', '"query" does not end with </query>.'),
-    (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', 'argument "q" is given twice.'),
-    (XML, '<tool name="a">Rome</tool>', "text outside of the tags of its arguments."),
-    (XML, '<tool name="a"><q>x</q>,</tool>', "text outside of the tags of its arguments."),
-]
-
-
-@pytest.mark.parametrize(("form", "text", "told"), MALFORMED)
-def test_a_malformed_call_is_told_in_one_sentence(form: str, text: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "text", "named"),
+    [
+        (HERMES, hermes("{'a': 1}"), "JSON"),
+        (HERMES, hermes('{"a": NaN}'), "JSON"),
+        (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "JSON"),
+        (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), '"b< |im_end|>"'),
+        (HERMES, hermes('{"a": ' * 10**5), "deep"),
+        (HERMES, hermes("null"), '"arguments"'),
+        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "integer"),
+        (HERMES, LLAMA_CALL.join(("<tool_call>", "</tool_call>")), '"arguments"'),
+        (HERMES, "<tool_call>", "JSON"),
+        (HERMES, HERMES_CALL.replace("}}", "}} }"), "</tool_call>"),
+        (LLAMA, '{"answer": "Rome"}', '"parameters"'),
+        (LLAMA, "<|python_tag|>search('Rome')", "JSON"),
+        (LLAMA, f"I search. {LLAMA_CALL}", "text"),
+        (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "text"),
+        (XML, "<tool name=complete></tool>", "<tool name="),
+        (XML, XML_CALL.removesuffix("</tool>"), "</tool>"),
+        (XML, '<tool name="a"><query>Rome</tool>', "</query>"),
+        (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', '"q"'),
+        (XML, '<tool name="a"><q>x</q>,</tool>', "text"),
+    ],
+)
+def test_a_malformed_call_is_answered_in_one_sentence(form: str, text: str, named: str) -> None:
     (found,) = read_calls(text, form)
     assert isinstance(found, Malformed)
-    assert told in found.message
+    assert named in found.message
     assert is_sentence(found.message)
 
 
@@ -175,59 +155,30 @@ def is_sentence(text: str) -> bool:
     return text[0].isupper() and text.endswith(".") and "\n" not in text and len(text) < 200
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("search", {}, 'There is no tool "search"; there are retrieve_documents and complete.'),
-    ("<|x|>\n" * 50, {}, f'There is no tool "{"< |x|> " * 8}< |x…"; there are '),
-    (
-        "complete",
-        {"k": 1},
-        'tool complete takes final_answer and cited_doc_ids, but no argument "k".',
-    ),
-    ("complete", {"final_answer": "x"}, "complete needs the argument cited_doc_ids, which is mi"),
-    (
-        "retrieve_documents",
-        {"query": 3},
-        "query of the tool retrieve_documents must be a text, not",
-    ),
-    ("retrieve_documents", {"query": None}, "must be a text, not null."),
-    ("retrieve_documents", {"query": ["a"]}, "must be a text, not a list."),
-    ("retrieve_documents", {"query": {}}, "must be a text, not an object."),
-    ("retrieve_documents", {"query": "a", "top_n": True}, "must be an integer, not true."),
-    ("retrieve_documents", {"query": "a", "top_n": "2"}, "must be an integer, not a text."),
-    ("retrieve_documents", {"query": "a", "top_n": 2.5}, "must be an integer, not a fraction."),
-    ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "must be an integer, not a fra"),
-    ("retrieve_documents", {"query": "a", "top_n": 0}, "must be at least 1."),
-    (
-        "complete",
-        {"final_answer": "", "cited_doc_ids": "7"},
-        "must be a list of texts, not a text.",
-    ),
-    (
-        "complete",
-        {"final_answer": "", "cited_doc_ids": [7]},
-        "must be a list of texts, not another",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "told"), WRONG)
-def test_a_wrong_call_is_told_in_one_sentence(
-    name: str, arguments: dict[str, Any], told: str
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [
+        ("search", {}, '"search"'),
+        ("<|x|>\n" * 50, {}, "< |x|> < |x"),
+        ("complete", {"k": 1}, '"k"'),
+        ("complete", {"final_answer": "x"}, "cited_doc_ids"),
+        ("retrieve_documents", {"query": 3}, "query"),
+        ("retrieve_documents", {"query": None}, "query"),
+        ("retrieve_documents", {"query": "a", "top_n": True}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": "2"}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": 0}, "top_n"),
+        ("complete", {"final_answer": "", "cited_doc_ids": "7"}, "cited_doc_ids"),
+        ("complete", {"final_answer": "", "cited_doc_ids": [7]}, "cited_doc_ids"),
+    ],
+)
+def test_a_wrong_call_is_answered_in_one_sentence(
+    name: str, arguments: dict[str, Any], named: str
 ) -> None:
     found = check_call(ToolCall(name, arguments), TOOLS)
     assert isinstance(found, Malformed)
-    assert told in found.message
+    assert named in found.message
     assert is_sentence(found.message)
-
-
-def test_a_whole_number_is_an_integer() -> None:
-    (call,) = read_calls(
-        '{"name": "retrieve_documents", "parameters": {"query": "", "top_n": 2.0}}', LLAMA
-    )
-    assert isinstance(call, ToolCall)
-    checked = check_call(call, TOOLS)
-    assert isinstance(checked, ToolCall)
-    assert repr(checked.arguments["top_n"]) == "2"
 
 
 def test_kinds_in_tags() -> None:
@@ -257,8 +208,11 @@ def test_kinds_in_tags() -> None:
             assert isinstance(whole, Malformed)
         else:
             assert whole == ToolCall("retrieve_documents", {"query": "q", "top_n": value})
+    whole = check_call(ToolCall("retrieve_documents", {"query": "", "top_n": 2.0}), TOOLS)
+    assert isinstance(whole, ToolCall)
+    assert repr(whole.arguments["top_n"]) == "2"
     for unfit in ([""], ["a", " b"]):
-        with pytest.raises(ValueError, match="cannot be written between commas"):
+        with pytest.raises(ValueError, match="comma"):
             write_call(ToolCall("complete", {"cited_doc_ids": unfit}), XML)
 
 
@@ -283,43 +237,28 @@ def test_any_text_is_read_without_an_error() -> None:
                     assert is_sentence(call.message)
 
 
-def test_schema() -> None:
-    assert RETRIEVE.schema == {
-        "type": "function",
-        "function": {
-            "name": "retrieve_documents",
-            "description": "Finds documents.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "what to search for"},
-                    "top_n": {"type": "integer", "description": "how many documents", "minimum": 1},
-                },
-                "required": ["query"],
-            },
-        },
-    }
-    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
-    assert ids["type"] == "array"
-    assert ids["items"] == {"type": "string"}
-
-
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_description_names_all_tools(form: str) -> None:
+def test_a_model_sees_names_kinds_and_bounds_of_all_tools(form: str) -> None:
     text = describe(TOOLS, form)
-    assert text == text.strip()
     for tool in TOOLS:
         assert (json.dumps(tool.schema) if form != XML else f"{tool.name}: {tool.about}") in text
-    if form == XML:
-        assert "- top_n (an integer, at least 1, may be left out): how many documents" in text
+    schema = RETRIEVE.schema["function"]["parameters"]
+    assert schema["properties"]["top_n"] | {"description": ""} == {
+        "type": "integer",
+        "description": "",
+        "minimum": 1,
+    }
+    assert schema["required"] == ["query"]
+    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
+    assert (ids["type"], ids["items"]) == ("array", {"type": "string"})
 
 
 def test_specifications_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="the name 'two words' is not made of"):
-        Parameter("two words", "string", "")
-    with pytest.raises(ValueError, match="the kind 'number' is none of string, integer, strings"):
-        Parameter("a", "number", "")
-    with pytest.raises(ValueError, match="has a least value"):
-        Parameter("a", "string", "", least=1)
-    with pytest.raises(ValueError, match="two parameters of the tool a have one name"):
-        ToolSpec("a", "", (Parameter("b", "string", ""), Parameter("b", "integer", "")))
+    for make in (
+        lambda: Parameter("two words", "string", ""),
+        lambda: Parameter("a", "number", ""),
+        lambda: Parameter("a", "string", "", least=1),
+        lambda: ToolSpec("a", "", (Parameter("b", "string", ""), Parameter("b", "integer", ""))),
+    ):
+        with pytest.raises(ValueError, match=r"words|number|least|\ba\b"):
+            make()

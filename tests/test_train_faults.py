@@ -1,114 +1,83 @@
-"""A run that is stopped, killed or out of space goes on as if nothing had happened."""
+"""A run that is stopped, killed, damaged or out of space goes on as if nothing had happened."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import random
+import os
 import resource
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
+import ml_collections
 import numpy as np
 import pytest
 
+from configs import hotpotqa
+from qrag_jax import train
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import locks
+from qrag_jax.systems.q_rag_config import load_config
+from qrag_jax.systems.saved_run import SavedRun
+from tests import disks
 from tests.entry_points import (
     CHECKPOINT_EVERY,
     SHARED,
     STEPS,
     Commands,
+    assert_same_run,
+    assert_same_state,
+    end,
     losses,
     metric_lines,
     refusal,
     saved_state,
+    wait_for_step,
+    wait_until,
 )
 
-pytestmark = pytest.mark.long
-
-POLL = 0.002  # seconds; a step takes some 30 ms
+BEFORE_LAST = STEPS - CHECKPOINT_EVERY
 
 
-def wait_for_step(process: subprocess.Popen[str], workdir: Path, step: int) -> None:
-    """Returns when `metrics.jsonl` holds the training line of `step`, or the process ended."""
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        steps = losses(workdir)
-        if steps and steps[-1][0] >= step:
-            return
-        time.sleep(POLL)
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-def end(process: subprocess.Popen[str], number: int | None = None) -> tuple[int, str, str]:
-    """Sends the signal; exit status, standard output and standard error."""
-    if number is not None:
-        process.send_signal(number)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.ConfigDict:
+    # These tests compile little; JAX shall not be turned to a folder that goes away.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+    return hotpotqa.get_config("tiny")
+
+
+def flip_a_bit(folder: Path) -> None:
+    """In the middle of the largest file, which holds arrays."""
+    path = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    path.write_bytes(data)
 
 
 def last_steps(workdir: Path) -> list[int]:
     return sorted(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
 
 
-def assert_same_run(workdir: Path, reference: Path) -> None:
-    """Parameters, targets, optimizer state, key and metrics equal, bit for bit."""
-    expected, found = saved_state(reference, STEPS), saved_state(workdir, STEPS)
-    assert found.keys() == expected.keys()
-    for part in ("params/", "target_params/", "opt_state/", "key", "step", "env_steps"):
-        assert any(name.startswith(part) for name in expected)
-    for name, leaf in expected.items():
-        assert found[name].dtype == leaf.dtype
-        assert np.array_equal(found[name], leaf), name
-    assert losses(workdir) == losses(reference)
-    scores = [
-        [
-            (line["step"], line["eval/return"], line["untrained/fact_f1"])
-            for line in metric_lines(folder)
-            if "eval/return" in line
-        ]
-        for folder in (workdir, reference)
-    ]
-    assert scores[0] == scores[1]
+# ---------------------------------------------------------------------- stopped
 
 
-def test_killed_three_times_equals_never_killed(
-    commands: Commands, finished_run: Path, tmp_path: Path
+def test_a_finished_run_with_more_steps_is_the_longer_run(
+    commands: Commands, tmp_path: Path
 ) -> None:
-    draw = random.Random(20)
-    workdir = tmp_path / "run"
-    for earliest in (CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY + 2, 3 * CHECKPOINT_EVERY + 3):
-        step = max(earliest, *(step + 1 for step in last_steps(workdir) or [0]))
-        process = commands.start("train", *SHARED, f"--workdir={workdir}")
-        wait_for_step(process, workdir, step)
-        time.sleep(draw.uniform(0, 0.06))  # anywhere in a step, in a save or between the two
-        assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
-        assert not (workdir / "learning_curve.png").exists()
-    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
-    assert f"resumed {workdir} at step " in out
-    assert_same_run(workdir, finished_run)
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_a_finished_run_goes_on(later: bool, commands: Commands, tmp_path: Path) -> None:
-    """With a constant rate it equals the run that was that long from the beginning."""
-    (tmp_path / "own.py").write_text("def score(question, answers, taken, gold):\n    return 1.0\n")
-    reward = (f"--config.reward.path={tmp_path / 'own.py'}:score",) if later else ()
     few, more = ("--config.train.steps=6",), ("--config.train.steps=12",)
-    fields = (*SHARED, *reward, "--config.optimizer.schedule=constant")
+    fields = (*SHARED, "--config.optimizer.schedule=constant")
     commands.succeed("train", *fields, *few, f"--workdir={tmp_path / 'one'}")
     for folder in ("one", "other"):
         commands.succeed("train", *fields, *more, f"--workdir={tmp_path / folder}")
         assert json.loads((tmp_path / folder / "config.json").read_text())["train"]["steps"] == 12
     refused = refusal(commands.run("train", *fields, *few, f"--workdir={tmp_path / 'one'}"))
     assert "config.train.steps" in refused
-    found, expected = (saved_state(tmp_path / folder, 12) for folder in ("one", "other"))
-    if later:  # the batches at the border are played by later weights
-        assert np.isfinite([loss for _, loss in losses(tmp_path / "one")]).all()
-    else:
-        assert all(np.array_equal(found[name], leaf) for name, leaf in expected.items())
+    assert_same_state(tmp_path / "one", tmp_path / "other", 12)
 
 
 def test_stopped_before_its_first_evaluation(
@@ -119,32 +88,51 @@ def test_stopped_before_its_first_evaluation(
     fields = (*SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
     process = commands.start("train", *fields)
     wait_for_step(process, workdir, 2)
-    assert end(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
+    assert end(process, signal.SIGTERM).returncode == 128 + signal.SIGTERM
     assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
     commands.succeed("evaluate", f"--workdir={workdir}", "--checkpoint=last", "--samples=2")
     commands.succeed("train", *fields, "--config.train.first_eval_minutes=0.0001")
     first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
     assert (first, later) == (0, [STEPS])
     assert 0 < early < STEPS
-    expected, found = saved_state(finished_run, STEPS), saved_state(workdir, STEPS)
-    assert all(np.array_equal(found[name], leaf) for name, leaf in expected.items())
+    assert_same_state(workdir, finished_run, STEPS)
 
 
-@pytest.mark.slow
-def test_killed_before_the_first_checkpoint(
+def test_ctrl_c_and_a_closed_terminal_stop_in_good_order(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:
     workdir = tmp_path / "run"
     process = commands.start("train", *SHARED, f"--workdir={workdir}")
-    wait_for_step(process, workdir, 1)
-    assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
-    shutil.rmtree(workdir / "checkpoints" / "last")  # should the kill have come too late
-    commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    wait_for_step(process, workdir, 3)
+    done = end(process, signal.SIGINT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
+    saved = last_steps(workdir)[-1]
+    assert 3 <= saved < STEPS
+    assert f"saved at step {saved}" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert losses(workdir)[-1][0] == saved
+    # A terminal that closes: nobody reads what is written, then the signal comes.
+    process = commands.start(
+        "train",
+        *SHARED,
+        f"--workdir={workdir}",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+    )
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    process.stdout = process.stderr = None
+    wait_for_step(process, workdir, 14)  # behind an evaluation, which writes a line
+    assert end(process, signal.SIGHUP).returncode == 128 + signal.SIGHUP
+    saved = last_steps(workdir)[-1]
+    assert 14 <= saved < STEPS
+    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    assert f"resumed {workdir} at step {saved}" in out
     assert_same_run(workdir, finished_run)
 
 
 @pytest.mark.slow
-def test_documents_drawn_anew_go_on_in_their_epoch(commands: Commands, tmp_path: Path) -> None:
+def test_documents_drawn_at_each_epoch_go_on_in_it(commands: Commands, tmp_path: Path) -> None:
     """Two steps an epoch; the run goes on at the border of two."""
     arguments = (
         *("train", "--config=configs/babilong.py:tiny", "--config.train.steps=4"),
@@ -157,101 +145,156 @@ def test_documents_drawn_anew_go_on_in_their_epoch(commands: Commands, tmp_path:
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "checkpoints" / "last" / "4")
     commands.succeed(*arguments, f"--workdir={parts}")
-    expected, found = saved_state(whole, 4), saved_state(parts, 4)
-    assert found.keys() == expected.keys()
-    for name, leaf in expected.items():
-        assert np.array_equal(found[name], leaf), name
-    assert not np.array_equal(saved_state(whole, 2)["env_steps"], expected["env_steps"])
+    assert_same_state(parts, whole, 4)
 
 
-def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
-    workdir = tmp_path / "run"
-    for number, name, step in ((signal.SIGTERM, "SIGTERM", 3), (signal.SIGINT, "SIGINT", 8)):
-        process = commands.start("train", *SHARED, f"--workdir={workdir}")
-        wait_for_step(process, workdir, step)
-        status, out, err = end(process, number)
-        assert status == 128 + number, err[-2000:]
-        saved = last_steps(workdir)[-1]
-        assert step <= saved < STEPS
-        assert f"{name}: stopped, saved at step {saved}; give the same command to go on." in out
-        assert "Traceback" not in err
-        assert losses(workdir)[-1][0] == saved
-    # A terminal that closes: nobody reads what is written, then the signal comes.
-    process = commands.start(
-        "train",
-        *SHARED,
-        f"--workdir={workdir}",
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
-    )
-    for stream in (process.stdout, process.stderr):
-        assert stream is not None
-        stream.close()
-    process.stdout = process.stderr = None
-    wait_for_step(process, workdir, 14)  # behind an evaluation, which is told
-    assert end(process, signal.SIGHUP)[0] == 128 + signal.SIGHUP
-    saved = last_steps(workdir)[-1]
-    assert 14 <= saved < STEPS
-    assert losses(workdir)[-1][0] == saved
-    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
-    assert f"resumed {workdir} at step {saved}" in out
-    assert_same_run(workdir, finished_run)
+# ---------------------------------------------------------------------- a full disk
 
 
-@pytest.mark.slow
-def test_profiled_and_stopped_meanwhile(
-    commands: Commands, finished_run: Path, tmp_path: Path
+def test_a_disk_that_fills_while_a_checkpoint_is_written(
+    commands: Commands, finished_run: Path, run_copy: Path
 ) -> None:
-    workdir = tmp_path / "run"
-    process = commands.start("train", *SHARED, f"--workdir={workdir}", "--config.profile=1000")
-    wait_for_step(process, workdir, 5)
-    status, out, err = end(process, signal.SIGTERM)
-    assert status == 128 + signal.SIGTERM, err[-2000:]
-    saved = last_steps(workdir)[-1]
-    assert 5 <= saved < STEPS
-    assert f"profile of steps 3 to {saved}: open {workdir / 'profile'}" in out
-    (first,) = workdir.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
-    assert traced_steps(first) == list(range(3, saved + 1))
-    # Gone on with another value, and without: the field changes nothing in what is computed.
-    commands.succeed("train", *SHARED, f"--workdir={workdir}", "--config.profile=1")
-    (second,) = set(workdir.glob("profile/plugins/profile/*/perfetto_trace.json.gz")) - {first}
-    assert traced_steps(second) == [saved + 3]
-    assert_same_run(workdir, finished_run)
-
-
-def traced_steps(path: Path) -> list[int]:
-    """Steps marked in a trace, which also holds the program that computed them."""
-    found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    events = [event for event in found if "name" in event]
-    steps = sorted(int(event["args"]["step_num"]) for event in events if event["name"] == "train")
-    assert any(event["name"] == "PjitFunction(train_step)" for event in events)
-    assert any(event["name"].startswith("dot") for event in events)  # operations on the device
-    return steps
-
-
-def test_disk_full_while_a_checkpoint_is_written(
-    commands: Commands, finished_run: Path, tmp_path: Path
-) -> None:
-    workdir = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    kept = STEPS - CHECKPOINT_EVERY
-    shutil.rmtree(workdir / "checkpoints" / "last" / str(STEPS))
-    before = saved_state(workdir, kept)
-    whole = sum(p.stat().st_size for p in (workdir / "checkpoints/last").rglob("*"))
-    smaller = [p.stat().st_size for p in workdir.glob("*") if p.is_file()]
+    shutil.rmtree(run_copy / "checkpoints" / "last" / str(STEPS))
+    before = saved_state(run_copy, BEFORE_LAST)
+    whole = sum(p.stat().st_size for p in (run_copy / "checkpoints/last").rglob("*"))
+    smaller = [p.stat().st_size for p in run_copy.glob("*") if p.is_file()]
     limit = whole // 5  # of one file: those with a state's arrays are larger, all else is not
     assert limit > 1.5 * max(smaller)
-
-    process = commands.start("train", *SHARED, f"--workdir={workdir}")
+    process = commands.start("train", *SHARED, f"--workdir={run_copy}")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
-    status, _, err = end(process)
-    assert status == 1
-    text = err.splitlines()[-1]  # TensorStore's own complaints may stand before it
-    assert text.startswith("error: a checkpoint could not be written")
-    assert "File too large" in text
-    assert f"could not be written to {workdir / 'checkpoints'}" in text
-    assert f"the state of step {kept} is kept" in text
-    assert last_steps(workdir) == [kept]
-    after = saved_state(workdir, kept)
+    done = end(process)
+    assert done.returncode == 1
+    text = done.stderr.splitlines()[-1]  # TensorStore's own complaints may stand before it
+    assert text.startswith("error: ")
+    assert str(run_copy / "checkpoints") in text
+    assert last_steps(run_copy) == [BEFORE_LAST]
+    after = saved_state(run_copy, BEFORE_LAST)
     assert all(np.array_equal(after[name], leaf) for name, leaf in before.items())
-    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
-    assert f"resumed {workdir} at step {kept}" in out
-    assert_same_run(workdir, finished_run)
+    commands.succeed("train", *SHARED, f"--workdir={run_copy}")
+    assert_same_run(run_copy, finished_run)
+
+
+def test_a_full_disk_at_resume_costs_the_run_nothing(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    with disks.small_disk(tmp_path / "disk", "16m") as disk:
+        workdir = Path(shutil.copytree(finished_run, disk / "run"))
+        shutil.rmtree(workdir / "checkpoints" / "last" / str(STEPS))
+        config = workdir / "config.json"
+        before, written = config.read_bytes(), config.stat()
+        filler = disks.fill(disk)
+        result = commands.run("train", *SHARED, f"--workdir={workdir}")
+        assert result.returncode == 1, result.stderr[-3000:]
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+        assert "No space left on device" in result.stderr
+        assert config.read_bytes() == before
+        filler.unlink()
+        free = "--config.train.checkpoint_every=2"  # a later start may change it: of itself alone
+        out = commands.succeed("train", *SHARED, f"--workdir={workdir}", free)
+        assert f"resumed {workdir} at step {BEFORE_LAST}" in out
+        assert config.stat().st_mtime_ns == written.st_mtime_ns
+        assert_same_run(workdir, finished_run)
+
+
+# ---------------------------------------------------------------------- the folder
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"seed": 1', b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_a_config_that_is_missing_or_was_cut_is_refused(
+    run_copy: Path, config: ml_collections.ConfigDict, content: bytes | None
+) -> None:
+    path = run_copy / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    config.pqn.gamma = 0.5  # another run's
+    with pytest.raises(InputError, match=r"config\.json"):
+        train.train(config, run_copy)
+    assert (run_copy / "encoder" / "model.safetensors").exists()
+    with pytest.raises(InputError, match=r"config\.json"):  # as evaluation reads it
+        load_config(path)
+
+
+def test_a_second_run_in_one_folder_is_refused(
+    commands: Commands, config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    first = commands.start("train", *SHARED, f"--workdir={workdir}", "--config.train.steps=100000")
+    try:
+        lock = workdir / ".lock"
+        wait_until(lambda: lock.exists() and lock.read_text(), first)
+        with pytest.raises(InputError, match=f"{workdir} .* {first.pid} "):
+            train.train(config, workdir)
+    finally:
+        assert end(first, signal.SIGKILL).returncode == -signal.SIGKILL
+    with locks.run_lock(workdir):  # nothing is left of a process that was killed
+        pass
+
+
+def test_what_a_killed_start_left_is_deleted(
+    run_copy: Path, config: ml_collections.ConfigDict
+) -> None:
+    half = [
+        run_copy / ".encoder-0a1b2c",
+        run_copy / "checkpoints" / "last" / f"{STEPS + 4}.orbax-checkpoint-tmp",
+    ]
+    for folder in half:
+        folder.mkdir()
+        (folder / "part").write_text("x")
+    config.pqn.gamma = 0.5
+    with locks.run_lock(run_copy), pytest.raises(InputError):  # not while they are being written
+        train.train(config, run_copy)
+    assert all(folder.exists() for folder in half)
+    with pytest.raises(InputError, match=r"config\.pqn\.gamma"):
+        train.train(config, run_copy)
+    assert not any(folder.exists() for folder in half)
+
+
+def test_a_damaged_newest_checkpoint_costs_its_steps_alone(
+    commands: Commands, finished_run: Path, run_copy: Path
+) -> None:
+    flip_a_bit(run_copy / "checkpoints" / "last" / str(STEPS))
+    result = commands.run("train", *SHARED, f"--workdir={run_copy}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "Traceback" not in result.stderr
+    assert f"checkpoint {STEPS} is damaged" in result.stdout
+    assert f"resumed {run_copy} at step {BEFORE_LAST}" in result.stdout
+    assert_same_run(run_copy, finished_run)
+
+
+@pytest.mark.usefixtures("config")
+def test_scoring_takes_no_damaged_checkpoint(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (best,) = (run_copy / "checkpoints" / "best").iterdir()
+    flip_a_bit(best)
+    flip_a_bit(run_copy / "checkpoints" / "last" / str(STEPS))
+    run = SavedRun.open(run_copy, load_config(run_copy / "config.json"))
+    with pytest.raises(InputError, match="--checkpoint=last"):
+        run.trained("best")
+    assert run.trained("last")[1] == BEFORE_LAST
+    assert f"checkpoint {STEPS} is damaged" in capsys.readouterr().out
+    flip_a_bit(run_copy / "checkpoints" / "last" / str(BEFORE_LAST))
+    with pytest.raises(InputError, match="damaged"):
+        run.trained("last")
+
+
+def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Commands) -> None:
+    umask = os.umask(0o022)
+    os.umask(umask)
+    folders = [path for path in finished_run.rglob("*") if path.is_dir()]
+    folders += [path for path in (commands.folder / "cache").rglob("*") if path.is_dir()]
+    assert {path.name for path in folders} >= {"encoder", "tokens", "synthetic", "last"}
+    for folder in folders:
+        assert folder.stat().st_mode & 0o777 == 0o777 & ~umask, folder
+
+
+def test_a_run_that_may_only_be_read(
+    run_copy: Path, commands: Commands, config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    with disks.read_only(run_copy):
+        with pytest.raises(InputError, match="--workdir"):
+            train.train(config, run_copy)
+        scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
+        assert "--out" in refusal(commands.run(*scoring))
+        commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")

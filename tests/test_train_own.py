@@ -1,4 +1,4 @@
-"""Training and scoring on data of one's own whose supporting passages nobody tells."""
+"""Training on data, rewards and agents of the user; with passages that nobody marked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
-
-pytestmark = pytest.mark.long
 
 TINY = (
     "--config=configs/own.py:tiny",
@@ -39,7 +37,7 @@ def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
-def test_training_tells_no_score_of_facts(run: Path) -> None:
+def test_training_logs_no_score_of_facts(run: Path) -> None:
     lines = metric_lines(run)
     names = names_of(lines)
     assert {"train/loss", "train/return", "eval/return", "eval/answer_found"} <= names
@@ -53,24 +51,20 @@ def test_training_tells_no_score_of_facts(run: Path) -> None:
 
 
 def test_scores_with_and_without_the_facts(run: Path, commands: Commands, tmp_path: Path) -> None:
-    told = commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
+    commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
     summary = json.loads((run / "summary.json").read_text())
-    assert "16 questions" in told
-    assert "0 of 16 questions have supporting facts" in told
     assert summary["with_facts"] == 0
     assert list(summary["gains"]["untrained"]) == ["answer_found"]
     assert not [name for name in summary["trained"] for part in OF_FACTS if part in name]
-    assert "until_found" not in summary
-    assert "return" not in summary["trained"]
+    assert not {"until_found", "return"} & (summary.keys() | summary["trained"].keys())
     # The same play, measured afterwards.
     out = tmp_path / "shown"
     shown = ("--config.data.columns.support=support", f"--out={out}", "--checkpoint=last")
-    told = commands.succeed("evaluate", f"--workdir={run}", *shown)
-    assert "returns are those of the supporting facts: not of answer_in_chunk" in told
+    commands.succeed("evaluate", f"--workdir={run}", *shown)
     (path,) = out.glob("*_summary.json")
-    known = json.loads(path.read_text())
-    assert 0 <= known["trained"]["fact_recall"] <= 1
-    assert "answer_found" not in known["trained"]
+    known = json.loads(path.read_text())["trained"]
+    assert 0 <= known["fact_recall"] <= 1
+    assert "answer_found" not in known
     (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")
     (seen,) = out.glob("last-*/eval_seed42.jsonl")
     rows = [[json.loads(line) for line in log.read_text().splitlines()] for log in (hidden, seen)]
@@ -79,18 +73,10 @@ def test_scores_with_and_without_the_facts(run: Path, commands: Commands, tmp_pa
         assert one["sf_idx"] == []
         assert other["sf_idx"]
         assert not {"em", "f1", "return"} & one.keys()
-
-
-def test_what_needs_facts_says_so(run: Path, commands: Commands, tmp_path: Path) -> None:
-    commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
-    (log,) = run.glob("eval/last-*/eval_seed42.jsonl")
-    result = commands.run("tune_stopping", f"--log={log}")
-    assert "field 'sf_idx' is empty, but its supporting facts are needed" in refusal(result)
+    # What needs facts refuses them.
+    assert "sf_idx" in refusal(commands.run("tune_stopping", f"--log={hidden}"))
     gold = ("--config=configs/own.py:tiny", f"--workdir={tmp_path / 'gold'}", HIDDEN)
-    assert "has no supporting facts (field 'support')" in refusal(commands.run("train", *gold))
-    exported = tmp_path / "exported"
-    commands.succeed("export", f"--workdir={run}", f"--out={exported}", "--checkpoint=last")
-    assert "answer_found" in (exported / "README.md").read_text()
+    assert "support" in refusal(commands.run("train", *gold))
 
 
 def test_a_language_model_rewards_questions_without_facts(
@@ -133,35 +119,25 @@ def test_a_reward_of_a_file_outside_the_package(commands: Commands, tmp_path: Pa
     file, run = tmp_path / "my_reward.py", tmp_path / "run"
     file.write_text(REWARD)
     flags = (*TINY, f"--workdir={run}", f"--config.reward.path={file}:score")
-    told = commands.succeed("train", *flags)
-    assert f"rewards by {file}:score, which runs in this process, without a sandbox" in told
+    text = commands.succeed("train", *flags)
+    assert f"{file}:score" in text  # a user sees what code runs
     lines = metric_lines(run)
     shares = [line["train/unscored_share"] for line in lines if "train/unscored_share" in line]
     assert shares == [0.25] * 4  # of 8 episodes, each scored once
-    assert lines[-1].get("reward/failures_raised", 0) or any(
-        line.get("reward/failures_raised", 0) for line in lines
-    )
+    assert any(line.get("reward/failures_raised", 0) for line in lines)
     config = json.loads((run / "config.json").read_text())
     assert (config["reward"]["name"], config["reward"]["path"]) == ("own", f"{file}:score")
-    told = commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
-    assert "returns are those of the supporting facts" in told
     flags = (*TINY, f"--workdir={tmp_path / 'other'}", f"--config.reward.path={file}:fails")
     result = commands.run("train", *flags)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
     assert "RuntimeError: it never works" in result.stdout
-    assert "have no reward, and asking again would change nothing" in result.stdout
-
-
-def test_a_reward_file_is_looked_at_before_anything_is_computed(
-    commands: Commands, tmp_path: Path
-) -> None:
-    for path, says in (
-        (f"{tmp_path}/none.py:score", "there is no file"),
-        ("score", "write FILE.py:FUNCTION"),
-    ):
-        flags = (*TINY, f"--workdir={tmp_path / 'run'}", f"--config.reward.path={path}")
-        assert says in refusal(commands.run("train", *flags))
-    assert not (tmp_path / "run" / "config.json").exists()
+    flags = (
+        *TINY,
+        f"--workdir={tmp_path / 'none'}",
+        f"--config.reward.path={tmp_path}/no.py:score",
+    )
+    assert "no.py" in refusal(commands.run("train", *flags))
+    assert not (tmp_path / "none" / "config.json").exists()
 
 
 DATA = """
@@ -176,18 +152,18 @@ def records(split):
 def test_records_of_a_file_outside_the_package(commands: Commands, tmp_path: Path) -> None:
     file, run = tmp_path / "my_data.py", tmp_path / "run"
     file.write_text(DATA)
-    told = commands.succeed(
+    text = commands.succeed(
         "train",
         *TINY,
         f"--workdir={run}",
         f"--config.data.path={file}:records",
         "--config.data.columns.question=query",
     )
-    assert "own: kept 20 of 20 records of my_data.py:records" in told
+    assert "kept 20 of 20 records" in text
     assert "eval/fact_em" in names_of(metric_lines(run))
     # A folder of a run may be somebody else's: what its config names does not run by itself.
-    told = refusal(commands.run("evaluate", f"--workdir={run}", "--checkpoint=last"))
-    assert f"if you trust it, give --config.data.path={file}:records" in told
+    text = refusal(commands.run("evaluate", f"--workdir={run}", "--checkpoint=last"))
+    assert f"--config.data.path={file}:records" in text
     named = f"--config.data.path={file}:records"
     commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last", named)
 
@@ -217,15 +193,13 @@ def test_an_agent_of_a_file_outside_the_package(commands: Commands, tmp_path: Pa
         "--config.reward.mixture=recall=1",
         "--config.train.steps=1",
     )
-    told = commands.succeed("train", *flags, f"--workdir={run}")
-    assert f"the agent is {file}:agent, which runs in this process, without a sandbox" in told
+    assert f"{file}:agent" in commands.succeed("train", *flags, f"--workdir={run}")
     assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]
     broken = "def agent(question, max_searches):\n    yield question\n    raise KeyError(1)\n"
     file.write_text(broken)
     result = commands.run("train", *flags, f"--workdir={tmp_path / 'broken'}")
-    assert result.returncode == 1
-    assert "playing them again would change nothing" in result.stdout
-    assert "raised KeyError: 1" in result.stdout
+    assert (result.returncode, "Traceback" in result.stderr) == (1, False)
+    assert "KeyError: 1" in result.stdout
     wrong = ("--config=configs/harr_grpo.py:tiny", f"--config.agent.path={file}:agent")
-    told = refusal(commands.run("train", *wrong, f"--workdir={tmp_path / 'other'}"))
-    assert "config.agent.path is given, but config.agent.name is scripted; use own" in told
+    text = refusal(commands.run("train", *wrong, f"--workdir={tmp_path / 'other'}"))
+    assert "config.agent.path" in text

@@ -14,7 +14,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,11 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import disks
-from tests.entry_points import ROOT, metric_lines, saved_state
+from tests.entry_points import ROOT, assert_same_state, free_address, metric_lines
 
 pytestmark = pytest.mark.nightly
 
@@ -80,9 +78,7 @@ class Started:
     def __init__(self, course: Course, workdir: Path, programs: Path) -> None:
         self.began, self.course = time.monotonic(), course
         self._logs = [workdir.with_suffix(f".{n}.log") for n in range(course.hosts)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = free_address()
         command = [sys.executable, "-m", "qrag_jax.train", *course.fields, f"--workdir={workdir}"]
         own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(programs)}
         self.processes = []
@@ -167,20 +163,16 @@ def finish(course: Course, workdir: Path, programs: Path) -> float:
 
 
 def assert_same(course: Course, workdir: Path, reference: Path) -> None:
-    state, wanted = saved_state(workdir, course.steps), saved_state(reference, course.steps)
-    assert state.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert state[name].dtype == array.dtype
-        assert np.array_equal(state[name], array), name
+    assert_same_state(workdir, reference, course.steps)
     rows, expected = (
-        [row for row in metric_lines(each) if "speed/time_to_first_step" not in row]
+        [
+            {name: value for name, value in row.items() if not name.startswith(OF_START)}
+            for row in metric_lines(each)
+            if "speed/time_to_first_step" not in row
+        ]
         for each in (workdir, reference)
     )
-    assert [row["step"] for row in rows] == [row["step"] for row in expected]
-    for row, other in zip(rows, expected, strict=True):
-        for name in row.keys() | other.keys():
-            if not name.startswith(OF_START):
-                assert row.get(name) == other.get(name), (row["step"], name)
+    assert rows == expected
 
 
 @pytest.fixture(scope="module", params=COURSES)

@@ -1,0 +1,17 @@
+"""What commands import, except the modules that define flags; for `tests.support.forks`."""
+
+import absl.app  # noqa: F401
+import matplotlib.figure  # noqa: F401
+import ml_collections.config_flags  # noqa: F401
+import scipy.stats  # noqa: F401
+
+import qrag_jax.evaluators.answer_run
+import qrag_jax.llm.client.client
+import qrag_jax.metrics.stopping
+import qrag_jax.runtime.writers
+import qrag_jax.systems.length_scores
+import qrag_jax.systems.q_rag
+import qrag_jax.systems.scoring
+import qrag_jax.systems.towers_export
+
+qrag_jax.runtime.writers._summary_writer()
