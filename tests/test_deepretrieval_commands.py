@@ -13,7 +13,7 @@ import pytest
 
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
-from tests.systems.collections_maker import write_rows
+from tests.systems.corpora import write_rows
 
 pytestmark = pytest.mark.long
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,23 @@ import pytest
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.rewrite_script import DroppedConfig, script_of_texts
-from qrag_jax.systems.rewrite_search import Collections
 from tests.retrieval.web_service import pubmed_says, serving
-from tests.systems.collections_maker import (
+from tests.systems.corpora import (
     Judged,
     write_collection,
     write_documents,
     write_lines,
     write_rows,
 )
-from tests.systems.rewrite_play import small
-
-pytestmark = pytest.mark.long
+from tests.systems.small_runs import small_deepretrieval as small
 
 WORDS = ("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning")
+
+
 TEXTS = {f"d{n}": f"the {word} is long and it has a {word} too" for n, word in enumerate(WORDS)}
 
 
@@ -74,9 +73,6 @@ def load(made: Inputs) -> Load:
     return partial(loaded, model__path=str(made.model.folder))
 
 
-# ---------------------------------------------------------------- queries that are made here
-
-
 def test_made_queries_do_not_overlap(made: Inputs) -> None:
     assert [len(each) for each in (made.train, made.dev, made.test)] == [6, 3, 4]
     ids = [{each.id for each in part} for part in (made.train, made.dev, made.test)]
@@ -95,44 +91,6 @@ def test_worlds_of_training_and_evaluation_differ(made: Inputs) -> None:
     asked = " ".join(each.question for each in (*made.dev, *made.test))
     assert len(known) > 20
     assert not [name for name in known if name in asked]
-
-
-def test_every_gold_passage_is_in_the_corpus_and_has_the_answer(made: Inputs) -> None:
-    library = made.library.library
-    assert isinstance(library, Collections)
-    (corpus,) = [each.corpus for each in library.by_name.values()]
-    # Whole blocks: 25 training questions, and 25 of the other world.
-    assert len(corpus) == 2 * 25 * 10
-    for task in (*made.train, *made.dev, *made.test):
-        (gold,) = library.by_name[task.collection].named(task, task.gold)
-        assert gold.is_supporting
-        assert task.answers[0] in gold.text
-        (found,) = made.library.look([(task, Look(gold.title, 500))])
-        assert task.gold[0] in [each.id for each in found]  # type: ignore[union-attr]
-
-
-def test_the_test_is_read_if_it_is_asked_for(load: Load, tmp_path: Path, made: Inputs) -> None:
-    inputs = load(tmp_path)
-    assert inputs.test == []
-    assert inputs.train == made.train
-    assert inputs.data["queries"] == made.data["queries"] == fingerprint(made.train)
-
-
-def test_another_seed_makes_other_queries(load: Load, tmp_path: Path, made: Inputs) -> None:
-    other = load(tmp_path, queries__made_seed=1)
-    assert not texts_of(other.train) & texts_of(made.train)
-    assert other.data["search"] != made.data["search"]
-
-
-def test_dev_queries_that_are_scored_are_drawn_by_a_seed(
-    load: Load, tmp_path: Path, made: Inputs
-) -> None:
-    some = [load(tmp_path, eval__samples=2, eval__seed=seed).dev for seed in (1, 1, 3)]
-    assert all(len(each) == 2 and texts_of(each) < texts_of(made.dev) for each in some)
-    assert some[0] == some[1] != some[2]
-
-
-# ---------------------------------------------------------------- data
 
 
 def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:
@@ -165,13 +123,6 @@ def test_training_queries_that_are_in_the_test_are_left_out(
         load(tmp_path / "none", test=f"{south},train", **data)
 
 
-def test_the_first_training_queries(load: Load, tmp_path: Path, north: Path) -> None:
-    data = {"queries__train": f"{north},train", "queries__dev": f"{north},test"}
-    inputs = load(tmp_path / "run", queries__most=3, **data)
-    assert [each.id for each in inputs.train] == ["q0", "q1", "q2"]
-    assert [each.id for each in inputs.dev] == ["q20", "q21", "q22", "q23"]
-
-
 def test_queries_of_documents_that_the_corpus_lacks(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,13 +142,6 @@ def test_queries_of_documents_that_the_corpus_lacks(
         load(tmp_path / "strict", search__max_missing_share=0.1, **data)
 
 
-def test_an_empty_corpus_is_refused(load: Load, tmp_path: Path) -> None:
-    folder = write_collection(tmp_path / "south", {}, {"train": judged(0, 6)})
-    data = {"queries__train": f"{folder},train", "queries__held_out": 1}
-    with pytest.raises(InputError, match=r"corpus\.jsonl is empty; it should hold one record"):
-        load(tmp_path / "run", **data)
-
-
 def test_collections_search_apart_whatever_their_ids(
     load: Load, tmp_path: Path, north: Path
 ) -> None:
@@ -213,22 +157,6 @@ def test_collections_search_apart_whatever_their_ids(
     found = inputs.library.look(asked)
     assert [len(each) for each in found] == [0, len(TEXTS)]  # type: ignore[arg-type]
     assert sorted(p.name for p in (tmp_path / "run" / "search").iterdir()) == ["north", "south"]
-
-
-def test_two_folders_of_one_name_are_refused(load: Load, tmp_path: Path, north: Path) -> None:
-    other = write_collection(tmp_path / "other" / "north", TEXTS, {"train": judged(0, 6)})
-    with pytest.raises(InputError, match="are collections of one name, north; rename a folder"):
-        load(tmp_path / "run", queries__train=f"{north},train;{other},train")
-    # One folder may be written in two ways.
-    data = {"queries__train": f"{north},train", "queries__dev": f"{north}/../north,test"}
-    assert len(load(tmp_path / "run", **data).train) == 12
-
-
-@pytest.mark.parametrize("name", ["made", "own"])
-def test_names_that_a_run_has_itself_are_refused(load: Load, tmp_path: Path, name: str) -> None:
-    folder = write_collection(tmp_path / name, TEXTS, {"train": judged(0, 12)})
-    with pytest.raises(InputError, match=f"is a collection of the name {name}, .* rename the fol"):
-        load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=1)
 
 
 def test_a_test_in_place_of_the_configs_has_a_corpus_of_its_own(
@@ -286,52 +214,6 @@ def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path
     assert "reward.k" not in str(caught.value)
 
 
-def test_another_collection_takes_the_place_of_one_that_was_refused(
-    load: Load, north: Path, tmp_path: Path
-) -> None:
-    others = {name: text.replace("long", "short") for name, text in TEXTS.items()}
-    south = write_collection(tmp_path / "south" / "north", others, {"train": judged(0, 12)})
-    run = tmp_path / "run"
-    with pytest.raises(InputError, match=r"config\.reward\.k is 9"):
-        load(run, queries__train=f"{north},train", reward__k=9)
-    inputs = load(run, queries__train=f"{south},train")
-    (found,) = inputs.library.look([(inputs.train[0], Look("short", 50))])
-    assert len(found) == len(TEXTS)
-    # The run has begun: what it has found belongs to this collection.
-    save_config(small(), run / CONFIG_NAME)
-    with pytest.raises(InputError, match="holds other passages"):
-        load(run, queries__train=f"{north},train")
-
-
-def test_rows_without_a_corpus_are_refused(load: Load, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["d1"]) for n in range(4)])
-    said = (
-        "queries in files of rows bring no documents; name the corpus that they are about in "
-        "config.search.corpus or config.search.index."
-    )
-    with pytest.raises(InputError, match=re.escape(said)):
-        load(tmp_path / "run", queries__train=f"{rows},train", queries__held_out=1)
-
-
-def test_too_few_queries_to_hold_some_out(load: Load, tmp_path: Path, north: Path) -> None:
-    data = {"queries__train": f"{north},train", "queries__held_out": 12}
-    with pytest.raises(InputError, match=r"12 queries, of which config\.queries\.held_out, 12, w"):
-        load(tmp_path / "run", **data)
-
-
-def test_a_reward_by_answers_needs_queries_that_have_some(
-    load: Load, tmp_path: Path, north: Path
-) -> None:
-    data = {"queries__train": f"{north},train", "reward__measure": "answer_rank"}
-    with pytest.raises(
-        InputError, match=r"the query .* has no answer, which config\.reward\.measure answer_r"
-    ):
-        load(tmp_path / "run", queries__held_out=1, **data)
-
-
-# ---------------------------------------------------------------- model and prompts
-
-
 def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, north: Path) -> None:
     long: Judged = {"long": ("where " * 300 + "?", {"d1": 1})}
     splits = {"train": {**judged(0, 6), **long}}
@@ -371,9 +253,6 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
         assert server.url in inputs.data["search"]
         (found,) = inputs.library.look([(inputs.train[0], Look("a", 5))])
         assert [each.is_supporting for each in found] == [True]  # type: ignore[union-attr]
-
-
-# ---------------------------------------------------------------- demonstrations
 
 
 def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: Inputs) -> None:
@@ -443,7 +322,87 @@ def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
     assert len({fingerprint(each) for each in lists}) == len(lists)
 
 
-def test_rows_with_an_odd_line_are_named(load: Load, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"query": "a", "relevant_doc_ids": ["d1"]}, {}])
-    with pytest.raises(InputError, match=r"a\.jsonl:2: there is neither a field 'query' nor"):
-        load(tmp_path / "run", queries__train=f"{path},train", queries__held_out=1)
+TEXTS_JUDGED = {f"d{n}": f"text number {n}" for n in range(4)}
+
+
+OF_ROWS = "give the corpus that they are about in"
+
+
+OF_FOLDERS = "put the corpus that they are about into that folder, or name another in"
+
+
+RAISING = ", or raise config.search.max_missing_share, 0.1"
+
+
+def judged_judged(name: str, *documents: str) -> Judged:
+    """Queries of which one document each is relevant."""
+    return {f"{name}{n}": (f"what is {name} {n}?", {d: 1}) for n, d in enumerate(documents)}
+
+
+FITS, LACKS = (
+    judged_judged("fit", "d0", "d1", "d2", "d3"),
+    judged_judged("lack", "e0", "e1", "e2", "e3"),
+)
+
+
+def refusal(workdir: Path, fields: Mapping[str, Any], **given: Any) -> str:
+    """What is told of inputs that are refused before a model is read."""
+    mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
+    with pytest.raises(InputError) as caught:
+        load_inputs(RewriteConfig.of(small(**fields)), workdir, mesh, **given)
+    return str(caught.value)
+
+
+def lacking(field: str, where: str, number: str = "4 of 4", first: str = "lack0") -> str:
+    """How a corpus without the relevant documents is told; the fix follows."""
+    return (
+        f"config.queries.{field}: {where} has no relevant document of {number} queries (the first "
+        f"is {first!r}, with document 'e0'), so these seem to be judgements of another collection; "
+    )
+
+
+def test_a_folder_whose_judgements_are_of_another(tmp_path: Path) -> None:
+    north = write_collection(tmp_path / "north", TEXTS_JUDGED, {"test": FITS})
+    some = {**LACKS, **judged_judged("fit", "d1")}
+    south = write_collection(tmp_path / "south", TEXTS_JUDGED, {"all": LACKS, "some": some})
+    dev, where = {"queries__dev": f"{north},test"}, f"the corpus of {south}"
+    told = refusal(tmp_path / "run", {**dev, "queries__train": f"{south},all"})
+    # No share of missing documents would leave a query.
+    assert told == f"{lacking('train', where)}{OF_FOLDERS} config.queries.train."
+    told = refusal(tmp_path / "run", {**dev, "queries__train": f"{south},some"})
+    fix = f"{OF_FOLDERS} config.queries.train{RAISING}."
+    assert told == lacking("train", where, "4 of 5") + fix
+    # As `evaluate` and `predict` read them.
+    told = refusal(tmp_path / "test", {}, test=f"{south},some", trains=False)
+    fix = f"{OF_FOLDERS} config.queries.test{RAISING}."
+    assert told == lacking("test", where, "4 of 5") + fix
+
+
+@pytest.mark.parametrize("field", ["corpus", "index"])
+def test_rows_about_another_corpus(tmp_path: Path, field: str) -> None:
+    fits, lacks = (
+        write_rows(
+            tmp_path / f"{name}.jsonl",
+            [(each, text, [*grades]) for each, (text, grades) in queries.items()],
+        )
+        for name, queries in (("fits", FITS), ("lacks", LACKS))
+    )
+    # DeepRetrieval's rows of PubMed, on a corpus of one's own.
+    of_pico = {"pico": dict.fromkeys("PICO", "x"), "publication_pmids": ["e0"], "pub_date": "2001"}
+    pico = write_lines(tmp_path / "pico.jsonl", [{"id": f"p{n}", **of_pico} for n in range(4)])
+    path = write_documents(tmp_path / "corpus.jsonl", TEXTS_JUDGED)
+    if field == "index":
+        source, path = path, tmp_path / "index"
+        index_corpus(source, path, None, IndexSettings(engine="bm25"))
+    where = f"config.search.{field}, {path},"
+    data = {f"search__{field}": str(path), "queries__train": f"{fits},all"}
+    with_dev = {**data, "queries__dev": f"{fits},all"}
+    for name, first, fields, test in (
+        ("train", "p0", {**with_dev, "queries__train": f"{pico},all"}, None),
+        ("dev", "lack0", {**data, "queries__dev": f"{lacks},all"}, None),
+        ("test", "lack0", {**data, "queries__held_out": 1}, f"{lacks},all"),
+    ):
+        told = refusal(tmp_path / "run", fields, test=test)
+        assert told == f"{lacking(name, where, first=first)}{OF_ROWS} config.search.{field}."
+    told = refusal(tmp_path / "run", data, test=f"{lacks},all", trains=False)
+    assert told == f"{lacking('test', where)}{OF_ROWS} config.search.{field}."

@@ -1,0 +1,176 @@
+"""Every field of every system's config refuses what it cannot mean, and the message names it.
+
+The fields and their types are those of the smallest config of each system. A config with a wrong
+value comes as it would from a run's folder: `ConfigDict` itself refuses other types only if a value
+is replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+from ml_collections import ConfigDict
+
+from qrag_jax import systems
+from qrag_jax.errors import InputError
+from qrag_jax.systems import harr_config, q_rag_config, token_config
+
+LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
+UNREAD = {"q_rag": q_rag_config.unread, "harr": harr_config.unread}
+
+
+class Case(NamedTuple):
+    """A config file and variant, and fields by which more of its sections are read."""
+
+    config: str
+    fields: Mapping[str, Any] = {}
+
+
+CASES = {
+    "q_rag": Case("hotpotqa:tiny", {"stages": ("imitate", "pqn")}),
+    "q_rag, answers by a model": Case("hotpotqa:tiny", {"reward.name": "answer_em"} | LLM),
+    "harr, grpo": Case("harr_grpo:tiny"),
+    "harr, ppo": Case("harr_ppo:tiny"),
+    "rlvr": Case("rlvr:tiny"),
+    "leret": Case("leret:tiny"),
+    "deepretrieval": Case("deepretrieval:tiny"),
+}
+OF_TYPE: dict[type, tuple[Any, ...]] = {
+    bool: ("yes",),
+    int: ("many", 1.5),
+    float: ("much", math.nan),
+    str: (7, None),
+    tuple: (7, "word"),
+}
+# Any whole number means something here, or what it must be depends on machine or data.
+ANY_NUMBER = re.compile(r"(^|[._])seed$|^tools\.most$|^runtime\.")
+ANY_TYPE = re.compile(r"lora\.targets$")  # one name or several
+# Not refused by its name so far: NaN or another type; a number far below its bounds. Lines of these
+# tables go as the checks come.
+NO_TYPE = re.compile(
+    r"^data\.sources\.|^dropped\.kinds$|^encoder\.scale$|^eval\.(measures|stop_threshold)$"
+    r"|^iterations$|^llm\.(attempt_timeout|deadline|temperature)$|^pairs\.degenerate$|^profile$"
+    r"|^optimizer\.(beta1|beta2|clip_norm|eps|final_ratio|weight_decay)$|^pqn\.|^seed$|^stages$"
+    r"|^reward\.per_fact_reward$|^runtime\.mesh$|^tools\.tools$"
+)
+NO_BOUND = re.compile(
+    r"^data\.synthetic\.(dev|train)$|^encoder\.scratch\.|^profile$"
+    r"|^llm\.(attempts|concurrency|max_prompt_tokens|max_tokens)$"
+)
+
+
+def values(case: Case) -> dict[str, Any]:
+    """The config's fields as nested dictionaries."""
+    return copy.deepcopy(_values(case.config, tuple(case.fields.items())))
+
+
+@functools.cache
+def _values(name: str, fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    file, _, variant = name.partition(":")
+    config = importlib.import_module(f"configs.{file}").get_config(variant).unlock()
+    config.update_from_flattened_dict(dict(fields))
+    return config.to_dict()
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def read_fields(case: Case) -> dict[str, Any]:
+    """The fields that a training with this config reads."""
+    of_config = values(case)
+    fields = dict(flat(of_config))
+    unread = UNREAD.get(of_config["system"], token_config.unread)(fields)
+    return {
+        name: value
+        for name, value in fields.items()
+        if name != "system" and not any(f"{name}.".startswith(f"{part}.") for part in unread)
+    }
+
+
+def refusal(case: Case, field: str, value: Any) -> str:
+    """What `check` says of the config with this value; "" if it is taken."""
+    changed = section = values(case)
+    *path, last = field.split(".")
+    for name in path:
+        section = section[name]
+    section[last] = value
+    try:
+        systems.check(ConfigDict(changed))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def names_it(message: str, field: str) -> bool:
+    """Whether a message is one sentence of one line with the field's name."""
+    plain = "\n" not in message and "object at 0x" not in message and "Traceback" not in message
+    return plain and message.rstrip().endswith((".", "…")) and field.split(".")[-1] in message
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_config_itself_is_taken(name: str) -> None:
+    systems.check(ConfigDict(values(CASES[name])))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_value_of_another_type(name: str) -> None:
+    wrong = []
+    for field, value in read_fields(CASES[name]).items():
+        for other in OF_TYPE.get(type(value), ()):
+            said = refusal(CASES[name], field, other)
+            open_yet = ANY_TYPE.search(field) or NO_TYPE.search(field)
+            if not open_yet and not names_it(said, field):
+                wrong.append(f"{field} = {other!r}: {said or 'taken'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_number_out_of_bounds(name: str) -> None:
+    wrong = []
+    for field, value in read_fields(CASES[name]).items():
+        open_yet = ANY_NUMBER.search(field) or NO_BOUND.search(field)
+        if type(value) is int and not open_yet:
+            said = refusal(CASES[name], field, -(10**9))
+            if not names_it(said, field):
+                wrong.append(f"{field}: {said or 'taken'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unknown_field_in_each_section(name: str) -> None:
+    for section, value in [("", None), *values(CASES[name]).items()]:
+        if section == "" or isinstance(value, dict):
+            field = f"{section}.no_such_field".lstrip(".")
+            # A section that nothing reads may hold anything.
+            if section and not any(f.startswith(f"{section}.") for f in read_fields(CASES[name])):
+                continue
+            assert names_it(refusal(CASES[name], field, 1), field), field
+
+
+def test_choices_are_named() -> None:
+    """A name that is none of the known ones: the message lists them."""
+    for name, field, known in (
+        ("q_rag", "reward.name", "answer_in_chunk"),
+        ("q_rag", "optimizer.schedule", "cosine"),
+        ("q_rag", "data.mixture", "size"),
+        ("q_rag", "env.positions", "relative"),
+        ("harr, grpo", "agent.name", "search_r1"),
+        ("leret", "writing.order", "hop"),
+        ("deepretrieval", "eval.best_by", "ndcg@10"),
+    ):
+        said = refusal(CASES[name], field, "none-such")
+        assert names_it(said, field), (field, said)
+        assert "none-such" in said
+        assert known in said
