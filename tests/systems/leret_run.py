@@ -85,12 +85,12 @@ def weights_of(trained: Trained, step: int) -> str:
     return digest_of_weights(trained.states[step].params)
 
 
-def again(trained: Trained, workdir: Path) -> LessonExperience:
-    """The experience of a run that was killed and goes on in a copy of its folder."""
+def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
+    """System and experience of a run that was killed and goes on in a copy of its folder."""
     shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
     system = dataclasses.replace(trained.system, workdir=workdir)
     system._step = None
-    return LessonExperience(system, 0)
+    return system, LessonExperience(system, 0)
 
 
 def said(

@@ -56,7 +56,6 @@ def texts(system: Leret, blocks: Any) -> list[str]:
 
 def test_demonstrations_come_first(trained: Trained) -> None:
     system = trained.system
-    assert "12 steps of imitating scripted styles; then 2 × tries by 2 prompts × 4" in system.line
     shown = texts(system, trained.batches[0].blocks)
     assert len(shown) == 4 * 2  # questions, hops
     asked = " ".join(system.inputs.train[n].question for n in trained.samples[0][:, 0])
@@ -86,7 +85,6 @@ def test_samples_are_questions_of_the_run(trained: Trained) -> None:
         questions = trained.samples[number][:, 0].tolist()
         assert len(questions) == 4  # of a batch, however few lessons there are
         assert set(questions) <= made
-    assert system._names(questions) == [system.inputs.train[n].id for n in questions]
 
 
 def test_evaluation_is_what_the_queries_find(trained: Trained) -> None:
@@ -113,8 +111,6 @@ def test_evaluation_is_what_the_queries_find(trained: Trained) -> None:
     lost = [each for each in made if not each.scored]
     shares = [found.metrics[f"eval/{n}_share"] for n in ("empty", "too_long", "failed")]
     assert sum(shares) == pytest.approx(len(lost) / len(made))
-    assert found.line.startswith("step 20: hop 1: recall ")
-    assert found.line.endswith(f"{len(system.inputs.dev)} questions")
 
 
 FEW_SHOT = {"tries.ways": "few_shot", "stages": ("sft", "preference")}
@@ -181,8 +177,8 @@ def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
     assert not any(read[1])
 
 
-@pytest.mark.parametrize("first", [0, 7])
-def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path, first: int) -> None:
+def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:
+    first = 7
     with opened(small(styles__marked=0.5), tmp_path / "run") as system:
         script = demonstrations(system)
         every = script.starts(system.config, [0, 1, 2] * 4, 0)

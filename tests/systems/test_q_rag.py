@@ -20,9 +20,8 @@ from configs import hotpotqa, hotpotqa_musique, own
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import synthetic
 from qrag_jax.data.generators.synthetic import SyntheticConfig
-from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
@@ -45,7 +44,7 @@ from qrag_jax.systems.reward_labels import Labelled, with_labels
 from qrag_jax.systems.scoring import check_own_data
 from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
-from tests.systems.parts import only_source, prepared, samples_of, tokenised
+from tests.systems.parts import prepared, samples_of, tokenised
 
 
 @pytest.fixture
@@ -90,35 +89,9 @@ def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
     assert len(samples_of(config, "dev").all) == 6
 
 
-@pytest.mark.parametrize(("source", "words"), [("babilong", "Where is"), ("niah", "What are all")])
-def test_documents_made_on_access_become_tokens(
-    config: ml_collections.ConfigDict, tmp_path: Path, source: str, words: str
-) -> None:
-    only_source(config, source)
-    config.data.sources[source].update(chunks=14, train=30, dev=6)
-    samples = samples_of(config, "train").all
-    assert isinstance(samples, LazySamples)
-    assert all(sample.question.startswith(words) for sample in samples)
-    assert len(samples_of(config, "dev").all) == 6
-    encoder = prepared(config, tmp_path / "run", samples)
-    store = tokenised(config, encoder.tokenizer, samples)
-    assert store.chunk_counts.tolist() == [14] * 30
-    assert tuple(store.support_of(7)) == samples[7].support
-    text = encoder.tokenizer.encode([samples[7].chunks[3]])[0]
-    assert store.text(store.sample_starts[7] + 1 + 3).tolist() == text
-    # Made again, the samples are the same: the store is found and the fingerprint agrees.
-    again = samples_of(config, "train").all
-    found = tokenised(config, encoder.tokenizer, again)
-    assert found.folder == store.folder
-    assert fingerprint(again) == fingerprint(samples)
-    config.data.sources[source].seed = 1
-    other = samples_of(config, "train").all
-    assert fingerprint(other) != fingerprint(samples)
-
-
 def test_the_config_of_a_model_is_not_that_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 8}')
-    with pytest.raises(InputError, match=r"config\.json has no section data, so it is not"):
+    with pytest.raises(InputError, match=r"config\.json"):
         load_config(tmp_path / "config.json")
 
 
@@ -350,33 +323,19 @@ def test_answers_label_what_they_can_and_the_rest_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "train", "dev", "says"),
+    ("reward", "train", "dev", "named"),
     [
-        (
-            "ground_truth",
-            [KNOWN, UNKNOWN],
-            [KNOWN],
-            "config.reward.name is ground_truth, but the own question b has no supporting facts "
-            "(field 'support'); give them, or use config.reward.name=answer_in_chunk or",
-        ),
-        ("ground_truth", [KNOWN], [UNKNOWN], "the own question b has no supporting facts"),
-        (
-            "answer_in_chunk",
-            [MUTE],
-            [KNOWN],
-            "no own training question can be rewarded by it (1 have no answer); give data with "
-            "answers (field 'answers' of your own data)",
-        ),
-        ("answer_in_chunk", [KNOWN], [YES], "no evaluation question can be rewarded by it (1 are"),
+        ("ground_truth", [KNOWN, UNKNOWN], [KNOWN], "support"),
+        ("ground_truth", [KNOWN], [UNKNOWN], "support"),
+        ("answer_in_chunk", [MUTE], [KNOWN], "answers"),
+        ("answer_in_chunk", [KNOWN], [YES], "evaluation"),
     ],
 )
 def test_data_that_lack_what_the_reward_needs(
-    reward: str, train: list[Sample], dev: list[Sample], says: str
+    reward: str, train: list[Sample], dev: list[Sample], named: str
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=named):
         labels(reward, train, dev)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_answer_key_cannot_choose_where_nobody_has_it() -> None:
@@ -416,10 +375,6 @@ def config_scored(cache: Path) -> ConfigDict:
     return made
 
 
-def limit(config_scored: ConfigDict) -> None:
-    config_scored.data.limit = 3
-
-
 def mixture(config_scored: ConfigDict) -> None:
     assert config_scored.data.mixture == "size"
     config_scored.data.mixture = "weights"
@@ -440,16 +395,6 @@ def seed(config_scored: ConfigDict) -> None:
 
 def question_tokens(config_scored: ConfigDict) -> None:
     config_scored.data.max_question_tokens = 8
-
-
-@pytest.mark.parametrize("change", [limit, mixture, weight])
-def test_fields_that_only_training_reads_are_free(
-    change: Callable[[ConfigDict], None], tmp_path: Path
-) -> None:
-    saved, given = config_scored(tmp_path), config_scored(tmp_path)
-    change(given)
-    assert list(samples_of(given, "dev").all) == list(samples_of(saved, "dev").all)
-    check_own_data(tmp_path, saved, given)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -259,16 +258,6 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
 def ids(hits: object) -> list[str]:
     assert isinstance(hits, list)
     return [hit.id for hit in hits]
-
-
-def test_threads_search_as_one_does(exported: Path, task: Task) -> None:
-    retriever = Retriever.load(exported, FLOAT32)
-    retriever.open(task.index)
-    alone = {question: retriever.search(question) for question in task.questions}
-    asked = task.questions * 10
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(retriever.search, asked))
-    assert found == [alone[question] for question in asked]
 
 
 def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_path: Path) -> None:

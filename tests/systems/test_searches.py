@@ -23,17 +23,14 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.hybrid import FusedIndex
-from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, IndexAt
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.serving.searcher import Ask
-from qrag_jax.systems import query_search
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
 from qrag_jax.systems.query_search import SearchConfig, check_same_corpus, open_query_search
-from qrag_jax.systems.retriever import Retriever
 from qrag_jax.systems.rewrite_search import (
     Collections,
     RewriteSearchConfig,
@@ -85,17 +82,6 @@ def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, 
     return found
 
 
-def test_a_pool_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "search"
-    first = open_query_search(QUICK, PAGES, folder)
-    monkeypatch.setattr(BM25Index, "build", None)  # nothing is built again
-    monkeypatch.setattr(query_search, "write_corpus", None)
-    for pages in (PAGES, iter(PAGES), None):
-        again = open_query_search(QUICK, pages, folder)
-        check_same_corpus(first.corpus.digest, again.corpus.digest)
-        assert found_by(again, "river stone") == found_by(first, "river stone")
-
-
 def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> None:
     folder = tmp_path / "search"
     first = open_query_search(QUICK, PAGES[:9], folder).corpus.digest
@@ -133,27 +119,6 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
 
 def titles(library: CorpusLibrary, query: str) -> set[str]:
     return {each.title for each in found_by(library, query)}
-
-
-def test_boolean_queries_over_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dataclasses.replace(QUICK, engine="boolean")
-    folder = tmp_path / "search"
-    library = open_query_search(config, SHORT, folder)
-    assert not (folder / BM25).exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(BooleanIndex, "build", None)  # nothing is built again
-        patch.setattr(BooleanIndex, "over", None)
-        again = open_query_search(config, None, folder)
-    for each in (library, again):
-        assert titles(each, "silver OR forest") == {"Lamp", "Piano"}
-        assert titles(each, "(silver OR forest) AND NOT lamp") == {"Piano"}
-        assert titles(each, '"silver river"') == {"Lamp"}
-        assert titles(each, '"river silver"') == titles(each, "silver AND") == set()
-    # Another engine's index lies beside it, and knows no operators.
-    words = open_query_search(QUICK, SHORT, folder)
-    assert titles(words, "silver AND NOT lamp") == {"Lamp"}
-    with pytest.raises(InputError, match=r"search/boolean was built with other settings of BM25"):
-        open_query_search(dataclasses.replace(config, b=0.5), SHORT, folder)
 
 
 def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
@@ -281,17 +246,6 @@ def test_each_task_searches_its_own_collection(both: dict[str, Path], tmp_path: 
     texts = [library.open(each, Open("d1")) for each in (north, south)]
     assert [each.text for each in texts] == [NORTH["d1"], SOUTH["d1"]]  # type: ignore[union-attr]
     assert library.open(south, Open("d3")) is None
-
-
-def test_kept_results_of_two_collections_do_not_mix(both: dict[str, Path], tmp_path: Path) -> None:
-    library = opened(both, tmp_path / "search")
-    kept = KeptResults(library, 10)
-    north, south = task("north"), task("south")
-    assert library.digest(north) != library.digest(south)
-    for _ in range(2):
-        assert ids(kept, north, "bear") == ["d2"]
-        assert ids(kept, south, "bear") == ["d4"]
-    assert kept.searched == 2
 
 
 def test_an_index_serves_rows_and_collections_have_their_own(
@@ -444,28 +398,3 @@ def test_words_and_vectors_are_fused(index: Path, tower: Path, tmp_path: Path) -
         if one[0].id == other[0].id:
             assert both_of[0].id == one[0].id
             assert both_of[0].score == pytest.approx(2 / 61)
-
-
-@pytest.mark.parametrize("engine", ["exact", pytest.param("faiss", marks=pytest.mark.slow)])
-def test_an_export_is_served_as_it_searches(engine: str, exported: Path, tmp_path: Path) -> None:
-    source = write_corpus_file(tmp_path / "corpus.jsonl", COUNT)
-    retriever = Retriever.load(exported)
-    retriever.index(source, tmp_path / "index")
-    questions = ["which river", "a silver clock in the garden", "paper"]
-    retriever.open(tmp_path / "index", engine)
-    searcher = ServedSearch(IndexAt(tmp_path / "index", engine), str(exported)).open()
-    assert searcher.most_steps == retriever.rules.max_steps > 1
-
-    def ids(hits: object) -> list[tuple[int, str]]:
-        assert isinstance(hits, list)
-        return [(hit.step, hit.id) for hit in hits if isinstance(hit, Hit)]
-
-    expected = retriever.search(questions)
-    found = searcher.search([Ask(question) for question in questions])
-    assert [ids(hits) for hits in found] == [ids(hits) for hits in expected]
-    wide = retriever.search(questions, 2, beam=4, where={"page": [0, 3]})
-    found = searcher.search([Ask(q, steps=2, beam=4, where={"page": [0, 3]}) for q in questions])
-    assert [ids(hits) for hits in found] == [ids(hits) for hits in wide]
-    assert all(len(ids(hits)) == 2 for hits in found)
-    many = searcher.search([Ask(question, count=7) for question in questions])
-    assert [len(ids(hits)) for hits in many] == [7] * 3

@@ -135,6 +135,6 @@ def test_an_unknown_system(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=known):
         train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
-    with pytest.raises(InputError, match=r"config\.system is ''; use one of"):
+    with pytest.raises(InputError, match=r"config\.system"):
         train.train(ConfigDict({}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
