@@ -78,6 +78,9 @@ SCORED: Mapping[str, Scores] = {
         run, config, WayOptions("last", out=out)
     ),
 }
+# The first stage's loss is of ratios to the policy that the update itself computes anew: it tells
+# nothing of what was learned. tests/learners shows that these updates learn.
+RATIOS = ("harr",)
 LANGUAGE_MODELS = ("rlvr", "leret", "deepretrieval")
 
 
@@ -229,7 +232,7 @@ def test_play_is_deterministic_and_depends_on_its_place(opened: Any) -> None:
     assert not equal(first, host(one.next(state, 1, STOP)))
 
 
-def test_learning_lowers_the_loss_on_a_fixed_batch(opened: Any) -> None:
+def test_learning_lowers_the_loss_on_a_fixed_batch(opened: Any, trained: Trained) -> None:
     system, run = opened
     state = system.first_state()
     batch = system.experience(run, STOP).next(state, 0, STOP)
@@ -238,8 +241,9 @@ def test_learning_lowers_the_loss_on_a_fixed_batch(opened: Any) -> None:
         state, metrics = system.update(state, batch)
         assert float(metrics["skipped"]) == 0
         losses.append(float(metrics["loss"]))
-    assert losses[-1] < losses[0]
     assert math.isfinite(losses[-1])
+    if trained.name not in RATIOS:
+        assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 8, 1)], ids=["one device", "fsdp"])
