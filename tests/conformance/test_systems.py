@@ -26,6 +26,7 @@ from qrag_jax import Retriever, systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields, save_config
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.deepretrieval_scoring import score_rewriter
@@ -178,8 +179,8 @@ def test_a_training_leaves_what_others_read(trained: Trained) -> None:
 class Breaking:
     """A system that breaks in an update."""
 
-    def __init__(self, system: Any, at: int) -> None:
-        self._system, self._left = system, at
+    def __init__(self, system: Any, run: Run, at: int) -> None:
+        self._system, self._run, self._left = system, run, at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._system, name)
@@ -187,6 +188,7 @@ class Breaking:
     def update(self, state: Any, episodes: Any) -> Any:
         self._left -= 1
         if self._left == 0:
+            self._run.checkpoints.wait()  # whose threads would write on in this process
             raise RuntimeError("the machine breaks")
         return self._system.update(state, episodes)
 
@@ -197,9 +199,9 @@ def test_resumed_is_uninterrupted_bit_for_bit(
     workdir, open_system = tmp_path / "run", systems.open_system
 
     @contextlib.contextmanager
-    def breaking(*words: Any, **more: Any) -> Iterator[Any]:
-        with open_system(*words, **more) as system:
-            yield Breaking(system, BROKEN_AT)
+    def breaking(config: ConfigDict, run: Run, **more: Any) -> Iterator[Any]:
+        with open_system(config, run, **more) as system:
+            yield Breaking(system, run, BROKEN_AT)
 
     with monkeypatch.context() as patch:
         patch.setattr(systems, "open_system", breaking)
@@ -300,7 +302,7 @@ def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> No
     workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
     before = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
     SCORED[trained.name](workdir, trained.config(), out)
-    (path, *_) = out.rglob("summary.json")
+    (path, *_) = out.rglob("*summary.json")
     summary = json.loads(path.read_text())
     told = " ".join(names_in(summary))
     assert "last" in told
