@@ -166,12 +166,12 @@ def test_the_longest_episode_is_that_of_the_room_and_of_dr_grpo_alone() -> None:
         ({"tools__corpus": "somewhere"}, "config.tools.corpus"),
         ({"sampling__room": 900}, "config.sampling.room"),
         ({"sampling__room": 20}, "config.sampling.room"),
-        ({"tools__retriever": "semantic"}, "config.tools"),
+        ({"tools__retriever": "semantic"}, "semantic"),
         ({"tools__tools": ("search",)}, "config.tools.tools"),
         ({"model__path": "no/such/folder"}, "no/such/folder"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
         # a server that samples
-        ({"sampling__engine": "server", "llm__url": "http://h/v1", "llm__model": ""}, "llm.model"),
+        ({"sampling__engine": "server", "llm__url": "http://h/v1"}, "config.model.lora.rank"),
         (
             {
                 "sampling__engine": "server",
