@@ -22,7 +22,7 @@ from tests.entry_points import (
     wait_until,
 )
 from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
-from tests.systems.collections_maker import write_rows
+from tests.systems.corpora import write_rows
 
 COURSE = COURSES["deepretrieval"]
 SCRIPT, RL, STEPS = 4, 3, COURSE.steps

@@ -1,13 +1,16 @@
-"""Small corpora and towers for tests of indexes."""
+"""Small corpora, collections and towers, and a signal that comes at a known moment."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.runtime.interrupt import StopSignal
 
 WORDS = [
     *("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning", "silver"),
@@ -46,3 +49,73 @@ def tree(folder: Path) -> dict[str, bytes]:
     """The content of every file below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class StopAfter(StopSignal):
+    """Asks to stop when it has been looked at so many times."""
+
+    def __init__(self, looks: int) -> None:
+        self._left = looks
+        super().__init__()
+
+    @property
+    def requested(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        assert not value
+
+
+Judged = Mapping[str, tuple[str, Mapping[str, int]]]  # query's id → its text, its grades
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Writes JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_collection(folder: Path, texts: Mapping[str, str], splits: Mapping[str, Judged]) -> Path:
+    """Writes a folder in BEIR's layout.
+
+    Args:
+        texts: of the documents, by their ids.
+        splits: the judged queries of each split.
+    """
+    write_lines(
+        folder / "corpus.jsonl",
+        ({"_id": name, "title": "", "text": text} for name, text in texts.items()),
+    )
+    queries = {name: text for split in splits.values() for name, (text, _) in split.items()}
+    write_lines(
+        folder / "queries.jsonl", ({"_id": name, "text": text} for name, text in queries.items())
+    )
+    (folder / "qrels").mkdir(exist_ok=True)
+    for split, judged in splits.items():
+        rows = [
+            f"{name}\t{document}\t{grade}"
+            for name, (_, grades) in judged.items()
+            for document, grade in grades.items()
+        ]
+        text = "\n".join(["query-id\tcorpus-id\tscore", *rows])
+        (folder / "qrels" / f"{split}.tsv").write_text(text + "\n")
+    return folder
+
+
+def write_rows(path: Path, queries: Sequence[tuple[str, str, Sequence[str]]]) -> Path:
+    """Writes judged queries as rows: id, text, ids of relevant documents."""
+    return write_lines(
+        path,
+        (
+            {"id": name, "query": text, "relevant_doc_ids": [*documents]}
+            for name, text, documents in queries
+        ),
+    )
+
+
+def write_documents(path: Path, texts: Mapping[str, str]) -> Path:
+    """Writes a corpus of rows, as remakes of DeepRetrieval have it."""
+    return write_lines(path, ({"doc_id": name, "text": text} for name, text in texts.items()))

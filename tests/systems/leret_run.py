@@ -6,19 +6,27 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from qrag_jax.environments.query_writing.agent import QueryAgent
+from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.environments.tools.episode import Look, Said, Speak
 from qrag_jax.feedback.tries import Try
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.scripted_tokens import Talk, encoded
+from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.saved_token_run import digest_of_weights
-from tests.systems.query_play import PAIR_STEPS, SCRIPT_STEPS, SFT_STEPS, opened, small
+from tests.systems.small_runs import opened, small_leret
+
+SCRIPT_STEPS, SFT_STEPS, PAIR_STEPS = 12, 2, 2  # of `small_leret`
 
 FIRST_SFT, FIRST_PAIRS = SCRIPT_STEPS, SCRIPT_STEPS + SFT_STEPS
 PERIOD = SFT_STEPS + PAIR_STEPS
@@ -47,7 +55,7 @@ class Trained:
 @contextlib.contextmanager
 def trained_run(workdir: Path) -> Iterator[Trained]:
     """Trains it."""
-    with opened(small(), workdir) as system:
+    with opened(small_leret(), workdir) as system:
         experience, state = LessonExperience(system, 0), system.first_state()
         made = Trained(system, [], [], [], [])
         for number in range(system.train.steps):
@@ -77,9 +85,44 @@ def weights_of(trained: Trained, step: int) -> str:
     return digest_of_weights(trained.states[step].params)
 
 
-def again(trained: Trained, workdir: Path) -> LessonExperience:
-    """The experience of a run that was killed and goes on in a copy of its folder."""
+def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
+    """System and experience of a run that was killed and goes on in a copy of its folder."""
     shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
     system = dataclasses.replace(trained.system, workdir=workdir)
     system._step = None
-    return LessonExperience(system, 0)
+    return system, LessonExperience(system, 0)
+
+
+def said(
+    agent: QueryAgent, library: CorpusLibrary, speech: Speech, start: TokenStart, text: str
+) -> TokenEpisode:
+    """The episode of a model that writes `text`."""
+    play = agent.play(start.task)
+    asked: Any = next(play)
+    assert isinstance(asked, Speak)
+    messages = asked.messages
+    reply: Any = Said(text, "stop")
+    try:
+        while True:
+            asked = play.send(reply)
+            assert isinstance(asked, Look)
+            (reply,) = library.look([(start.task, asked)])
+    except StopIteration as end:
+        return encoded(Talk(end.value, ((messages, text),)), speech)
+
+
+Writes = Callable[[QueryState, np.ndarray], str]  # (state, key) → query
+
+
+def play_by(system: Any, writes: Writes) -> Callable[..., list[TokenEpisode]]:
+    """A stand-in for `system.play`: plays tries by a rule, asked by a prompt."""
+
+    def play(prompt: Any, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        inputs = system.inputs
+        agent = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop)
+        return [
+            said(agent, inputs.library, inputs.speech, each, writes(each.task, each.key))
+            for each in starts
+        ]
+
+    return play

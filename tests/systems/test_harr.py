@@ -1,8 +1,7 @@
-"""HARR put together: data, index, agent, rewards and updates of a small run."""
+"""HARR put together: groups, agents and their models, rewards, and updates of a small run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,39 +11,18 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr, harr_scoring
 from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_config import default_config, with_scratch
 from qrag_jax.systems.harr_player import HarrPlayer
-
-pytestmark = pytest.mark.long
-
-MEMBERS = 4
-
-
-def small(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
-    config = default_config(algorithm, "synthetic")
-    with_scratch(config, layers=1, hidden=16, heads=2, vocab=300, positions=160)
-    config.data.path = "synthetic"
-    config.data.max_chunk_tokens = 64
-    config.data.synthetic.update(hops=(2,), comparison=0.0, chunks=8, train=24, dev=8)
-    config.state.update(max_tokens=96, instruction=False)
-    config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1, dtype="float32")
-    config.policy.update(pool=10, passages=2)
-    config.agent.max_hops = 3
-    config[algorithm].members = MEMBERS
-    config.reward.mixture = "f1=1,recall=1,novelty=0.2"
-    config.optimizer.learning_rate = 1e-3
-    config.train.update(steps=4, batch_size=2, eval_every=2, checkpoint_every=2)
-    config.eval.samples = 6
-    for name, value in fields.items():
-        section, _, field = name.partition("__")
-        config[section][field] = value
-    return config
+from tests.llm.model_server import ModelServer, Reply
+from tests.systems.knowing_model import KnowingModel
+from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
+from tests.systems.small_runs import opened
+from tests.systems.small_runs import small_harr as small
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +76,6 @@ def test_groups_are_played_by_the_policy_and_rewarded(system: Harr) -> None:
     assert batch.hop_rewards[:, 0, 0] == pytest.approx(1.0)  # all passages are new at first
 
 
-def test_a_resumed_run_plays_the_same_batch(system: Harr) -> None:
-    experience = system.experience(NewRun(), StopSignal())
-    state, stop = system.first_state(), StopSignal()
-    experience.next(state, 0, stop)
-    second = experience.next(state, 1, stop)
-    resumed = system.experience(NewRun(batches=1), StopSignal()).next(state, 1, stop)
-    for one, other in zip(second, resumed, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert experience.position() == (2, [])
-
-
 def test_updates_and_evaluations(system: Harr) -> None:
     state, stop = system.first_state(), StopSignal()
     before = system.evaluate(state, 0, stop)
@@ -150,13 +117,6 @@ def test_ppo_without_a_history(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert np.abs(np.asarray(state.critic.weights)).max() > 0
 
 
-def test_programs_are_listed_with_their_shapes(system: Harr) -> None:
-    (program,) = system.programs()
-    state, metrics = jax.eval_shape(program.function, *program.arguments)
-    assert {"loss", "return", "skipped", "flat_groups"} <= metrics.keys()
-    assert state.step.shape == ()
-
-
 def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
     config = small(policy__pool=300, data__limit=2)
     config.data.synthetic.dev = 2
@@ -168,55 +128,6 @@ def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
         assert NONE == -1
         _, metrics = system.update(system.first_state(), batch)
     assert np.isfinite(float(metrics["loss"]))
-
-
-def test_passages_are_embedded_with_the_titles_joined_as_in_the_data(tmp_path: Path) -> None:
-    texts = [f"the river {word} is long" for word in ("Ouse", "Wear", "Tees", "Swale")]
-    joined = [{"id": str(n), "text": f"Rivers. {text}"} for n, text in enumerate(texts)]
-    titled = [{"id": str(n), "title": "Rivers", "text": text} for n, text in enumerate(texts)]
-    vectors = {}
-    for name, records, separator in (
-        ("joined", joined, ""),
-        ("titled", titled, ". "),
-        ("usual", titled, ""),
-    ):
-        corpus = tmp_path / f"{name}.jsonl"
-        corpus.write_text("\n".join(map(json.dumps, records)))
-        config = small(
-            data__title_separator=separator,
-            corpus__path=str(corpus),
-            policy__pool=4,
-            reward__mixture="f1=1",
-        )
-        with Run.open(tmp_path / name, 0.0) as run, harr.open_system(config, run) as system:
-            vectors[name] = system.inputs.index.vectors(range(len(texts)))
-    np.testing.assert_array_equal(vectors["titled"], vectors["joined"])
-    assert np.abs(vectors["usual"] - vectors["joined"]).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"agent__name": "act"}, "config.agent.name is 'act'; use one of scripted, react"),
-        ({"reward__mixture": "f2=1"}, "config.reward.mixture has 'f2'; use one of f1"),
-        ({"policy__passages": 40}, "config.policy.passages is 40, but they are drawn from"),
-        ({"train__accumulation": 2}, "config.train.accumulation is 2;"),
-        ({"grpo__minibatches": 3}, "8 episodes, which do not split into"),
-        ({"eval__best_by": "return"}, "config.eval.best_by is 'return'; use one of f1"),
-    ],
-)
-def test_refusals(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError) as caught:
-        harr.check(small(**fields))
-    assert told in str(caught.value)
-
-
-def test_unknown_fields() -> None:
-    config = small()
-    with config.unlocked():
-        config.critic = ConfigDict()
-    with pytest.raises(InputError, match=r"config\.critic"):
-        harr.check(config)
 
 
 def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
@@ -248,3 +159,133 @@ def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
             state, metrics = system.update(state, experience.next(state, step, stop))
             assert np.isfinite(float(metrics["loss"]))
     assert experience.position() == (6, [])
+
+
+STOP = StopSignal()
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harr]:
+    with opened(small(), tmp_path_factory.mktemp("scripted") / "run") as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def model(scripted: Harr) -> KnowingModel:
+    every = (*scripted.inputs.train, *scripted.inputs.dev)
+    apart = {each.gold.question: each.question.decomposition for each in every}
+    return KnowingModel({q: each for q, each in apart.items() if each is not None})
+
+
+@pytest.fixture
+def server(model: KnowingModel) -> Iterator[ModelServer]:
+    with ModelServer(model) as served:
+        yield served
+
+
+def asking(server: ModelServer, agent: str, **fields: Any) -> ConfigDict:
+    config = small(**fields)
+    config.agent.name = agent
+    config.llm.update(url=server.url, model="tiny", cache="")
+    if agent == "search_r1":
+        config.agent.chat_template = "{prompt}<end>"
+    return config
+
+
+def first_batch(system: Harr) -> Any:
+    experience = system.experience(NewRun(), STOP)
+    return jax.tree.map(np.asarray, experience.next(system.first_state(), 0, STOP))
+
+
+def test_react_with_a_model_that_knows_is_the_scripted_agent(
+    scripted: Harr, server: ModelServer, tmp_path: Path
+) -> None:
+    with opened(asking(server, "react"), tmp_path / "run") as system:
+        batch = first_batch(system)
+        counts = system.experience(NewRun(), STOP).counts()
+    for name, one, other in zip(batch._fields, batch, first_batch(scripted), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    assert batch.scored.all()
+    # The first plan of a question is asked once for its group.
+    plans = [call for call in server.calls if len(call.body["messages"]) == 2]
+    plans = [call for call in plans if "<passages>" not in call.prompt]
+    plans = [call for call in plans if "<searches>" not in call.prompt]
+    assert len(plans) == 2
+    assert counts["llm/answers"] == len(server.calls)
+
+
+@pytest.mark.parametrize("agent", ["planner", "search_r1"])
+def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
+    if agent == "planner":
+        steps = server.script
+
+        def plan(call: Any) -> Reply:
+            text = call.prompt
+            if "<passages>" in text:
+                return steps(call)
+            if "sub_query" not in call.body["messages"][0]["content"]:
+                return Reply("Final answer: Oslo")
+            if text.count("FOUND:") < 2:
+                return Reply('{"action": "ASK", "sub_query": "Who?"}')
+            return Reply('{"action": "STOP"}')
+
+        server.script = plan
+    with opened(asking(server, agent), tmp_path / "run") as system:
+        batch = first_batch(system)
+        state = system.first_state()
+        scores = system.evaluate(state, 0, STOP)
+        starts = system.player.starts(system.inputs.dev, 1, 0)
+        episodes = system.player.play(state.params, starts, STOP)
+    assert batch.scored.all()
+    assert (batch.lengths[:, 0] > 0).all()
+    assert scores.metrics["eval/broken_share"] == 0
+    hops = [hop for each in episodes for hop in each.ended.history]
+    assert len(hops) == sum(len(each.searches) for each in episodes)
+    if agent == "search_r1":  # what the model thinks of the passages is in the history
+        assert all(hop.answer.startswith("I know ") for hop in hops[:-1])
+
+
+def test_failed_calls_are_masked_and_many_of_them_stop_the_run(
+    server: ModelServer, model: KnowingModel, tmp_path: Path
+) -> None:
+    too_long = Reply(
+        "This model's maximum context length is 16 tokens, your request has 99.", status=400
+    )
+    lost = iter(range(1000))
+
+    def some_fail(call: Any) -> Reply:
+        return too_long if "<passages>" in call.prompt and next(lost) < 1 else model(call)
+
+    server.script = some_fail
+    with opened(asking(server, "react", agent__attempts=1), tmp_path / "some" / "run") as system:
+        batch = first_batch(system)
+        masked = ~batch.scored
+        # Episodes of a group that ask the same at the same time share the failure.
+        assert 1 <= masked.sum() <= MEMBERS
+        assert (batch.episode_rewards[masked] == 0).all()
+        assert (batch.lengths[masked, 0] > 0).all()  # they had searched
+    server.script = lambda call: Reply("I like trains.")
+    hopeless = asking(server, "react", agent__attempts=1)
+    with (
+        opened(hopeless, tmp_path / "all" / "run") as system,
+        pytest.raises(FeedbackLost, match="8 of 8 episodes broke, and playing them again would"),
+    ):
+        first_batch(system)
+
+
+def test_rewards_that_models_give(server: ModelServer, tmp_path: Path) -> None:
+    config = asking(server, "react", reward__mixture="llm=1,em=1,relevance=0.5,novelty=1")
+    config.reranker.update(url=server.url, model="tiny")
+    with opened(config, tmp_path / "run") as system:
+        batch = first_batch(system)
+    assert batch.scored.all()
+    llm, em = batch.episode_rewards.T
+    np.testing.assert_array_equal(llm, em)  # this judge knows
+    reranked = [call for call in server.calls if call.path.endswith("/rerank")]
+    assert 0 < len(reranked) <= (batch.lengths > 0).sum()  # the same is asked once
+    novelty, relevance = batch.hop_rewards.transpose(2, 0, 1)[::-1]
+    searched = batch.lengths > 0
+    assert (novelty[:, 0] == 1).all()
+    assert ((relevance[searched] >= 0) & (relevance[searched] <= 1)).all()
+    assert relevance[searched].any()
+    assert (relevance[~searched] == 0).all()

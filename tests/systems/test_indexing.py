@@ -1,12 +1,12 @@
-"""Indexes of corpora: the vectors of the tower, in order, also when the work was broken off."""
+"""Indexes of corpora: which tower embeds which rows, in order, also when broken off."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,41 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.files.corpora import Columns
+from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.files.sentence_transformers_tokenizer import write_tokenizer
+from qrag_jax.models.pretrained import load_encoder, save_encoder
+from qrag_jax.models.scratch import make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.manifest import read_manifest
-from qrag_jax.retrieval.protocol import NONE, Queries
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems import indexing
+from qrag_jax.systems import passage_rows
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.passage_encoder import PassageEncoder, own_prefix
+from qrag_jax.systems.passage_rows import PassageRows
+from qrag_jax.systems.plain_search import QuestionTower
+from qrag_jax.systems.towers_export import Tower
+from qrag_jax.systems.towers_export import write_tower as write_tower_of
 from tests.devices import mesh_of
-from tests.systems.corpora import ONE_SHAPE, records, tree, write_corpus_file, write_tower
-from tests.systems.stopping import StopAfter
+from tests.systems.corpora import (
+    ONE_SHAPE,
+    TINY,
+    WORDS,
+    StopAfter,
+    records,
+    tree,
+    write_corpus_file,
+    write_tower,
+)
 
 COUNT = 70  # three parts of 24, the last one smaller
+
+
 SETTINGS = IndexSettings(part=24)
 
 
@@ -76,26 +95,11 @@ def test_vectors_are_those_of_the_tower(tower: PassageEncoder, built: Path) -> N
     np.testing.assert_allclose(vectors_of(built), np.stack(expected), atol=2e-6)
 
 
-def test_what_was_cut_is_counted(tower: PassageEncoder, source: Path, tmp_path: Path) -> None:
-    long = sum(len(ids) > 30 for ids in tower.tokenizer.encode(wholes()))
-    assert 0 < long < COUNT
-    assert index_corpus(source, tmp_path / "out", tower, SETTINGS).cut == long
-
-
 def test_passages_keep_names_titles_and_fields(built: Path) -> None:
     stored = StoredCorpus(built / "corpus")
     for record, passage in zip(records(COUNT), stored, strict=True):
         found = {"id": passage.name, "title": passage.title, "text": passage.text}
         assert {**found, **passage.metadata} == record
-
-
-def test_the_manifest_says_what_the_index_is(tower: PassageEncoder, built: Path) -> None:
-    manifest = read_manifest(built / EXACT, engine=EXACT, encoder=tower.digest(), count=COUNT)
-    assert manifest.corpus == StoredCorpus(built / "corpus").digest
-    assert (manifest.width, manifest.dtype) == (16, "float32")
-    assert list(manifest.files) == [f"vectors.{number}.float32" for number in range(3)]
-    found = {path.name for path in (built / EXACT).iterdir()}
-    assert found == {"manifest.json", *manifest.files}  # no notes, nothing half written
 
 
 @pytest.mark.parametrize("looks", [1, 30, COUNT, COUNT + 1])
@@ -169,25 +173,6 @@ def test_a_finished_index_is_returned_or_refused(tower: PassageEncoder, built: P
     assert tree(built) == before
 
 
-def test_an_index_without_its_corpus_is_refused(tower: PassageEncoder, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no finished corpus"):
-        index_corpus(None, tmp_path / "nothing", tower)
-    with pytest.raises(InputError, match="give an encoder"):
-        index_corpus(None, tmp_path / "nothing", None)
-
-
-def test_a_corpus_that_was_changed_on_disk_is_refused(
-    tower: PassageEncoder, source: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "index"
-    with pytest.raises(Stopped):
-        index_corpus(source, out, tower, SETTINGS, StopAfter(COUNT + 1))
-    path = out / "corpus" / "passages.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"river", b"RIVER"))
-    with pytest.raises(InputError, match=r"is not what corpus\.json was written for"):
-        index_corpus(source, out, tower, SETTINGS)
-
-
 def test_several_devices_give_the_same_vectors(
     tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
 ) -> None:
@@ -220,25 +205,6 @@ def test_dtypes(
     assert np.mean(own == best) > 0.9
 
 
-def test_workers_give_the_same_bytes(
-    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "index"
-    index_corpus(source, out, tower, dataclasses.replace(SETTINGS, workers=2))
-    assert tree(out / EXACT) == tree(built / EXACT)
-
-
-def test_words_are_indexed_over_the_same_corpus(built: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bm25s")
-    out = Path(shutil.copytree(built, tmp_path / "index"))
-    for _ in range(2):
-        indexed = index_corpus(None, out, None, IndexSettings(engine=BM25))
-        assert indexed.folder == out / BM25
-    index = BM25Index.open(indexed.folder, indexed.corpus)
-    passage = indexed.corpus.passages([5])[0]
-    assert index.search(Queries([passage.whole]), 1).numbers[0, 0] == 5
-
-
 def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bm25s")
     corpus = tmp_path / "corpus.jsonl"
@@ -259,25 +225,6 @@ def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[s
         IndexSettings(engine=BM25, language="klingon")
     with pytest.raises(InputError, match="--language"):
         index_corpus(corpus, tmp_path / "german", None, IndexSettings(engine=BM25))
-
-
-def test_an_id_that_is_there_twice_is_named_with_both_places(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").Table
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    made = [{"id": f"p{n}", "text": "" if n == 1 else f"word {n}"} for n in range(7)]
-    lines = [json.dumps(record) + "\n" for record in made[:4]]
-    with gzip.open(corpus / "a.jsonl.gz", "wt") as file:
-        file.write("".join([*lines[:2], "\n", *lines[2:]]))
-    parquet.write_table(table.from_pylist([*made[4:], made[2]]), corpus / "b.parquet")
-    settings = IndexSettings(engine=BM25, skip_empty=True)
-    told = r"^a\.jsonl\.gz:4 and b\.parquet, row 4 both have the id 'p2'; give each its own, or "
-    for _ in range(2):  # the second call goes on with what is stored
-        with pytest.raises(InputError, match=told):
-            index_corpus(corpus, tmp_path / "index", None, settings)
-    parquet.write_table(table.from_pylist(made[4:]), corpus / "b.parquet")
-    assert len(index_corpus(corpus, tmp_path / "index", None, settings).corpus) == 6
 
 
 def test_bad_records_leave_nothing_that_opens(
@@ -302,8 +249,173 @@ def test_bad_records_leave_nothing_that_opens(
     assert tree(out / EXACT) == tree(built / EXACT)
 
 
-def test_settings_are_checked() -> None:
-    for wrong in ({"engine": "best"}, {"dtype": "float16"}, {"part": -1}, {"workers": -2}):
-        with pytest.raises(InputError, match=r"config\.index"):
-            IndexSettings(**wrong)
-    assert set(indexing.DTYPES) == {"float32", "bfloat16", "int8"}
+PREFIX = "stone river: "
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tower(tmp_path_factory.mktemp("tower") / "model")
+
+
+def opened(folder: Path, max_tokens: int = 0, **config: object) -> PassageEncoder:
+    given = EncoderConfig(**config)  # type: ignore[arg-type]
+    return PassageEncoder.of_folder(str(folder), given, mesh_of(), max_tokens)
+
+
+def test_the_digest_changes_with_all_that_changes_vectors(model: Path, tmp_path: Path) -> None:
+    plain = opened(model, dtype="float32")
+    assert opened(model, dtype="float32").digest() == plain.digest()
+    others = [
+        opened(model, 40, dtype="float32"),
+        opened(model, dtype="bfloat16"),
+        opened(model, dtype="float32", chunk_prefix=PREFIX),
+        opened(model, dtype="float32", pooling="cls"),
+        opened(model, dtype="float32", normalise=True),
+        opened(model, dtype="float32", scale=0.5),
+        opened(write_tower(tmp_path / "other", seed=1), dtype="float32"),
+        dataclasses.replace(plain, params=jax.tree.map(lambda leaf: leaf + 1e-6, plain.params)),
+    ]
+    digests = {plain.digest(), *(other.digest() for other in others)}
+    assert len(digests) == 1 + len(others)
+    # What leaves vectors as they are leaves it, too: how rows are packed, the prefix of queries.
+    same = opened(model, dtype="float32", block_tokens=128, state_prefix="query: ")
+    assert same.digest() == plain.digest()
+
+
+def test_rows_open_with_the_prefix_and_are_cut(model: Path) -> None:
+    encoder = opened(model, 8, chunk_prefix=PREFIX)
+    prefix = encoder.tokenizer.encode([PREFIX])[0]
+    cls_id, sep_id = encoder.tokenizer.cls_id, encoder.tokenizer.sep_id
+    assert encoder.row([7, 9]).tolist() == [cls_id, *prefix, 7, 9, sep_id]
+    long = encoder.row(range(100, 200)).tolist()
+    kept = 8 - len(prefix) - 2
+    assert long == [cls_id, *prefix, *range(100, 100 + kept), sep_id]
+
+
+def test_the_prefix_of_an_exports_tokenizer_is_found(model: Path, tmp_path: Path) -> None:
+    """An export's tokenizer adds the prefix by itself; ours must add the same."""
+    told = opened(model, dtype="float32", chunk_prefix=PREFIX)
+    assert own_prefix(opened(model).tokenizer) == ()
+    exported = tmp_path / "exported" / "chunk"
+    shutil.copytree(model, exported)
+    opening = told.encoder.chunk_opening
+    write_tokenizer(exported, told.tokenizer, opening, max_tokens=50, plain=True)
+    found = opened(exported.parent, dtype="float32")  # the export's folder, or the tower's own
+    assert found.encoder.chunk_opening == opening == opened(exported).encoder.chunk_opening
+    assert found.origin == str(exported)
+
+
+# The first module's folder, its file of settings, the tokenizer's settings → the longest row, and
+# whether texts are made lower case. The model has 640 positions and a tokenizer with case.
+MODULES: list[tuple[str, str, dict[str, Any], dict[str, Any], int, bool]] = [
+    ("", "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": True}, {}, 33, True),
+    ("", "sentence_bert_config.json", {}, {"model_max_length": 600}, 600, False),
+    ("", "sentence_bert_config.json", {"max_seq_length": 50}, {"model_max_length": 9}, 50, False),
+    (
+        "",
+        "sentence_roberta_config.json",
+        {"max_seq_length": 20},
+        {"do_lower_case": True},
+        20,
+        False,
+    ),
+    ("0_Transformer", "sentence_bert_config.json", {"do_lower_case": True}, {}, 640, True),
+]
+
+
+TEXTS = ["stone river", "STONE River", " ".join(WORDS * 40)]
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_texts_are_read_as_sentence_transformers_reads_them(
+    case: tuple[str, str, dict[str, Any], dict[str, Any], int, bool], tmp_path: Path
+) -> None:
+    """The folder itself, a run's copy of it, and its export; the library judges if it is there."""
+    name, file, settings, tokenizer_settings, longest, lowers = case
+    folder, trunk = tmp_path / "model", tmp_path / "model" / name
+    sizes = dataclasses.replace(TINY, positions=640)
+    make_scratch_folder(trunk, [" ".join(WORDS)] * 3, sizes, 0)
+    (trunk / file).write_text(json.dumps(settings))
+    for changed, fields in (
+        ("tokenizer.json", {"normalizer": None}),
+        ("tokenizer_config.json", {}),
+    ):
+        told = json.loads((trunk / changed).read_text())
+        (trunk / changed).write_text(json.dumps(told | (fields or tokenizer_settings)))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True})
+    )
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(((name, "Transformer"), ("1_Pooling", "Pooling")))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+    encoder = opened(folder, scale=1.0, dtype="float32")
+    vectors = QuestionTower(encoder)(TEXTS)
+    assert encoder.row_tokens == longest
+    assert bool((vectors[0] == vectors[1]).all()) == lowers
+    loaded, kept, exported = load_encoder(folder, scale=1.0), tmp_path / "kept", tmp_path / "chunk"
+    save_encoder(loaded, folder, kept)
+    tower = Tower("chunk", CHUNK, encoder.encoder.chunk_opening, longest, plain=True)
+    write_tower_of(loaded, tower, encoder.params, exported)
+    assert opened(kept, scale=1.0, dtype="float32").digest() == encoder.digest()
+    again = opened(exported)
+    assert again.row_tokens == longest
+    assert again.tokenizer.encode(TEXTS) == encoder.tokenizer.encode(TEXTS)
+    library = pytest.importorskip("sentence_transformers")
+    for written in (folder, kept, exported):
+        judge = library.SentenceTransformer(str(written), device="cpu")
+        assert judge.max_seq_length == longest
+        np.testing.assert_allclose(judge.encode(TEXTS), vectors, atol=1e-5)
+
+
+COUNT_ROWS = 50
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> PassageRows:
+    folder = tmp_path_factory.mktemp("rows")
+    passages = [
+        Passage(str(record["id"]), str(record["text"]), str(record["title"]))
+        for record in records(COUNT_ROWS)
+    ]
+    passages.append(Passage("odd", "half a pair \ud800 of surrogates"))
+    write_corpus(folder / "corpus", passages)
+    tokenizer = TextTokenizer.load(write_tower(folder / "model"))
+    assert tokenizer.cls_id is not None
+    return PassageRows(folder / "corpus", tokenizer, (tokenizer.cls_id, 11), 12)
+
+
+def test_rows_hold_title_and_text(rows: PassageRows) -> None:
+    found = rows.of(range(COUNT_ROWS + 1))
+    cut = 0
+    for record, row in zip(records(COUNT_ROWS), found.each(), strict=False):
+        whole = f"{record['title']} {record['text']}".strip()
+        ids = rows.tokenizer.encode([whole])[0]
+        cut += len(ids) > 9
+        assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
+    assert 0 < cut <= found.cut <= cut + 1  # the odd one may be long
+    assert found.lengths.tolist() == [len(row) for row in found.each()]
+    assert max(found.lengths) == 12
+
+
+def test_rows_join_titles_as_the_run_did(rows: PassageRows) -> None:
+    record = records(COUNT_ROWS)[3]
+    (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()
+    ids = rows.tokenizer.encode([f"{record['title']}. {record['text']}"])[0]
+    assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("groups", [[range(0, 7), range(7, 51)], [range(3, 3), range(40, 51)]])
+def test_rows_made_ahead_are_the_same(
+    rows: PassageRows, monkeypatch: pytest.MonkeyPatch, groups: list[range]
+) -> None:
+    monkeypatch.setattr(passage_rows, "PIECE", 5)
+    for group, found in zip(groups, rows.ahead(groups, workers=0), strict=True):
+        wanted = rows.of(group)
+        np.testing.assert_array_equal(found.tokens, wanted.tokens)
+        np.testing.assert_array_equal(found.lengths, wanted.lengths)
+        assert found.cut == wanted.cut
+        assert len(found.each()) == len(group)

@@ -1,28 +1,48 @@
-"""LeReT put together: its stages, the programs of a dry run, and its evaluation."""
+"""LeReT put together: its stages, its script, prompts with examples, and its evaluation."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.environments.tools.episode import Look
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT
+from qrag_jax.systems.leret_config import (
+    PREFERENCE,
+    SCRIPT,
+    SFT,
+    LeretConfig,
+    StagePlan,
+    default_config,
+)
+from qrag_jax.systems.leret_experience import LessonExperience, Script
 from qrag_jax.systems.token_system import EVALUATED
 from tests.systems.leret_run import (
     FIRST_PAIRS,
     FIRST_SFT,
+    PAIR_STEPS,
+    SCRIPT_STEPS,
     STOP,
     Trained,
+    play_by,
     tries_of,
 )
-from tests.systems.query_play import PAIR_STEPS, SCRIPT_STEPS
-
-pytestmark = pytest.mark.long
+from tests.systems.small_runs import opened
+from tests.systems.small_runs import small_leret as small
 
 
 def texts(system: Leret, blocks: Any) -> list[str]:
@@ -36,7 +56,6 @@ def texts(system: Leret, blocks: Any) -> list[str]:
 
 def test_demonstrations_come_first(trained: Trained) -> None:
     system = trained.system
-    assert "12 steps of imitating scripted styles; then 2 × tries by 2 prompts × 4" in system.line
     shown = texts(system, trained.batches[0].blocks)
     assert len(shown) == 4 * 2  # questions, hops
     asked = " ".join(system.inputs.train[n].question for n in trained.samples[0][:, 0])
@@ -66,23 +85,6 @@ def test_samples_are_questions_of_the_run(trained: Trained) -> None:
         questions = trained.samples[number][:, 0].tolist()
         assert len(questions) == 4  # of a batch, however few lessons there are
         assert set(questions) <= made
-    assert system._names(questions) == [system.inputs.train[n].id for n in questions]
-
-
-def test_the_programs_of_a_dry_run(trained: Trained) -> None:
-    programs = trained.system.programs()
-    assert [each.name for each in programs] == [
-        "update of script",
-        "update of sft",
-        "update of preference",
-    ]
-    blocks = programs[2].arguments[1].blocks
-    assert blocks.room.shape[1:3] == (256, 224)
-    for each in programs:
-        state, metrics = jax.eval_shape(each.function, *each.arguments)
-        assert {"loss", "skipped"} <= metrics.keys()
-        shapes = [[leaf.shape for leaf in jax.tree.leaves(s)] for s in (state, each.arguments[0])]
-        assert shapes[0] == shapes[1]
 
 
 def test_evaluation_is_what_the_queries_find(trained: Trained) -> None:
@@ -109,5 +111,173 @@ def test_evaluation_is_what_the_queries_find(trained: Trained) -> None:
     lost = [each for each in made if not each.scored]
     shares = [found.metrics[f"eval/{n}_share"] for n in ("empty", "too_long", "failed")]
     assert sum(shares) == pytest.approx(len(lost) / len(made))
-    assert found.line.startswith("step 20: hop 1: recall ")
-    assert found.line.endswith(f"{len(system.inputs.dev)} questions")
+
+
+FEW_SHOT = {"tries.ways": "few_shot", "stages": ("sft", "preference")}
+
+
+def of(**fields: Any) -> LeretConfig:
+    config = default_config()
+    config.update_from_flattened_dict(fields)
+    return LeretConfig.of(config)
+
+
+def test_the_stages_come_in_turn() -> None:
+    config = of(**{"script.steps": 5, "sft.steps": 3, "preference.steps": 4})
+    assert config.plan == (
+        StagePlan("script", 0, 0, 5),
+        StagePlan("sft", 1, 5, 3),
+        StagePlan("preference", 1, 8, 4),
+        StagePlan("sft", 2, 12, 3),
+        StagePlan("preference", 2, 15, 4),
+    )
+    assert config.train.steps == 19
+    assert [config.stage_at(step).first for step in (0, 4, 5, 11, 18)] == [0, 0, 5, 8, 15]
+
+
+def test_the_prompts_that_try() -> None:
+    assert of().tries.variants == (1, 2, 3, 4)
+    assert of(**{"tries.prompts": 2, "tries.with_bare": True}).tries.variants == (0, 1, 2)
+    config = of(**{"tries.ways": "bare", "tries.samples": 4})
+    assert (config.tries.variants, config.tries.asked) == ((0,), 1)
+    assert of(**FEW_SHOT, **{"tries.prompts": 2}).few_shot.kept == 2
+
+
+def demonstrations(system) -> Script:
+    script = system.inputs.script
+    assert script is not None
+    return script
+
+
+@pytest.mark.parametrize("ways", ["styles", "bare"])
+def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways: str) -> None:
+    with opened(small(tries__ways=ways, styles__marked=1.0), tmp_path / "run") as system:
+        experience, state = LessonExperience(system, 0), system.first_state()
+        blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
+        speech = system.inputs.speech
+        read = "".join(speech.text(row) for row in blocks.tokens)
+        assert "style: " in read
+        assert system.variants == ((0,) if ways == "bare" else (1, 2))
+
+
+def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
+    read = []
+    for renamed in (0.0, 1.0):
+        config = small(styles__renamed=renamed)
+        with opened(config, tmp_path / f"run{renamed}") as system:
+            experience, state = LessonExperience(system, 0), system.first_state()
+            blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
+            script = demonstrations(system)
+            numbers = experience.samples[:, 0]
+            speech = system.inputs.speech
+            told = "".join(speech.text(row) for row in blocks.tokens)
+            questions = [script.demonstrated[n][1] for n in numbers]
+            read.append([each.entity in told for each in questions])
+    assert all(read[0])
+    assert not any(read[1])
+
+
+def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:
+    first = 7
+    with opened(small(styles__marked=0.5), tmp_path / "run") as system:
+        script = demonstrations(system)
+        every = script.starts(system.config, [0, 1, 2] * 4, 0)
+        some = script.starts(system.config, ([0, 1, 2] * 4)[first : first + 3], first)
+        assert some == every[first : first + 3]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    questions = [bridge_question(0, "train", n) for n in range(8)]
+    words = [f"{q.question} {p.text}" for q in questions for p in q.passages]
+    sizes = TinyLMConfig(
+        copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32,
+        vocab=420, positions=1024,
+    )  # fmt: skip
+    write_tiny_lm(folder, words, sizes, seed=0)
+    return folder
+
+
+def few_shot(chat: Path, **fields: Any) -> ConfigDict:
+    given: dict[str, Any] = {
+        "model__path": str(chat),
+        "stages": (SFT, PREFERENCE),
+        "tries__ways": "few_shot",
+        "tries__with_bare": True,
+        "tries__samples": 1,
+        "few_shot__candidates": 3,
+        "few_shot__demonstrations": 1,
+        "few_shot__bootstrap_questions": 2,
+        "few_shot__rank_questions": 1,
+        "sampling__room": 512,
+    }
+    return small(**{**given, **fields})
+
+
+def knowing(state: Any, _: np.ndarray) -> str:
+    """Writes the entity, then the bridge; each question's own."""
+    number = next(n for n in range(6) if bridge_question(0, "train", n).id == state.id)
+    own = bridge_question(0, "train", number)
+    return own.entity if state.hop == 1 else own.bridge
+
+
+def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None:
+    config = few_shot(chat)
+    with opened(config, tmp_path / "run") as system:
+        prompt = system.prompt(play_by(system, knowing))
+        assert system.variants == (0, 1, 2)
+        assert len(prompt.variants) == 2
+        assert len(system.asked) == 3
+        shown = {e.question for each in prompt.variants for e in each.examples}
+        tried = {system.inputs.train[n].question for n in system.asked}
+        assert shown
+        assert not shown & tried
+        assert [each.question for each in system.tries.questions] == [
+            system.inputs.train[n].question for n in system.asked
+        ]
+        assert system.tries.variants == (0, 1, 2)
+    with opened(config, tmp_path / "run") as system:
+        assert system.prompt(None).variants == prompt.variants  # nothing plays
+    file = tmp_path / "run" / "few_shot.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({**saved, "template": "another"}))
+    with (
+        opened(config, tmp_path / "run") as system,
+        pytest.raises(InputError, match="has examples for another prompt than the one in use"),
+    ):
+        system.prompt(None)
+    file.write_text(json.dumps({**saved, "kept": []}))
+    with (
+        opened(config, tmp_path / "run") as system,
+        pytest.raises(InputError, match="are not finished, and the weights that make them are"),
+    ):
+        system.prompt(None)
+
+
+def test_no_full_credit_in_the_bootstrap(chat: Path, tmp_path: Path) -> None:
+    with (
+        opened(few_shot(chat), tmp_path / "run") as system,
+        pytest.raises(InputError, match="has full credit, so there is nothing to show; raise"),
+    ):
+        system.prompt(play_by(system, lambda *_: "xyzzy"))
+
+
+def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(chat, folder)
+    config = few_shot(folder)
+    with opened(config, tmp_path / "run") as system:
+        data = dict(system.data)
+    other = few_shot(folder, search__b=0.5)
+    with pytest.raises(InputError, match=r"config\.search\.b"), opened(other, tmp_path / "run"):
+        pass
+    sizes = TinyLMConfig(copies=False, layers=1, hidden=32, heads=2)
+    write_tiny_lm(folder, ["other words"], sizes, seed=1)
+    with opened(config, tmp_path / "run") as system:
+        assert system.data["model"] != data["model"]
+        with Run.open(tmp_path / "other", 0.0) as run:
+            run.checkpoints.save_last(1, {"x": jnp.zeros(1)}, {"data": data})
+            run.checkpoints.wait()
+            with pytest.raises(InputError, match=r"\(model\)"):
+                run.restore(lambda: {"x": jnp.zeros(1)}, system.data, {})

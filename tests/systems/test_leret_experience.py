@@ -1,8 +1,10 @@
-"""What LeReT learns from its tries: best queries, pairs, a reference; and from what is kept."""
+"""What LeReT learns from its tries: best queries, pairs, a reference; and where it stops."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,18 @@ from qrag_jax.feedback.preference_pairs import PairsConfig, pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_tries import Iteration, TryMaker
+from qrag_jax.systems.leret_tries import Iteration
 from tests.systems.leret_run import (
     FIRST_PAIRS,
     FIRST_SFT,
+    PAIR_STEPS,
     PERIOD,
+    SFT_STEPS,
     STOP,
     Trained,
     again,
     weights_of,
 )
-from tests.systems.query_play import PAIR_STEPS, SFT_STEPS
-
-pytestmark = pytest.mark.long
 
 
 def learned(trained: Trained, iteration: int) -> tuple[list[Any], Iteration]:
@@ -146,50 +147,79 @@ def test_the_reference_is_the_log_probability_of_each_query(trained: Trained) ->
     assert trained.metrics[FIRST_PAIRS]["loss"] == pytest.approx((1 / (2 * beta)) ** 2, rel=1e-3)
 
 
-def test_a_resumed_run_learns_from_the_same(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TryMaker, "_starts", None)  # nothing is played again
-    monkeypatch.setattr(LessonExperience, "_log_probs", None)
-    for number in (FIRST_SFT + 1, FIRST_PAIRS, FIRST_PAIRS + PERIOD + 1):
-        experience = again(trained, tmp_path / str(number))
-        batch = experience.next(trained.states[number], number, STOP)
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(batch), trained.batches[number])
-        np.testing.assert_array_equal(experience.samples, trained.samples[number])
-
-
 @pytest.mark.parametrize(
-    ("name", "text", "number", "told"),
+    ("name", "text", "number"),
     [
-        ("start.json", None, FIRST_SFT + 1, r"start\.json is missing or damaged; bring it back"),
-        ("start.json", "{", FIRST_SFT + 1, r"start\.json is missing or damaged; bring it back"),
-        ("start.json", '{"weights": "x"}', FIRST_SFT, "were made by other weights than those of"),
-        ("start.json", '{"weights": "x"}', FIRST_PAIRS, "another weights; bring that back, or br"),
-        ("reference.json", None, FIRST_PAIRS + 1, r"reference\.json is missing, damaged or of"),
-        ("reference.json", '{"log_probs": ["x"]}', FIRST_PAIRS + 1, "is missing, damaged or of"),
-        ("reference.json", "[1, 2", FIRST_PAIRS + 1, r"other pairs; bring it back, or begin a"),
-        ("hop-2.jsonl", None, FIRST_PAIRS, r"hop-2\.jsonl is missing; bring the file back, or beg"),
+        ("start.json", None, FIRST_SFT + 1),
+        ("start.json", '{"weights": "x"}', FIRST_SFT),
+        ("reference.json", None, FIRST_PAIRS + 1),
+        ("reference.json", '{"log_probs": ["x"]}', FIRST_PAIRS + 1),
+        ("hop-2.jsonl", None, FIRST_PAIRS),
     ],
 )
 def test_lost_files_are_named(
-    trained: Trained, tmp_path: Path, name: str, text: str | None, number: int, told: str
+    trained: Trained, tmp_path: Path, name: str, text: str | None, number: int
 ) -> None:
-    experience = again(trained, tmp_path)
+    _, experience = again(trained, tmp_path)
     path = tmp_path / "tries" / "iteration-1" / name
     path.unlink()
     if text is not None:
         path.write_text(text)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=r"iteration-1|other weights"):
         experience.next(trained.states[number], number, STOP)
 
 
 def test_a_reference_that_is_damaged_at_the_start_is_made_again(
     trained: Trained, tmp_path: Path
 ) -> None:
-    experience = again(trained, tmp_path)
+    _, experience = again(trained, tmp_path)
     path = tmp_path / "tries" / "iteration-1" / "reference.json"
     whole = path.read_text()
     path.write_text(whole[:100])
     state = jax.device_put(trained.states[FIRST_PAIRS])
     experience.next(state, FIRST_PAIRS, STOP)
     assert path.read_text() == whole
+
+
+def with_tries(trained: Trained, workdir: Path, change: Callable[[Try], Try]) -> LessonExperience:
+    """The experience of a run whose first tries are others."""
+    system, experience = again(trained, workdir)
+    maker = trained.system.tries
+    found = maker.iteration(1, None, weights_of(trained, FIRST_SFT), STOP)
+    changed = found._replace(tries=[change(each) for each in found.tries])
+
+    class Given:
+        def iteration(self, *_: Any) -> Iteration:
+            return changed
+
+    system.__dict__["tries"] = Given()
+    return experience
+
+
+def test_ties_everywhere_stop_the_run(trained: Trained, tmp_path: Path) -> None:
+    def tied(each: Try) -> Try:
+        scores = {**each.scores, "recall": 0.5, "ap": 0.25}
+        return dataclasses.replace(each, reward=0.25, scores=scores) if each.scored else each
+
+    experience = with_tries(trained, tmp_path, tied)
+    with pytest.raises(InputError, match=r"no state of \d+ has pairs: in \d+% all tries are worth"):
+        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)
+
+
+def test_a_metric_that_is_0_everywhere_stops_the_run(trained: Trained, tmp_path: Path) -> None:
+    def nothing(each: Try) -> Try:
+        scores = dict.fromkeys(each.scores, 0.0)
+        return dataclasses.replace(each, reward=0.0, scores=scores) if each.scored else each
+
+    experience = with_tries(trained, tmp_path, nothing)
+    with pytest.raises(InputError, match=r"none of \d+ tries with a score found a gold page"):
+        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)
+
+
+def test_a_corpus_that_changes_while_the_run_goes_on(trained: Trained, tmp_path: Path) -> None:
+    system, experience = again(trained, tmp_path)
+    system.inputs = dataclasses.replace(
+        system.inputs, data={**system.inputs.data, "corpus": "0" * 64}
+    )
+    with pytest.raises(InputError, match=r"the corpus that is searched has changed since the run"):
+        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)

@@ -7,12 +7,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from qrag_jax import Retriever
 from qrag_jax.data.config import NegativesConfig
-from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
@@ -23,12 +21,9 @@ from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.mined_negatives import FOUND, by_rank, may_be_good, with_negatives
-from tests.entry_points import SHARED, Commands, refusal
-from tests.systems.corpora import write_tower
-
-pytestmark = pytest.mark.long
 
 pytest.importorskip("bm25s")
+
 
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Accra", "Tunis", "Dakar")
 
@@ -122,14 +117,6 @@ def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -
                 with_negatives(config, loaded(), run)
 
 
-def test_fewer_are_added_where_the_corpus_has_no_more(index: Path, tmp_path: Path) -> None:
-    config = NegativesConfig(index=str(index), count=40)
-    with Run.open(tmp_path / "run", None) as run:
-        found = with_negatives(config, loaded(), run)
-    # Of 31 passages, two are a question's own and one has the answer.
-    assert {len(sample.chunks) for sample in found.all} == {2 + 31 - 3}
-
-
 def hit(step: int, name: str = "a", text: str = "", title: str = "") -> Hit:
     return Hit(step, 0.0, name, title, text, {})
 
@@ -178,50 +165,3 @@ def test_a_trained_retriever_searches_in_its_steps(
         assert len(added) == 2
         if not may_be_good(sample, first):
             assert added[0] == f"{first.title} {first.text}".strip()
-
-
-def test_a_plain_encoder_searches_once(index: Path, tmp_path: Path) -> None:
-    from qrag_jax.systems.passage_encoder import PassageEncoder
-
-    tower = write_tower(tmp_path / "tower")
-    encoder = PassageEncoder.of_folder(str(tower))
-    index_corpus(None, index, encoder)
-    config = NegativesConfig(index=str(index), search=str(tower), count=5)
-    with Run.open(tmp_path / "run", None) as run:
-        found = with_negatives(config, loaded(), run)
-    assert {len(sample.chunks) for sample in found.all} == {7}
-    for sample in found.all:
-        assert len(set(sample.chunks)) == 7
-
-
-def test_wrong_settings_are_one_sentence(index: Path, tmp_path: Path) -> None:
-    lazy = LoadedSamples({"babilong": LazySamples(1, lambda i: samples_of(CITIES)[i])}, [])
-    config = NegativesConfig(index=str(index))
-    with Run.open(tmp_path / "run", None) as run:
-        with pytest.raises(InputError, match="but babilong makes its own documents"):
-            with_negatives(config, lazy, run)
-        shutil.rmtree(index / "bm25")
-        with pytest.raises(InputError, match="holds no finished index; build one there"):
-            with_negatives(config, loaded(), run)
-        with pytest.raises(InputError, match="nowhere"):
-            with_negatives(NegativesConfig(index=str(tmp_path / "nowhere")), loaded(), run)
-    with pytest.raises(InputError, match=r"config.data.negatives.count is 0; it must be at least"):
-        NegativesConfig(index=str(index), count=0)
-    with pytest.raises(InputError, match=r"negatives\.search is given without an index"):
-        NegativesConfig(search="minilm")
-
-
-def test_the_command_trains_with_them_and_goes_on(
-    index: Path, commands: Commands, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    given = (*SHARED, f"--workdir={workdir}", f"--config.data.negatives.index={index}")
-    fewer = "--config.data.negatives.count=4"
-    told = commands.succeed("train", *given, fewer, "--config.train.steps=2")
-    (line,) = (line for line in told.splitlines() if line.startswith("negatives: "))
-    assert line.endswith(f"passages of {index} for each question")
-    assert float(line.split()[1]) > 0
-    with np.load(workdir / FOUND) as file:
-        assert file["numbers"].shape[1] == 4
-    told = refusal(commands.run("train", *given, fewer, "--config.env.positions=relative"))
-    assert "set config.env.positions to none (it is relative)" in told

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import http.server
 import json
 import math
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +27,20 @@ from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.serving.searcher import Ask, MultiStep
-from qrag_jax.systems.deployed import NOTE, Endpoints
+from qrag_jax.systems.deployed import Endpoints
 from qrag_jax.systems.further_engines import make_engine
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.retrieval import qdrant_stand_in
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
 
-pytestmark = pytest.mark.long
-
 for library in ("sentence_transformers", "faiss", "qdrant_client"):
     pytest.importorskip(library)
 
+
 TOLERANCE = 2e-5
+
+
 FLOAT32 = LoadSettings(dtype="float32")
 
 
@@ -193,9 +191,6 @@ def test_all_backends_and_engines_give_the_same_hits(
     assert {hit.metadata["page"] for hits in pages for hit in hits} == {0, 2}
 
 
-# ---------------------------------------------------------------------- as the evaluation does
-
-
 def test_on_one_document_the_hits_are_those_of_the_evaluation(
     scored_run: Path, exported: Path, task: Task, tmp_path: Path
 ) -> None:
@@ -235,18 +230,6 @@ def test_the_settings_of_the_file_are_those_of_the_search(
     check(retriever.search(task.questions, threshold=-math.inf), plain)
 
 
-def test_a_question_that_is_cut_is_told_of(exported: Path, task: Task) -> None:
-    retriever = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
-    retriever.open(task.index)
-    most = retriever.config.max_question_tokens
-    long = "the of and in " * most
-    with pytest.warns(UserWarning, match=f"1 of 2 questions have more than {most} tokens and were"):
-        found, _ = retriever.search([long, "where?"])
-    with pytest.warns(UserWarning, match="1 of 1 questions"):
-        assert [hit.id for hit in retriever.search(long + "again")] == [hit.id for hit in found]
-    assert len(retriever.search("")) == retriever.config.search.max_steps
-
-
 def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     """As the server gives them."""
     retriever = Retriever.load(exported, FLOAT32)
@@ -277,34 +260,6 @@ def ids(hits: object) -> list[str]:
     return [hit.id for hit in hits]
 
 
-def test_copies_share_what_a_pickle_opens_again(exported: Path, task: Task, tmp_path: Path) -> None:
-    retriever = Retriever.load(exported, LoadSettings(dtype="float32", per_step=2))
-    assert pickle.loads(pickle.dumps(retriever)).deployment == retriever.deployment  # noqa: S301
-    retriever.open(task.index, "scan")
-    expected = retriever.search(task.questions)
-    again = pickle.loads(pickle.dumps(retriever))  # noqa: S301
-    assert again.deployment == retriever.deployment
-    assert again.deployment.engine == "scan"
-    assert again.search(task.questions) == expected
-    made = copy.deepcopy({"a": retriever})["a"]
-    assert made._backend is retriever._backend
-    assert made._index is retriever._index
-    made.index(write_corpus(tmp_path / "one.jsonl", task.documents[0]), tmp_path / "index")
-    assert made.deployment.index != retriever.deployment.index
-    assert made.search(task.questions) != expected
-    assert retriever.search(task.questions) == expected
-
-
-def test_threads_search_as_one_does(exported: Path, task: Task) -> None:
-    retriever = Retriever.load(exported, FLOAT32)
-    retriever.open(task.index)
-    alone = {question: retriever.search(question) for question in task.questions}
-    asked = task.questions * 10
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(retriever.search, asked))
-    assert found == [alone[question] for question in asked]
-
-
 def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_path: Path) -> None:
     digests = [
         Retriever.load(folder, settings).digest()
@@ -319,8 +274,6 @@ def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_pat
     assert digests[0] == digests[1]
     assert len(set(digests)) == 4
 
-
-# ---------------------------------------------------------------------- without jax
 
 WITHOUT_JAX = """
 import json, sys
@@ -350,9 +303,6 @@ def test_an_export_is_searched_without_jax(
     assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in reference]
 
 
-# ---------------------------------------------------------------------- refusals
-
-
 def test_an_index_of_another_tower_is_refused(
     exported: Path, scored_run: Path, task: Task, tmp_path: Path
 ) -> None:
@@ -374,55 +324,3 @@ def test_an_index_of_another_tower_is_refused(
     assert best._backend.chunk_digest() != last._backend.chunk_digest()
     with pytest.raises(InputError, match="embedded by another tower"):
         best.open(task.index)
-
-
-def test_an_index_without_a_note_is_known_to_jax(
-    exported: Path, task: Task, tmp_path: Path
-) -> None:
-    index = Path(shutil.copytree(task.index, tmp_path / "index"))
-    note = (index / NOTE).read_text()
-    (index / NOTE).unlink()
-    by_torch = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
-    with pytest.raises(InputError, match=r"the index has no chunk_tower\.json that says"):
-        by_torch.open(index)
-    with pytest.raises(InputError, match=r"passages are embedded by jax; build the index with"):
-        by_torch.index(task.corpus, tmp_path / "new")
-    Retriever.load(exported, FLOAT32).open(index)
-    assert (index / NOTE).read_text() == note
-    by_torch.open(index)
-
-
-def test_wrong_input_is_one_sentence(
-    exported: Path, scored_run: Path, task: Task, server: str, tmp_path: Path
-) -> None:
-    for folder, settings, told in (
-        (tmp_path, {}, "holds no retriever; give a folder that qrag_jax.export wrote"),
-        (scored_run, {"backend": "torch"}, "is the folder of a run, which jax alone computes"),
-        (exported, {"backend": "numpy"}, "backend is 'numpy'; use one of jax, torch, endpoint"),
-        (exported, {"backend": "endpoint"}, "give endpoints"),
-        (exported, {"checkpoint": "first"}, "checkpoint is 'first'; use best or last"),
-    ):
-        with pytest.raises(InputError, match=told):
-            Retriever.load(folder, LoadSettings(**settings))
-    published = Path(shutil.copytree(exported, tmp_path / "published"))
-    fields = json.loads((published / NAME).read_text())
-    fields["positions"]["kind"] = "random_published"
-    (published / NAME).write_text(json.dumps(fields))
-    with pytest.raises(InputError, match="positions random_published, which are drawn anew"):
-        Retriever.load(published, LoadSettings(backend="torch", device="cpu"))
-    retriever = Retriever.load(exported, served(server, "nobody"))
-    with pytest.raises(InputError, match=r"no index is open; call index"):
-        retriever.search("where?")
-    with pytest.raises(InputError, match=r"holds no finished index; build one there"):
-        retriever.open(tmp_path)
-    with pytest.raises(InputError, match=r"engine is 'magic'; use one of exact, scan, faiss"):
-        retriever.open(task.index, "magic")
-    retriever.open(task.index)
-    with pytest.raises(InputError, match=r"\(model nobody\) gives no vectors \(HTTP 404: no"):
-        retriever.search("where?")
-    retriever = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
-    retriever.open(task.index)
-    with pytest.raises(InputError, match="colour"):
-        retriever.search("where?", where={"colour": 1})
-    with pytest.raises(InputError, match=r"steps is 9; this retriever was trained on 2 steps"):
-        retriever.search("where?", 9)

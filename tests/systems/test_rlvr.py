@@ -1,9 +1,10 @@
-"""RLVR put together: questions, model, tools, rewards, and updates of a small run."""
+"""RLVR put together: stages, tools over own documents or a corpus, rewards, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,99 +12,70 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
+from configs.rlvr import get_config
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.generators.synthetic import Split
-from qrag_jax.environments.tools.documents import TasksConfig, bridge_task
-from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
+from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.episode import Look, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.tool_scores import means, score_rows
-from qrag_jax.feedback.own_rubric import OwnRubric
-from qrag_jax.feedback.rubric import preset
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_policy import ReadTokens
-from qrag_jax.models import smollm2
+from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, token_batch
-from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems import rlvr
+from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
+from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
+from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
 from qrag_jax.systems.token_stages import StageRules, make_stage
+from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
+from tests.systems.small_runs import opened, opened_run
+from tests.systems.small_runs import small_rlvr as small
 
-MEMBERS, SFT_STEPS = 3, 2
-
-
-def small(**fields: Any) -> ConfigDict:
-    config = default_config()
-    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=700)
-    config.questions.update(bridge_train=16, bridge_dev=4)
-    config.eval.part = "all"
-    config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
-    config.sampling.update(room=640, chunk=64)
-    config.sft.update(steps=SFT_STEPS, batch_size=4)
-    config.grpo.update(members=MEMBERS, longest=64)
-    config.train.update(steps=2, batch_size=2, eval_every=2, checkpoint_every=1, log_every=1)
-    for name, value in fields.items():
-        *sections, field = name.split("__")
-        part = config
-        for section in sections:
-            part = part[section]
-        part[field] = value
-    return config
+SFT_STEPS = 2  # of `small`
+STOP = StopSignal()
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rlvr]:
-    config = small()
-    with (
-        Run.open(tmp_path_factory.mktemp("rlvr") / "run", 0.0) as run,
-        rlvr.open_system(config, run) as made,
-    ):
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opened_run(small(), tmp_path_factory.mktemp("rlvr") / "run") as made:
         yield made
 
 
-def played(system: Rlvr, step: int) -> list[TokenTrajectory]:
-    numbers = system._order.at(step).numbers.tolist()
-    return system._play(system.first_state().params, numbers, step, StopSignal())
+@pytest.fixture
+def system(both: Any) -> Rlvr:
+    return both[0]
 
 
-def test_demonstrations_come_first_and_are_named_so(system: Rlvr) -> None:
-    given = played(system, 0)
-    assert [each.facts["scripted"] for each in given] == [True] * 4
-    assert all(each.status == DONE for each in given)
-    assert all(turn.log_probs.sum() == 0 for each in given for turn in each.segments[0])
-    assert "imitating 4 scripted demonstrations, then 2 steps of GRPO" in system.line
-    texts = [system.inputs.speech.text(turn.sampled) for turn in given[0].segments[0]]
-    assert "retrieve_documents" in texts[0]
-    assert "complete" in texts[-1]
+def test_stages_follow_each_other_with_moments_of_their_own(both: Any) -> None:
+    system, run = both
+    state, experience = system.first_state(), system.experience(run, STOP)
+    for step in range(SFT_STEPS):
+        state, metrics = system.update(state, experience.next(state, step, STOP))
+        assert len(experience.samples) == 4
+        assert "return" not in metrics
+    assert _moments(state.opt_state) > 0
+    before = jax.device_get(state.params)
+    state, metrics = system.update(state, experience.next(state, SFT_STEPS, STOP))
+    assert int(state.step) == SFT_STEPS + 1
+    assert len(experience.samples) == 2
+    # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
+    if float(metrics["flat_groups"]) == 1:
+        assert _moments(state.opt_state) == 0
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
 
 
-def test_each_stage_has_its_own_order(system: Rlvr) -> None:
-    imitated = [system._order.at(step).numbers.tolist() for step in range(SFT_STEPS)]
-    asked = [system._order.at(step).numbers.tolist() for step in (SFT_STEPS, SFT_STEPS + 1)]
-    assert [len(each) for each in (*imitated, *asked)] == [4, 4, 2, 2]
-    assert len({number for batch in imitated for number in batch}) == 8
-
-
-def test_groups_have_one_question_and_draws_of_their_own(system: Rlvr) -> None:
-    given = played(system, SFT_STEPS)
-    assert [each.member for each in given] == [0, 1, 2] * 2
-    assert len({each.question for each in given}) == 2
-    drawn = {each.segments[0][0].sampled.tobytes() for each in given}
-    assert len(drawn) == 2 * MEMBERS
-    again = played(system, SFT_STEPS)
-    assert [each.to_json() for each in again] == [each.to_json() for each in given]
-    assert json.loads(json.dumps(given[0].to_json()))["facts"]["tally"]["turns"] >= 1
+def _moments(opt_state: Any) -> float:
+    leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
+    return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
 
 
 @pytest.mark.parametrize(
@@ -131,102 +103,19 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 
 
-def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
-    hops = [4, 2, 3, 2, 4, 1, 2, 3] * 2
-    tasks = zip(system.inputs.train, hops, strict=True)
-    train = [dataclasses.replace(task, hops=each) for task, each in tasks]
-    made = dataclasses.replace(
-        system,
-        config=dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True)),
-        inputs=dataclasses.replace(system.inputs, train=train),
-    )
-    numbers = np.concatenate([made._order.at(SFT_STEPS + n).numbers for n in range(16)])
-    assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
-    assert [hops[n] for n in numbers[16:]] != sorted(hops)
-
-
-def test_stages_follow_each_other_with_moments_of_their_own(system: Rlvr) -> None:
-    state, losses = system.first_state(), []
-    system._step = None
-    for step in range(SFT_STEPS):
-        state, metrics = system.update(state, system._batch(played(system, step)))
-        losses.append(float(metrics["loss"]))
-        assert "return" not in metrics
-    assert losses[1] < losses[0]
-    assert _moments(state.opt_state) > 0
-    # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
-    given = played(system, SFT_STEPS)
-    flat = [_with_reward(each, 0.5) for each in given]
-    before = jax.device_get(state.params)
-    state, metrics = system.update(state, system._batch(flat))
-    assert float(metrics["return"]) == 0.5
-    assert float(metrics["flat_groups"]) == 1
-    assert _moments(state.opt_state) == 0
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
-    assert int(state.step) == SFT_STEPS + 1
-    differing = [_with_reward(each, each.member / 2) for each in given]
-    state, metrics = system.update(state, system._batch(differing))
-    assert float(metrics["flat_groups"]) == 0
-    assert float(metrics["clip_fraction"]) == 0
-    assert _moments(state.opt_state) > 0
-    # The sampler's log-probabilities are those of the weights it was given: the first ones.
-    assert float(metrics["sampler_kl"]) > 0
-
-
-def _with_reward(each: TokenTrajectory, reward: float) -> TokenTrajectory:
-    return dataclasses.replace(each, parts={**each.parts, "reward": reward})
-
-
-def _moments(opt_state: Any) -> float:
-    leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
-    return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
-
-
-def test_the_sampler_and_the_learner_agree(system: Rlvr) -> None:
-    system._step = SFT_STEPS + 1
-    given = [_with_reward(each, each.member / 2) for each in played(system, SFT_STEPS)]
-    _, metrics = system.update(system.first_state(), system._batch(given))
-    assert float(metrics["sampler_kl"]) < 1e-6
-    # A CPU with units for matrices has factors of bfloat16, by dtype=auto.
-    exact = system.stages[-1].policy.trunk.precision.products == np.float32
-    assert abs(float(metrics["sampler_largest_ratio"]) - 1) < (1e-3 if exact else 1e-2)
-
-
-def test_evaluation_and_programs(system: Rlvr) -> None:
-    found = system.evaluate(system.first_state(), 0, StopSignal())
-    assert "on 4 questions" in found.line
-    assert {"eval/em", "eval/reward", "eval/turns"} <= set(found.metrics)
-    lines = list(program_lines(system.programs()))
-    assert [line.split(":")[0].strip() for line in lines[:2]] == [
-        "update by StageSFTConfig",
-        "update by TokenGRPOConfig",
-    ]
-
-
-def test_scores_are_means_over_what_did_not_fail(system: Rlvr) -> None:
-    task = system.inputs.train[0]
-    right = Closed(task.answers[0], task.gold, task.gold, 3, ToolTally(turns=3, completed=True))
-    wrong = Closed("", (), task.gold[:1], 0, ToolTally(turns=1))
-    ended = [right, wrong, Failed("timeout", "no reply.")]
-    episodes = [TokenEpisode(each, (), 1) for each in ended]
-    scores = means(score_rows([task] * 3, episodes, preset("head")), 3)
-    assert scores["em"] == 0.5
-    assert scores["recall"] == 0.75
-    assert scores["turns"] == 2
-    assert scores["failed_share"] == pytest.approx(1 / 3)
-    assert scores["reward"] == pytest.approx((1.0 + (0.5 + 0.4) / 4) / 2)
-
-
-def test_adapters_learn_and_the_base_stays(tmp_path: Path) -> None:
+def test_adapters_learn_as_they_played_and_the_base_stays(tmp_path: Path) -> None:
     config = small(model__lora__rank=4, stages=("grpo",), grpo__beta=0.1)
-    with Run.open(tmp_path / "run", 0.0) as run, rlvr.open_system(config, run) as system:
-        state = system.first_state()
-        given = [_with_reward(each, each.member / 2) for each in played(system, 0)]
-        after, metrics = system.update(state, system._batch(given))
-        assert float(metrics["grad_norm"]) > 0
+    with opened_run(config, tmp_path / "run") as (system, run):
+        state, base = system.first_state(), jax.device_get(system.base)
+        batch = system.experience(run, STOP).next(state, 0, STOP)
+        after, metrics = system.update(state, batch)
         assert float(metrics["kl"]) == 0
+        assert float(metrics["sampler_kl"]) < 1e-6
+        # A CPU with units for matrices has factors of bfloat16, by dtype=auto.
+        assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-2
         leaves = jax.tree.leaves(after.params)
         assert {leaf.shape[-1] for leaf in leaves} | {leaf.shape[-2] for leaf in leaves} >= {4}
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(system.base), base)
 
 
 RUBRIC = """
@@ -244,53 +133,21 @@ def fails(question, answers, answer, parts):
 """
 
 
-def test_a_rubric_of_a_file_outside_the_package(
-    system: Rlvr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rubric_of_a_file_outside_the_package(tmp_path: Path) -> None:
+    """What fails is masked and counted, and has no reward of 0."""
     path = tmp_path / "my_rubric.py"
     path.write_text(RUBRIC)
-    settings = RlvrConfig.of(small(rubric__path=f"{path}:score")).rubric
-    monkeypatch.setattr(system, "_rubric", settings.load())
-    given = played(system, SFT_STEPS)
-    assert len(given) == 6
-    for number, each in enumerate(given, 1):
-        if number % 3:
-            assert each.parts["reward"] == 100 + each.parts["format"]
-        else:
-            assert (each.status, dict(each.parts), each.failed) == ("raised", {}, True)
-            assert "RuntimeError: every third call fails" in each.facts["message"]
-    batch = token_batch(given, BatchRules(MEMBERS, ("reward",), "scored", 700))
-    assert batch.scored.tolist() == [True, True, False] * 2
-    assert system._unscored == 2
-    monkeypatch.setattr(system, "_rubric", OwnRubric.load(f"{path}:fails"))
-    with pytest.raises(FeedbackLost, match=r"6 of 6 episodes have no reward .*nan for .*no finite"):
-        played(system, SFT_STEPS)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"rubric__path": "mine"}, r"config\.rubric\.path is 'mine'; write FILE\.py:FUNCTION"),
-        ({"stages": ()}, r"config\.stages is empty; use sft, grpo, or sft,grpo"),
-        ({"stages": ("ppo",)}, r"config\.stages is ppo"),
-        ({"stages": ("grpo", "sft")}, r"config\.stages is grpo, sft"),
-        ({"grpo__members": 1}, r"config\.grpo\.members is 1; it must be at least 2"),
-        ({"sampling__temperature": 0.0}, "the episodes of a group would be alike"),
-        ({"grpo__longest": 47}, r"config\.grpo\.longest is 47"),  # 3 turns of 16 tokens
-        ({"questions__train": "a,b,train"}, "whose demonstrations are of the questions 'bridge'"),
-        ({"tools__form": "python"}, r"config\.tools\.form is 'python'; use "),
-        ({"tools__retriever": "tfidf"}, r"config\.tools\.retriever is 'tfidf'; use "),
-        ({"tools__truncated": "no"}, r"config\.tools\.truncated is 'no'; use one of"),
-        ({"rubric__preset": "tail"}, r"config\.rubric\.preset is 'tail'; use one of"),
-        ({"train__accumulation": 2}, r"config\.train\.accumulation is 2"),
-        ({"eval__best_by": "luck"}, r"config\.eval\.best_by is 'luck'; use "),
-        ({"model__thinking": "maybe"}, r"config\.model\.thinking is 'maybe'; use on, off"),
-        ({"sft__steps": 0}, r"config\.sft\.steps is 0; it must be at least 1"),
-    ],
-)
-def test_wrong_settings(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        rlvr.check(small(**fields))
+    config = small(rubric__path=f"{path}:score", stages=("grpo",))
+    with opened_run(config, tmp_path / "run") as (system, run):
+        state, experience = system.first_state(), system.experience(run, STOP)
+        _, metrics = system.update(state, experience.next(state, 0, STOP))
+        assert 100 <= float(metrics["return"]) <= 101
+        assert experience.counts()["unscored_episodes"] == 2
+    config.rubric.path = f"{path}:fails"
+    with opened_run(config, tmp_path / "other") as (system, run):
+        experience = system.experience(run, STOP)
+        with pytest.raises(FeedbackLost, match="6 of 6"):
+            experience.next(system.first_state(), 0, STOP)
 
 
 def test_the_longest_episode_is_that_of_the_room_and_of_dr_grpo_alone() -> None:
@@ -300,27 +157,63 @@ def test_the_longest_episode_is_that_of_the_room_and_of_dr_grpo_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "named"),
     [
-        ({"sampling__room": 900}, r"config\.sampling\.room is 900, but .* has 700 positions"),
-        ({"sampling__room": 20}, r"the prompt of question 'bridge-.* has \d+ tokens, and config"),
-        ({"tools__retriever": "semantic"}, "needs something that scores documents"),
-        ({"tools__tools": ("search",)}, r"config\.tools\.tools is search; name some of"),
-        ({"tools__prompt": "nothing"}, "nothing"),
-        ({"model__path": "no/such/folder"}, "no such folder"),
-        ({"model__lora__rank": 2, "model__lora__targets": ("w",)}, r"config\.model\.lora\.targets"),
+        ({"stages": ("grpo", "sft")}, "config.stages"),
+        ({"sampling__temperature": 0.0}, "config.sampling.temperature"),
+        ({"grpo__longest": 47}, "config.grpo.longest"),  # 3 turns of 16 tokens
+        ({"questions__train": "a,b,train"}, "config.questions.train"),
+        ({"tools__corpus": "somewhere"}, "config.tools.corpus"),
+        ({"sampling__room": 900}, "config.sampling.room"),
+        ({"sampling__room": 20}, "config.sampling.room"),
+        ({"tools__retriever": "semantic"}, "semantic"),
+        ({"tools__tools": ("search",)}, "config.tools.tools"),
+        ({"model__path": "no/such/folder"}, "no/such/folder"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
+        # a server that samples
+        ({"sampling__engine": "server", "llm__url": "http://h/v1"}, "config.model.lora.rank"),
+        (
+            {
+                "sampling__engine": "server",
+                "model__lora__rank": 4,
+                "llm__server__lora_rank": 2,
+            },
+            "config.llm.server.lora_rank",
+        ),
     ],
 )
-def test_wrong_inputs(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
-    config = small(**fields)
-    rlvr.check(config)
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        pytest.raises(InputError, match=said),
-        rlvr.open_system(config, run),
-    ):
+def test_what_does_not_go_together_is_refused(
+    fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught, opened(small(**fields), tmp_path / "run"):
         pass
+    assert named in str(caught.value)
+
+
+def test_an_environment_of_verifiers_brings_its_own_rubric_and_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fields in (
+        {"stages": ("sft", "grpo")},
+        {"tools.form": "xml"},
+        {"rubric.path": "own.py:score"},
+        {"rubric.differ_by": "em"},
+    ):
+        config = get_config("verifiers").unlock()
+        config.update_from_flattened_dict(fields)
+        with pytest.raises(InputError, match=next(iter(fields))):
+            RlvrConfig.of(config)
+    for wrong in ({"arguments": "["}, {"renderer": "qwen3"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            EnvironmentConfig(**wrong)  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="verifiers"):
+        EnvironmentConfig().interpreter()
+    made = tmp_path / ".venv-verifiers" / "bin" / "python"
+    made.parent.mkdir(parents=True)
+    made.symlink_to(sys.executable)
+    assert EnvironmentConfig().interpreter() == str(made)
+    assert EnvironmentConfig(python="other").interpreter() == str(tmp_path / "other")
 
 
 def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
@@ -333,24 +226,122 @@ def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
     index_corpus(source, index, None, IndexSettings(engine="bm25"))
     fields = {"questions__bridge_train": 2, "questions__bridge_dev": 2, "stages": ("grpo",)}
     config = small(tools__corpus=str(index), train__steps=1, **fields)
-    with Run.open(tmp_path / "run", 0.0) as run, rlvr.open_system(config, run) as system:
+    with opened_run(config, tmp_path / "run") as (system, run):
         inputs = system.inputs
         assert isinstance(inputs.library, CorpusLibrary)
         assert inputs.data["corpus"] == inputs.library.corpus.digest
         assert [len(task.gold_ids) for task in (*inputs.train, *inputs.dev)] == [2, 2, 2, 0]
         assert not any(task.documents for task in inputs.train)
-        given = played(system, 0)
-        state, metrics = system.update(system.first_state(), system._batch(given))
+        state = system.first_state()
+        state, metrics = system.update(state, system.experience(run, STOP).next(state, 0, STOP))
         assert int(state.step) == 1
         assert np.isfinite(float(metrics["loss"]))
 
 
-def test_a_model_that_is_not_here_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(smollm2.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(smollm2, "DEFAULT_CACHE", tmp_path / "cache")
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        pytest.raises(InputError, match=r"config\.model\.path"),
-        rlvr.open_system(small(model__path="smollm2"), run),
-    ):
-        pass
+TASKS = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]
+
+
+def changed(**fields) -> list:
+    return [TASKS[0], dataclasses.replace(TASKS[1], **fields), TASKS[2]]
+
+
+def test_every_part_of_a_task_counts() -> None:
+    first, *others = TASKS[1].documents
+    other_text = (first._replace(text=f"{first.text} It is old."), *others)
+    other_gold = (first._replace(is_supporting=not first.is_supporting), *others)
+    found = {
+        fingerprint(tasks)
+        for tasks in (
+            TASKS,
+            TASKS[:2],
+            TASKS[::-1],
+            changed(answers=("1931",)),
+            changed(question="Who?"),
+            changed(documents=other_text),
+            changed(documents=other_gold),
+            changed(documents=tuple(reversed(TASKS[1].documents))),
+        )
+    }
+    assert len(found) == 8
+    assert fingerprint(list(TASKS)) in found
+
+
+def test_it_stays_that_of_earlier_runs() -> None:
+    # Taken from the code before documents had scores: a run of then goes on now.
+    assert fingerprint(TASKS) == "f5abe477aa331619"
+    scored = tuple(each._replace(score=1.0) for each in TASKS[1].documents)
+    assert fingerprint(changed(documents=scored)) == "f5abe477aa331619"
+
+
+GOLD = "p4"
+
+
+TASK = ToolTask("q", "Which river?", ("a stone",), gold_ids=(GOLD,))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tower, an index of words and vectors, and one of words alone."""
+    folder = tmp_path_factory.mktemp("tools")
+    tower = write_tower(folder / "tower")
+    source = write_corpus_file(folder / "passages.jsonl", 24)
+    both, words = folder / "both", folder / "words"
+    encoder = PassageEncoder.of_folder(
+        str(tower), dataclasses.replace(ONE_SHAPE, chunk_prefix="river ")
+    )
+    index_corpus(source, both, encoder, IndexSettings(engine=EXACT))
+    index_corpus(source, both, None, IndexSettings(engine=BM25))
+    index_corpus(source, words, None, IndexSettings(engine=BM25))
+    return {"tower": str(tower), "both": str(both), "words": str(words)}
+
+
+def config(**tools: Any) -> RlvrConfig:
+    made = default_config()
+    made.stages = ("grpo",)
+    made.tools.update(**tools)
+    return RlvrConfig.of(made)
+
+
+def searching(**tools: Any) -> Any:
+    made = default_config()
+    made.stages = ("grpo",)
+    made.tools.update(**tools)
+    return open_library(RlvrConfig.of(made), make_mesh((1, 1, 1), jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "lexical", "semantic", "hybrid", "golden"])
+def test_a_corpus_is_searched_by_the_retriever_of_the_config(
+    retriever: str, folders: dict[str, str]
+) -> None:
+    library = searching(
+        corpus=folders["both"],
+        retriever=retriever,
+        encoder=folders["tower"] if retriever in ("semantic", "hybrid") else "",
+        passage_prefix="river ",
+        question_prefix="lamp ",
+    )
+    assert isinstance(library, CorpusLibrary)
+    (found,) = library.look([(TASK, Look("river stone", 4))])
+    assert isinstance(found, tuple)
+    assert len(found) == (1 if retriever == "golden" else 4)
+    assert [each.id for each in found if each.is_supporting] in ([], [GOLD])
+
+
+@pytest.mark.parametrize(
+    ("tools", "named"),
+    [
+        ({"corpus": "nowhere"}, "config.tools.corpus"),
+        ({"corpus": "words", "retriever": "interleaved"}, "config.tools.corpus"),
+        (
+            {"corpus": "words", "retriever": "semantic", "encoder": "tower"},
+            "config.tools.retriever",
+        ),
+        ({"corpus": "both", "retriever": "semantic", "encoder": "tower"}, "another encoder"),
+        ({"corpus": "both", "rerank_url": "http://127.0.0.1:1/v1"}, "config.tools.rerank_url"),
+    ],
+)
+def test_what_cannot_be_searched(
+    tools: dict[str, str], named: str, folders: dict[str, str]
+) -> None:
+    with pytest.raises(InputError, match=named):
+        searching(**{name: folders.get(value, value) for name, value in tools.items()})

@@ -1,15 +1,10 @@
-"""RLVR whose episodes a server samples: versions, staleness, the check, and what is refused.
-
-The server is a small one that speaks vLLM's protocol and samples from the model that is trained;
-tests/test_sidecar_rlvr.py has vLLM itself.
-"""
+"""RLVR whose episodes a server samples: versions, staleness, the check, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +13,19 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import leret, rlvr
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
 from tests.rollouts.calling_model import write_calling_model
 from tests.rollouts.policy_server import PolicyServer
-from tests.systems import query_play
-from tests.systems.test_rlvr import MEMBERS, small
-
-pytestmark = pytest.mark.long
+from tests.systems.small_runs import opened_run as opened
+from tests.systems.small_runs import small_rlvr as small
 
 STEPS, BATCH = 4, 2
+
+
 RANK = 4
 
 
@@ -73,94 +66,42 @@ def server(running: PolicyServer) -> PolicyServer:
     return running
 
 
-@contextmanager
-def opened(config: Any, workdir: Path) -> Iterator[tuple[Rlvr, Run]]:
-    with Run.open(workdir, 0.0) as run, rlvr.open_system(config, run) as system:
-        yield system, run
-
-
-@dataclasses.dataclass
-class Trained:
-    """What a training leaves: its parameters, and the episodes that each step learned from."""
-
-    params: Any
-    batches: list[list[TokenTrajectory]]
-
-    @property
-    def leaves(self) -> list[np.ndarray]:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(self.params)]
-
-
-def trained(system: Rlvr, run: Run, until: int = STEPS) -> Trained:
-    """Learns as `train` does; keeps the episodes of each step."""
-    batches: list[list[TokenTrajectory]] = []
-    batch = system._batch
-
-    def seen(trajectories: Any) -> Any:
-        batches.append(list(trajectories))
-        return batch(trajectories)
-
-    system._batch = seen  # type: ignore[method-assign]
+def trained(system: Rlvr, run: Run, until: int = STEPS) -> Any:
+    """Learns as `train` does; the parameters that come of it."""
     stop, state = StopSignal(), system.first_state()
     experience = system.experience(run, stop)
     for step in range(until):
         state, metrics = system.update(state, experience.next(state, step, stop))
-        if not system.config.tools.staleness:
+        if not system.config.tools.staleness:  # strictly on-policy
             assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-2
-    return Trained(jax.device_get(state.params), batches)
+    counts = experience.counts()
+    assert counts["llm/failures"] == 0
+    assert 0 < counts["llm/handover_seconds"] < 60
+    return jax.device_get(state.params)
 
 
-def versions(batch: list[TokenTrajectory]) -> set[str]:
-    return {turn.version for each in batch for segment in each.segments for turn in segment}
+def leaves(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_each_batch_is_of_one_version(
     staleness: int, server: PolicyServer, folder: Path, tmp_path: Path
 ) -> None:
     config = settings(folder, server.url, tools__staleness=staleness)
     with opened(config, tmp_path / "run") as (system, run):
-        assert system.line.endswith("sampled by vLLM")
         found = trained(system, run)
-        counts = system._counted()
-    for step, batch in enumerate(found.batches):
-        assert len(batch) == BATCH * MEMBERS
-        assert [each.question for each in batch[::MEMBERS]] == (
-            system._order.at(step).numbers.tolist()
-        )
-        (version,) = versions(batch)
-        assert version.split(".")[0] == str(max(step - staleness, 0))
+        first = leaves(system.inputs.model.trained)
+    assert max(np.abs(a - b).max() for a, b in zip(first, leaves(found), strict=True)) > 1e-3
     published = [
         name.partition("@")[2].split(".")[0] for name in (*server.unloaded, *server.loaded)
     ]
     assert published == ["check", *map(str, range(STEPS - staleness))]
     assert len(server.loaded) == min(staleness + 2, STEPS - staleness + 1)
-    assert len({body["model"] for body in server.asked}) == len(published)
-    assert counts["llm/failures"] == 0
-    assert counts["llm/answers"] == len(server.asked)
-    assert 0 < counts["llm/handover_seconds"] < 60
-
-
-def test_strictly_on_policy_is_the_synchronous_step(
-    server: PolicyServer, folder: Path, tmp_path: Path
-) -> None:
-    config = settings(folder, server.url)
-    with opened(config, tmp_path / "run") as (system, run):
-        found = trained(system, run)
-        # Hand over, play, learn, one after the other, and nothing else.
-        assert system.served is not None
-        state, stop, system._step = system.first_state(), StopSignal(), 0
-        for step in range(STEPS):
-            numbers = system._order.at(step).numbers.tolist()
-            weights = Versioned(state.params, 1000 + step)
-            played = system._play(weights, numbers, step, stop)
-            assert len({each.parts["reward"] for each in played}) > 1
-            state, _ = system.update(state, system._batch(played))
-    first = [np.asarray(leaf) for leaf in jax.tree.leaves(system.inputs.model.trained)]
-    again = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
-    for before, one, other in zip(first, found.leaves, again, strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert np.abs(one - before).max() > 1e-3
+    asked = [body["model"] for body in server.asked]
+    assert len({*asked}) == len(published)
+    if not staleness:  # one after the other
+        assert asked == sorted(asked, key=[*dict.fromkeys(asked)].index)
 
 
 def test_the_server_draws_what_the_device_would(
@@ -168,7 +109,7 @@ def test_the_server_draws_what_the_device_would(
 ) -> None:
     """Greedy turns of the server and of the device are the same, token by token."""
     with opened(settings(folder, server.url), tmp_path / "run") as (system, run):
-        after = trained(system, run, 2).params
+        after = trained(system, run, 2)
         greedy = dataclasses.replace(system.config.sampling, temperature=0.0)
         assert system.served is not None
         system.served._sampler.config = greedy  # type: ignore[union-attr]
@@ -204,43 +145,10 @@ def test_batches_in_flight_are_kept(server: PolicyServer, folder: Path, tmp_path
         experience = system.experience(run, stop)
         for step in range(2, STEPS):
             state, _ = system.update(state, experience.next(state, step, stop))
-    for one, other in zip(whole.leaves, jax.tree.leaves(state.params), strict=True):
-        np.testing.assert_array_equal(one, np.asarray(other))
+    for one, other in zip(leaves(whole), leaves(state.params), strict=True):
+        np.testing.assert_array_equal(one, other)
     again = {body["model"].partition("@")[2].split(".")[0] for body in server.asked[asked:]}
     assert again == {"check", "2"}
-
-
-def test_a_version_that_the_server_lost_comes_back(
-    server: PolicyServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qrag_jax.rollouts.patient_play.FIRST_PAUSE", 0.1)
-    monkeypatch.setattr("qrag_jax.systems.served_policy.FIRST_PAUSE", 0.1)
-    left = [0]
-
-    def restarted() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            server.loaded.clear()
-
-    def played(system: Rlvr, run: Run, lost_after: int) -> list[TokenTrajectory]:
-        stop, numbers = StopSignal(), system._order.at(0).numbers.tolist()
-        system.experience(run, stop)
-        left[0] = lost_after
-        return system._play(Versioned(system.first_state().params, 0), numbers, 0, stop)
-
-    with opened(settings(folder, server.url), tmp_path / "run") as (system, run):
-        whole = played(system, run, 0)
-        server.before = restarted
-        again = played(system, run, 3)
-    assert left[0] < 0
-    told = [[dict(each.to_json(), segments=0) for each in batch] for batch in (whole, again)]
-    assert told[0] == told[1]
-    for one, other in zip(whole, again, strict=True):
-        for mine, its in zip(one.segments[0], other.segments[0], strict=True):
-            np.testing.assert_array_equal(mine.sampled, its.sampled)
-
-
-# ---------------------------------------------------------------- what is refused
 
 
 def without_ids(request: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -310,56 +218,6 @@ def test_another_model_is_noticed(tmp_path: Path, server: PolicyServer) -> None:
         pytest.raises(InputError, match=r"nats a token from the trainer's, more than 0\.1; serve"),
     ):
         system.experience(run, StopSignal())
-
-
-def test_leret_notices_it_too(tmp_path: Path, server: PolicyServer) -> None:
-    other = settings(write_calling_model(tmp_path / "other", seed=1), server.url)
-    config = query_play.small()
-    config.model = other.model
-    config.sampling.update(engine="server", temperature=other.sampling.temperature)
-    config.llm = other.llm
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        leret.open_system(config, run) as system,
-        pytest.raises(InputError, match="nats a token"),
-    ):
-        system.experience(run, StopSignal())
-
-
-def test_a_server_that_is_not_there(folder: Path, tmp_path: Path) -> None:
-    config = settings(folder, "http://127.0.0.1:9/v1")
-    with (
-        ExitStack() as stack,
-        pytest.raises(InputError, match=r"config\.llm\.url: .* does not list its models"),
-    ):
-        stack.enter_context(opened(config, tmp_path / "run"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"sampling__engine": "cloud"}, r"config\.sampling\.engine is 'cloud'; use one of device"),
-        ({"llm__url": "http://h/v1", "llm__model": ""}, r"config\.llm\.model is empty"),
-        (
-            {"llm__url": "http://h/v1", "llm__model": "m", "model__lora__rank": 0},
-            r"config\.llm\.url names a running server, and config\.model\.lora\.rank is 0",
-        ),
-        (
-            {"llm__server__lora_rank": 2},
-            r"config\.llm\.server\.lora_rank is 2, and the adapters' rank .* is 4; raise it",
-        ),
-        ({"model__lora__rank": 600}, "vLLM takes ranks up to 512; lower it"),
-        (
-            {"llm__server__max_model_len": 100},
-            r"max_model_len is 100, and an episode may have 640 tokens \(config\.sampling\.room\)",
-        ),
-        ({"llm__concurrency": 0}, r"config\.llm\.concurrency is 0; use 1 or more"),
-        ({"llm__server__port": -1}, r"config\.llm\.server\.port is -1"),
-    ],
-)
-def test_wrong_settings(fields: dict[str, Any], said: str, folder: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        RlvrConfig.of(settings(folder, **fields))
 
 
 def test_what_our_own_server_is_started_with(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Another system goes through the same loop: trained, stopped, resumed, tried without training."""
+"""Another system goes through the same loop: trained, stopped, resumed, scored, exported."""
 
 from __future__ import annotations
 
@@ -129,23 +129,12 @@ def line_fit_state() -> line_fit.State:
     return line_fit.LineFit(line_fit.get_config()).first_state()
 
 
-def test_a_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.dry_run(line_fit.get_config()) == 0
-    told = capsys.readouterr().out
-    assert "  --config.train.steps=12\n" in told
-    assert "\na line\n" in told
-    assert "  update: " in told
-    assert " per device (" in told
-    assert "1 programs, each compiled once for " in told
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_unknown_system(tmp_path: Path) -> None:
     known = (
         r"config\.system is 'harp'; use one of q_rag, harr, rlvr, leret, deepretrieval, line_fit"
     )
     with pytest.raises(InputError, match=known):
         train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
-    with pytest.raises(InputError, match=r"config\.system is ''; use one of"):
+    with pytest.raises(InputError, match=r"config\.system"):
         train.train(ConfigDict({}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

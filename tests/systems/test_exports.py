@@ -1,12 +1,14 @@
-"""Towers of every family keep their vectors in sentence-transformers, without a further module."""
+"""Exported towers and language models: other libraries compute what was trained."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -14,21 +16,32 @@ import pytest
 from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
-from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, with_new_adapters
+from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.systems import towers_export
+from qrag_jax.systems.card_metadata import without_folders
+from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
+from qrag_jax.systems.lm_card import language_model_card
+from qrag_jax.systems.lm_export import export_language_model
 from tests.support.parity import our_vectors
 from tests.support.small_models import write_small_model
+from tests.systems.small_runs import SMALL, opened_run
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
+
 TOLERANCE = 1e-5
+
+
 RELATIVE = 1e-6  # of the largest number
+
+
 FAMILIES = (
     *("bert", "xlm-roberta", "new", "qwen3"),
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("modernbert", "mpnet", "nomic_bert")),
+    *("modernbert", "mpnet", "nomic_bert"),
 )
+
+
 WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
 
 
@@ -132,9 +145,6 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
         towers_export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
-# ---------------------------------------------------------------------- the scale
-
-
 def modules_of(folder: Path) -> list[str]:
     return [m["type"].rpartition(".")[2] for m in json.loads((folder / "modules.json").read_text())]
 
@@ -153,8 +163,9 @@ def exported_towers(
     return list(both)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "pooling"), [*zip(FAMILIES, itertools.cycle(("mean", "cls", "last")))]
+)
 def test_the_scale_is_in_the_weights(
     family: str, pooling: str, config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
@@ -192,49 +203,126 @@ def test_a_scale_behind_the_norm_stays_a_module(
         assert load_encoder(out).encoder.scale == 3.0
 
 
-def test_the_library_keeps_what_the_export_says_of_its_scale(
-    config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    loaded = load_encoder(write_small_model("bert", tmp_path / "model"))
-    assert loaded.encoder.scale == 0.1
-    exported_towers(loaded, config, tmp_path / "out")
-    model(tmp_path / "out" / "chunk").save(str(tmp_path / "saved"))
-    assert load_encoder(tmp_path / "saved").encoder.scale == 1.0
+STEP = 5
+FLOAT32 = {"model__dtype": "float32"}  # as torch computes; "auto" may be bfloat16
+TOKENS = np.array([[5, 70, 300, 12, 44, 120, 7, 9]], np.int32)
+HEAD = "value head"  # of PPO's critic, which is not exported
+RUNS: dict[str, dict[str, Any]] = {
+    "rlvr": {"stages": ("sft",), "model__lora__rank": 4},
+    "leret": {},
+    "deepretrieval": {"engine__email": "me@example.org"},
+    "deepretrieval by grpo": {"algorithm": "grpo", "model__lora__rank": 4},
+}
 
 
-def test_older_exports_have_their_scale_in_a_module(
-    config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    folder = write_small_model("bert", tmp_path / "model")
-    unscaled = load_encoder(folder, scale=1.0)
-    for tower in exported_towers(unscaled, config, tmp_path / "out"):
-        out = tmp_path / "out" / tower.name
-        (out / "1_Pooling" / "config.json").unlink()
-        (out / "1_Pooling").rmdir()
-        write_modules(
-            out,
-            pooling="mean",
-            normalise=False,
-            scale=0.25,
-            width=unscaled.encoder.width,
-            max_tokens=tower.max_tokens,
-            pooler=True,
-        )
-        fields = json.loads((out / "config.json").read_text())
-        del fields[VECTOR_SCALE]
-        (out / "config.json").write_text(json.dumps(fields))
-        assert modules_of(out) == ["Transformer", "Pooling", "Dense"]
-        loaded = load_encoder(out)
-        assert loaded.encoder.scale == 0.25
-        params = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), loaded.params)
-        expected = our_vectors(loaded, params, tower, [[text] for text in WORDS])
-        assert largest_difference(model(out).encode(WORDS), expected) < RELATIVE
+class Kept(NamedTuple):
+    """A run with a checkpoint, and logits of `TOKENS` by the policy as the system has it."""
+
+    workdir: Path
+    config: ml_collections.ConfigDict
+    ours: np.ndarray
 
 
-@pytest.mark.parametrize("value", [0, -1.0, "0.1", True, float("inf")])
-def test_a_broken_scale_in_the_config_is_refused(value: Any, tmp_path: Path) -> None:
-    folder = write_small_model("bert", tmp_path)
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | {VECTOR_SCALE: value}))
-    with pytest.raises(InputError, match=r"config\.json: qrag_jax_vector_scale is .* a number"):
-        load_encoder(folder)
+def moved(tree: Any, seed: int) -> Any:
+    """As after some training."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(given: jax.Array) -> jax.Array:
+        noise = rng.standard_normal(given.shape).astype(given.dtype)
+        return jax.device_put(given + 0.1 * noise, given.sharding)
+
+    return jax.tree.map(leaf, tree)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    name = request.param.partition(" ")[0]
+    workdir = tmp_path_factory.mktemp("run") / f"of {name}"
+    config = SMALL[name](**FLOAT32, **RUNS[request.param])
+    with opened_run(config, workdir) as (system, run):
+        state = system.first_state()
+        state = state._replace(params=moved(state.params, 1), critic=moved(state.critic, 2))
+        run.checkpoints.save_last(STEP, state, {})
+        run.checkpoints.wait()
+        model, params = system.inputs.model.loaded.model, state.params
+        if system.base:
+            params = attach(Adapted(system.base[0], params), model.lora_scale)
+        ours = model.logits(params, jnp.asarray(TOKENS), jnp.array([TOKENS.shape[1]]))
+    return Kept(workdir, config, np.asarray(ours))
+
+
+def test_transformers_and_peft_compute_what_was_trained(kept: Kept, tmp_path: Path) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    kind, out = transformers.AutoModelForCausalLM, tmp_path / "out"
+    export_language_model(kept.workdir, kept.config, "last", out)
+    with torch.no_grad():
+        ids = torch.tensor(TOKENS).long()
+        base = kind.from_pretrained(kept.workdir / "model").eval()
+        assert np.abs(kept.ours - base(ids).logits.numpy()).max() > 0.05
+        theirs = kind.from_pretrained(out).eval()(ids).logits.numpy()
+        np.testing.assert_allclose(theirs, kept.ours, atol=1e-4)
+        if kept.config.model.lora.rank:
+            peft = pytest.importorskip("peft")
+            adapted = peft.PeftModel.from_pretrained(base, out / "adapter").eval()
+            np.testing.assert_allclose(adapted(ids).logits.numpy(), kept.ours, atol=1e-4)
+    assert (out / "adapter").exists() == bool(kept.config.model.lora.rank)
+    card = (out / "README.md").read_text()
+    by_ppo = kept.config.system == "deepretrieval" and kept.config.algorithm == "ppo"
+    assert (HEAD in card) == by_ppo
+    assert f"step {STEP}" in card
+    assert "me@example.org" not in card
+    assert str(kept.workdir.parent) not in card
+    with pytest.raises(InputError, match="best"):
+        export_language_model(kept.workdir, kept.config, "best", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
+    config = SMALL["deepretrieval"](stages=("rl",))
+    config.writing.update(prompt="/home/me/mine.txt", form="tagged")
+    config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
+    config.model.path = "/home/me/models/chat"
+    config.engine.url = config.llm.url = "http://within.example.org:8000"
+    card = language_model_card(DEEPRETRIEVAL, Path("runs/none"), config, "best")
+    for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", HEAD):
+        assert shown in card
+    for hidden in ("/home", "within.example.org"):
+        assert hidden not in card
+
+
+def test_scores_of_every_collection(tmp_path: Path) -> None:
+    """A collection whose searches all failed has no scores, and no row."""
+    config, main = SMALL["deepretrieval"](), "best checkpoint of step 60"
+    own = {"scored": 9, "scores": {main: {"rr": {"mean": 0.25}}, "untrained": {}}}
+    none = {"scored": 0, "scores": {}}
+    path = tmp_path / "eval" / "summary.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"collections": {"one": own, "two": none}, "pooled": own}))
+    card = language_model_card(DEEPRETRIEVAL, tmp_path, config, main)
+    assert "| one, 9 queries | 0.250 |" in card
+    assert "| two" not in card
+    other = language_model_card(DEEPRETRIEVAL, tmp_path, config, "last checkpoint of step 60")
+    assert "0.250" not in other
+    for content in ([], {"scores": []}):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=r"summary\.json"):
+            language_model_card(DEEPRETRIEVAL, tmp_path, config, main)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("/home/me/data/hotpotqa", "hotpotqa"),
+        ("/a/scifact,train;~/b/c/nfcorpus,dev", "scifact,train;nfcorpus,dev"),
+        ("id=/a/b,other=/c/d", "id=b,other=d"),
+        ("/home/me/scifact/,train", "scifact/,train"),
+        ("runs/one", "runs/one"),
+        ("https://127.0.0.1/v1", "https://127.0.0.1/v1"),
+        ("f1 and/or em", "f1 and/or em"),
+    ],
+)
+def test_folders_are_cut(given: str, shown: str) -> None:
+    assert without_folders({"a": [{"b": (given, 3)}], "c": None}) == {
+        "a": [{"b": (shown, 3)}],
+        "c": None,
+    }

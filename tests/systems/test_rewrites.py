@@ -1,22 +1,94 @@
-"""Searches of original queries: done once, done again where they fail, and waited for."""
+"""Rewards of rewritings: searches of the originals, and guards that end a training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
+from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts import patient_play
+from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
 from qrag_jax.rollouts.patient_play import Patience
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems.deepretrieval_episodes import Found, OriginalQueries
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
+from qrag_jax.systems.deepretrieval_episodes import (
+    Found,
+    GuardedExperience,
+    OriginalQueries,
+    RewriteGuard,
+)
+
+
+def guard_of(**fields: Any) -> RewriteGuard:
+    return RewriteGuard(GuardsConfig(**{"max_words": 10.0, "patience": 2, **fields}))
+
+
+def experience(guard: RewriteGuard, position: Any = None) -> GuardedExperience:
+    playing = Playing(
+        play=lambda params, numbers, step, stop: [*numbers],
+        batch=lambda episodes: np.array(episodes),
+        save=lambda episode: episode,
+        restore=lambda saved: saved,
+        params=lambda state: state,
+        staleness=0,
+        steps=100,
+    )
+    order = QuestionOrder(12, 3, seed=1)
+    return GuardedExperience(order, playing, dict, guard, position=position)
+
+
+LONG, SHORT = {"query_words": 11.0}, {"query_words": 4.0}
+
+
+def test_a_guard_ends_a_training_after_its_patience() -> None:
+    guard = guard_of()
+    for metrics in (LONG, SHORT, LONG):
+        guard.look(metrics)
+        assert not guard.ended
+    guard.look(LONG)
+    assert "is 11 words and was above config.guards.max_words, 10" in guard.ended
+    assert guard.ended.endswith("raise the limit and give the same command.")
+    with StopSignal() as stop, pytest.raises(EndedEarly, match="guards"):
+        experience(guard).next(None, 0, stop)
+
+
+def test_telling_only_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    guard = guard_of(action="tell")
+    for _ in range(4):
+        guard.look(LONG)
+    assert not guard.ended
+    assert capsys.readouterr().out.count("guard: the length of queries") == 2
+
+
+def test_a_resumed_run_counts_on() -> None:
+    guard = guard_of()
+    played = experience(guard)
+    with StopSignal() as stop:
+        first = played.next(None, 0, stop)
+        guard.look(LONG)
+        position, pending = played.position()
+        assert pending == []
+        second = played.next(None, 1, stop)
+        resumed = guard_of()
+        again = experience(resumed, position)
+        np.testing.assert_array_equal(again.next(None, 1, stop), second)
+    assert not np.array_equal(first, second)
+    resumed.look(LONG)
+    assert resumed.ended
+
 
 DEAD = Failure("server", "PubMed: status 500")
+
+
 REWARD = RewriteReward(RewriteRewardConfig(measure="rr", k=3))
+
+
 ONE, TWO, THREE = (RewriteTask.judged(f"{n}", f"query {n}", {f"d{n}": 1}) for n in (1, 2, 3))
 
 
@@ -87,10 +159,3 @@ def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "paused: 2 of 3 episodes broke (server 2; for example: PubMed: status 500)" in lines[0]
     assert "paused: 1 of 3" in lines[1]
     assert {k for _, k in search.calls} == {7}
-
-
-def test_a_run_can_be_stopped_while_it_waits() -> None:
-    stop = StopSignal()
-    stop.requested = True
-    with pytest.raises(Stopped):
-        OriginalQueries(Search(q1=99), REWARD, 1).measures([ONE], patience([], 0.0, stop))

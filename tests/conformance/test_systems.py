@@ -1,0 +1,389 @@
+"""What is true of every system: one small training of it, broken off, spread, scored, exported.
+
+A new system is tested by its line in `small_runs.SMALL`, and where it has them in `SCORED` and
+`EXPORTED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from ml_collections import ConfigDict
+
+from qrag_jax import Retriever, systems, train
+from qrag_jax.errors import InputError
+from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields, save_config
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.deepretrieval_scoring import score_rewriter
+from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
+from qrag_jax.systems.leret_scoring import score_query_writer
+from qrag_jax.systems.lm_export import export_language_model
+from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
+from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scored_ways import WayOptions
+from qrag_jax.systems.scoring import ScoreOptions, score_run
+from qrag_jax.systems.towers_export import export
+from tests.entry_points import Commands, metric_lines, refusal
+from tests.systems.small_runs import SMALL, opened_run
+
+# A first stage of four steps, or of as many as there are; two of the next one.
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "harr": {"train__steps": 6, "train__log_every": 1, "train__eval_every": 6},
+    "rlvr": {"sft__steps": 4, "train__eval_every": 6, "train__checkpoint_every": 2},
+    "leret": {
+        "script__steps": 4,
+        "script__learning_rate": 1e-2,
+        "iterations": 1,
+        "sft__steps": 1,
+        "preference__steps": 1,
+        "train__checkpoint_every": 2,
+        "tries__samples": 6,
+    },
+    "deepretrieval": {"script__steps": 4, "train__checkpoint_every": 2},
+}
+STEPS, BROKEN_AT = 6, 5  # the checkpoint of step 4 is what is left
+FLOAT32 = {"model__dtype": "float32"}  # as on any machine; "auto" may be bfloat16
+STOP = StopSignal()
+
+Scores = Callable[[Path, ConfigDict, Path], Any]
+
+
+def _scored_q_rag(workdir: Path, config: ConfigDict, out: Path) -> None:
+    options = ScoreOptions(checkpoint="last", hold_out=True, out=out)
+    score_run(SavedRun.open(workdir, config), options)
+
+
+SCORED: Mapping[str, Scores] = {
+    "q_rag": _scored_q_rag,
+    "harr": lambda run, config, out: score_agent(run, config, AgentOptions("last", out=out)),
+    "rlvr": lambda run, config, out: score_language_model(
+        run, config, PlayOptions("last", out=out)
+    ),
+    "leret": lambda run, config, out: score_query_writer(run, config, WayOptions("last", out=out)),
+    "deepretrieval": lambda run, config, out: score_rewriter(
+        run, config, WayOptions("last", out=out)
+    ),
+}
+# The loss is of ratios that are 1, whatever was learned: of these, the weights move, at least.
+RATIOS = ("harr",)
+LANGUAGE_MODELS = ("rlvr", "leret", "deepretrieval")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A finished run."""
+
+    name: str
+    workdir: Path
+
+    def config(self, **fields: Any) -> ConfigDict:
+        return config_of(self.name, **fields)
+
+    def copy(self, folder: Path, *, whole: bool = False) -> Path:
+        """A copy; without checkpoints, so that a start begins at step 0, unless it is whole."""
+        left_out = () if whole else ("checkpoints", "metrics.jsonl", "training.json")
+        ignored = shutil.ignore_patterns(*left_out)
+        return Path(shutil.copytree(self.workdir, folder, ignore=ignored))
+
+
+def config_of(name: str, **fields: Any) -> ConfigDict:
+    exact = FLOAT32 if name in LANGUAGE_MODELS else {}
+    return SMALL[name](**{**exact, **FIELDS.get(name, {}), **fields})
+
+
+@pytest.fixture(scope="session", params=sorted(systems.SYSTEMS))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run of `STEPS` steps on eight devices, each with a part of the batch."""
+    name = request.param
+    workdir = tmp_path_factory.mktemp(name) / "run"
+    assert train.train(config_of(name), workdir) == 0
+    return Trained(name, workdir)
+
+
+@pytest.fixture(scope="session")
+def opened(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Its system and the run, at step 0."""
+    workdir = trained.copy(tmp_path_factory.mktemp(trained.name) / "again")
+    with opened_run(trained.config(), workdir) as both:
+        yield both
+
+
+def arrays(workdir: Path, step: int) -> list[np.ndarray]:
+    """All arrays of the state that was saved at a step."""
+    folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        saved = checkpointer.metadata(folder).item_metadata.tree
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        leaves = jax.tree.leaves(checkpointer.restore(folder, restore_args=plain))
+    keys = jax.dtypes.prng_key
+    return [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x) for x in leaves
+    ]
+
+
+def logged(workdir: Path) -> list[tuple[int, str, Any]]:
+    """All measures of losses, rewards and scores, but for those of time."""
+    return [
+        (line["step"], name, value)
+        for line in metric_lines(workdir)
+        for name, value in line.items()
+        if name.startswith(("train/", "eval/")) and "second" not in name
+    ]
+
+
+def host(tree: Any) -> list[np.ndarray]:
+    plain = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
+    keys = jax.dtypes.prng_key
+    return [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x) for x in plain
+    ]
+
+
+def equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_every_system_has_a_small_run() -> None:
+    assert SMALL.keys() >= systems.SYSTEMS.keys()
+
+
+def test_a_training_leaves_what_others_read(trained: Trained) -> None:
+    assert (trained.workdir / "training.json").exists()
+    assert read_fields(trained.workdir / CONFIG_NAME)["system"] == trained.name
+    lines = metric_lines(trained.workdir)
+    losses = {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+    assert [*losses] == [*range(1, STEPS + 1)]
+    assert all(map(math.isfinite, losses.values()))
+    scored = [line["step"] for line in lines if any(name.startswith("eval/") for name in line)]
+    assert scored == [0, STEPS]
+
+
+class Breaking:
+    """A system that breaks in an update."""
+
+    def __init__(self, system: Any, run: Run, at: int) -> None:
+        self._system, self._run, self._left = system, run, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def update(self, state: Any, episodes: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self._run.checkpoints.wait()  # whose threads would write on in this process
+            raise RuntimeError("the machine breaks")
+        return self._system.update(state, episodes)
+
+
+def test_resumed_is_uninterrupted_bit_for_bit(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workdir, open_system = tmp_path / "run", systems.open_system
+
+    @contextlib.contextmanager
+    def breaking(config: ConfigDict, run: Run, **more: Any) -> Iterator[Any]:
+        with open_system(config, run, **more) as system:
+            yield Breaking(system, run, BROKEN_AT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(systems, "open_system", breaking)
+        with pytest.raises(RuntimeError, match="the machine breaks"):
+            train.train(trained.config(), workdir)
+    assert not (workdir / "training.json").exists()
+    assert train.train(trained.config(), workdir) == 0
+    assert equal(arrays(workdir, STEPS), arrays(trained.workdir, STEPS))
+    # What was logged behind the checkpoint is logged again; each step counts once.
+    assert dict_of(logged(workdir)) == dict_of(logged(trained.workdir))
+
+
+def dict_of(rows: list[tuple[int, str, Any]]) -> dict[tuple[int, str], Any]:
+    return {(step, name): value for step, name, value in rows}
+
+
+def test_another_config_does_not_go_on(trained: Trained, tmp_path: Path) -> None:
+    workdir = trained.copy(tmp_path / "run", whole=True)
+    with pytest.raises(InputError, match=r"config\.optimizer\.learning_rate"):
+        train.train(trained.config(optimizer__learning_rate=0.5), workdir)
+
+
+def test_play_is_deterministic_and_depends_on_its_place(opened: Any) -> None:
+    system, run = opened
+    state = system.first_state()
+    one, other = (system.experience(run, STOP) for _ in range(2))
+    first = host(one.next(state, 0, STOP))
+    assert equal(first, host(other.next(state, 0, STOP)))
+    assert not equal(first, host(one.next(state, 1, STOP)))
+
+
+def test_learning_lowers_the_loss_on_a_fixed_batch(opened: Any, trained: Trained) -> None:
+    system, run = opened
+    state = system.first_state()
+    batch = system.experience(run, STOP).next(state, 0, STOP)
+    losses, before = [], [leaf.copy() for leaf in host(state.params)]  # updates overwrite them
+    for _ in range(4):  # of the first stage
+        state, metrics = system.update(state, batch)
+        assert float(metrics["skipped"]) == 0
+        losses.append(float(metrics["loss"]))
+    assert math.isfinite(losses[-1])
+    assert not equal(before, host(state.params))
+    if trained.name not in RATIOS:
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 8, 1)], ids=["one device", "fsdp"])
+def test_eight_devices_learn_what_one_does(
+    mesh: tuple[int, int, int], trained: Trained, tmp_path: Path
+) -> None:
+    """The training had parts of its batch on eight devices."""
+    workdir = trained.copy(tmp_path / "run")
+    config, devices = trained.config(runtime__mesh=mesh), jax.devices()[: math.prod(mesh)]
+    with opened_run(config, workdir, devices=devices) as (system, run):
+        state = system.first_state()
+        _, metrics = system.update(state, system.experience(run, STOP).next(state, 0, STOP))
+        found = {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
+    (first,) = (
+        line for line in metric_lines(trained.workdir) if line["step"] == 1 and "train/loss" in line
+    )
+    for name in ("loss", "grad_norm"):
+        assert found[name] == pytest.approx(first[f"train/{name}"], rel=2e-3, abs=2e-5), name
+
+
+def test_a_dry_run_knows_every_program(opened: Any) -> None:
+    """Their shapes agree, without computing them; an update gives a state as it was."""
+    system, _ = opened
+    programs = system.programs()
+    assert programs
+    for program in programs:
+        found = jax.eval_shape(program.function, *program.arguments)
+        if program.name.startswith("update"):
+            state, metrics = found
+            assert {"loss", "skipped"} <= metrics.keys()
+            shapes = [
+                [leaf.shape for leaf in jax.tree.leaves(s)] for s in (state, program.arguments[0])
+            ]
+            assert shapes[0] == shapes[1]
+
+
+# ---------------------------------------------------------------- what is done with a run
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """All names and texts of a summary."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from names_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from names_in(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> None:
+    workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
+    before = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
+    SCORED[trained.name](workdir, trained.config(), out)
+    (path, *_) = out.rglob("*summary.json")
+    summary = json.loads(path.read_text())
+    told = " ".join(names_in(summary))
+    assert "last" in told
+    assert "untrained" in told
+    assert str(STEPS) in json.dumps(summary)
+    assert sorted(path.relative_to(workdir) for path in workdir.rglob("*")) == before
+    logs = {log: log.read_bytes() for log in out.rglob("*.jsonl")}
+    assert logs
+    # Given again it scores nothing anew; of other weights the logs are refused or others.
+    SCORED[trained.name](workdir, trained.config(), out)
+    assert {log: log.read_bytes() for log in out.rglob("*.jsonl")} == logs
+
+
+@pytest.fixture
+def exported(trained: Trained, tmp_path: Path) -> Path:
+    workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
+    if trained.name in LANGUAGE_MODELS:
+        export_language_model(workdir, trained.config(), "last", out)
+    elif trained.name == "q_rag":
+        run = SavedRun.open(workdir, trained.config())
+        export(run, run.chosen("last"), out)
+    else:
+        pytest.skip("the system has no export")
+    return out
+
+
+def test_an_export_is_what_was_trained(trained: Trained, exported: Path, tmp_path: Path) -> None:
+    card = (exported / "README.md").read_text()
+    assert str(tmp_path) not in card  # no folder of the training machine
+    if trained.name == "q_rag":
+        return _check_search(exported, tmp_path)
+    workdir = trained.copy(tmp_path / "other", whole=True)
+    with systems.saved_system(workdir, trained.config(), "last") as (_, state, step):
+        assert step == STEPS
+        ours = jax.device_get(state.params)
+    theirs = load_language_model(exported).params
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    return None
+
+
+def _check_search(exported: Path, folder: Path) -> None:
+    texts = [f"the {word} is long" for word in ("river", "winter", "clock", "garden")]
+    rows = [json.dumps({"id": f"p{n}", "text": text}) for n, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("\n".join(rows))
+    retriever = Retriever.load(exported)
+    retriever.index(folder / "corpus.jsonl", folder / "index")
+    hits = retriever.search("which river is long?")
+    assert [hit.step for hit in hits] == [1, 2]
+    assert len({hit.id for hit in hits}) == 2
+    assert retriever.search("which river is long?") == hits
+
+
+# ---------------------------------------------------------------- a folder from elsewhere
+
+
+def test_a_folder_from_elsewhere_runs_no_code(
+    trained: Trained, commands: Commands, tmp_path: Path
+) -> None:
+    """Neither by a field that names a file nor by the system's name."""
+    workdir, mark = trained.copy(tmp_path / "run", whole=True), tmp_path / "was run"
+    theirs = workdir / "theirs.py"
+    theirs.write_text(f"open({str(mark)!r}, 'w')\nrun = print\n")
+    fields = ConfigDict(read_fields(workdir / CONFIG_NAME))
+    named = [
+        name
+        for name in (*run_flags.CODE_FIELDS, *run_flags.PROGRAM_FIELDS)
+        if name in fields_of(fields)
+    ]
+    for name in [*named, "system"]:
+        changed = fields.copy_and_resolve_references()
+        value = "theirs" if name == "system" else f"{theirs}:run"
+        changed.update_from_flattened_dict({name: value})
+        save_config(changed, workdir / CONFIG_NAME)
+        told = refusal(commands.run("evaluate", f"--workdir={workdir}", "--checkpoint=last"))
+        assert (value if name == "system" else name) in told
+    assert not mark.exists()
+
+
+def fields_of(config: ConfigDict) -> set[str]:
+    from qrag_jax.runtime.saved_config import flat
+
+    return {*flat(config.to_dict())}

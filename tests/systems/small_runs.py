@@ -1,0 +1,137 @@
+"""The smallest run of every system, and what tests of several systems do with one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import hotpotqa
+from qrag_jax import systems
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import (
+    deepretrieval_config,
+    harr_config,
+    leret_config,
+    rlvr_config,
+)
+
+HARR_MEMBERS, RLVR_MEMBERS = 4, 3
+
+
+def with_fields(config: ConfigDict, fields: Mapping[str, Any]) -> ConfigDict:
+    """The config with these fields, named as `section__field`."""
+    config.update_from_flattened_dict(
+        {name.replace("__", "."): value for name, value in fields.items()}
+    )
+    return config
+
+
+def small_q_rag(**fields: Any) -> ConfigDict:
+    config = hotpotqa.get_config("tiny").unlock()
+    config.encoder.scratch.update(layers=1, hidden=16, vocab=300)
+    config.encoder.update(length_buckets=1, block_sizes=1, dtype="float32")
+    config.data.synthetic.update(train=24, dev=8)
+    config.imitate.update(steps=4, batch_size=8, learning_rate=1e-2)
+    config.stages = ("imitate", "pqn")
+    config.train.update(steps=2, batch_size=8, accumulation=1, eval_every=6, checkpoint_every=2)
+    config.train.log_every = 1
+    config.eval.update(samples=8, batch_size=8)
+    return with_fields(config, fields)
+
+
+def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
+    config = harr_config.default_config(algorithm, "synthetic")
+    harr_config.with_scratch(config, layers=1, hidden=16, heads=2, vocab=300, positions=160)
+    config.data.path = "synthetic"
+    config.data.max_chunk_tokens = 64
+    config.data.synthetic.update(hops=(2,), comparison=0.0, chunks=8, train=24, dev=8)
+    config.state.update(max_tokens=96, instruction=False)
+    config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1, dtype="float32")
+    config.policy.update(pool=10, passages=2)
+    config.agent.max_hops = 3
+    config[algorithm].members = HARR_MEMBERS
+    config.reward.mixture = "f1=1,recall=1,novelty=0.2"
+    config.optimizer.learning_rate = 1e-3
+    config.train.update(steps=4, batch_size=2, eval_every=2, checkpoint_every=2)
+    config.eval.samples = 6
+    return with_fields(config, fields)
+
+
+def small_rlvr(**fields: Any) -> ConfigDict:
+    config = rlvr_config.default_config()
+    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
+    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=700)
+    config.questions.update(bridge_train=16, bridge_dev=4)
+    config.eval.part = "all"
+    config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
+    config.sampling.update(room=640, chunk=64)
+    config.sft.update(steps=2, batch_size=4)
+    config.grpo.update(members=RLVR_MEMBERS, longest=64)
+    config.train.update(steps=2, batch_size=2, eval_every=2, checkpoint_every=1, log_every=1)
+    return with_fields(config, fields)
+
+
+def small_leret(**fields: Any) -> ConfigDict:
+    config = leret_config.default_config()
+    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
+    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=256)
+    config.model.block_tokens = 1024
+    config.questions.update(bridge_train=6, bridge_dev=3, bridge_corpus=6)
+    config.search.update(stemmer="", stop_words="", gold_by="passage")
+    config.writing.update(prompt="bare_query", k=4, passage_words=8, query_tokens=40)
+    config.styles.most_words = 4
+    config.pairs.degenerate = ("[1]",)
+    config.tries.update(prompts=2, samples=4, questions=3)
+    config.sampling.update(room=256, chunk=64, rows=32)
+    config.script.update(steps=12, batch_size=4, learning_rate=2e-2)
+    config.sft.update(steps=2, batch_size=4)
+    config.preference.update(steps=2, batch_size=4)
+    config.train.update(eval_every=100, checkpoint_every=1, log_every=1)
+    config.optimizer.warmup_steps = 1
+    return with_fields(config, fields)
+
+
+def small_deepretrieval(**fields: Any) -> ConfigDict:
+    config = deepretrieval_config.default_config()
+    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
+    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=512)
+    config.model.block_tokens = 1024
+    config.queries.update(made_train=6, made_test=4, held_out=3, made_corpus=25, clauses=1)
+    config.writing.update(prompt="bare_rewrite", query_tokens=24)
+    config.sampling.update(temperature=1.0, room=448, chunk=64, rows=32)
+    config.script.update(steps=2, batch_size=4, learning_rate=2e-3)
+    config.ppo.kl = 0.01
+    config.grpo.update(members=2, longest=24)
+    config.train.update(steps=2, batch_size=4)
+    config.train.update(eval_every=100, checkpoint_every=1, log_every=1)
+    config.optimizer.learning_rate = 1e-3
+    return with_fields(config, fields)
+
+
+# Of every system its smallest config; a new system is tested by its line here.
+SMALL: Mapping[str, Callable[..., ConfigDict]] = {
+    "q_rag": small_q_rag,
+    "harr": small_harr,
+    "rlvr": small_rlvr,
+    "leret": small_leret,
+    "deepretrieval": small_deepretrieval,
+}
+
+
+@contextlib.contextmanager
+def opened(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[Any]:
+    """The system of a run in `workdir`."""
+    with opened_run(config, workdir, **how) as (system, _):
+        yield system
+
+
+@contextlib.contextmanager
+def opened_run(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[tuple[Any, Run]]:
+    """The system of a run in `workdir`, and the run."""
+    systems.check(config)
+    with Run.open(workdir, 0.0) as run, systems.open_system(config, run, **how) as system:
+        yield system, run

@@ -1,0 +1,266 @@
+"""Plays that are kept: parts, ways and tries; what is torn, broken off, or of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.tries import Try
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.systems.leret_tries import KeptTries
+from qrag_jax.systems.played_parts import PlayedParts
+from qrag_jax.systems.run_flags import experiment_of
+from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs
+
+ASKED, SIZE = ("a", "b", "c", "d", "e"), 2
+
+
+RECORD = {"kind": "letters"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    name: str
+    stream: int
+    place: int
+
+
+class Player:
+    """Notes its parts; is told to stop in call number `stop_at`, from 1."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.parts: list[str] = []
+        self._stop_at = stop_at
+
+    def __call__(self, part: Sequence[str], stream: int) -> list[Played]:
+        self.parts.append("".join(part))
+        if len(self.parts) == self._stop_at:
+            raise Stopped("SIGTERM")
+        return [Played(name, stream, place) for place, name in enumerate(part)]
+
+
+def parts(play: Any, asked: Sequence[str] = ASKED) -> PlayedParts[str, Played]:
+    return PlayedParts(
+        rows=RowLog(Played, "mend it"),
+        asked=asked,
+        size=SIZE,
+        play=play,
+        is_of=lambda row, name: row.name == name,
+        names=("letter", "letters"),
+    )
+
+
+def into(log: Path, play: Any, asked: Sequence[str] = ASKED, **more: Any) -> list[Played]:
+    given = {"record": RECORD, "restart": False, **more}
+    return parts(play, asked).into(log, given["record"], StopSignal(), restart=given["restart"])
+
+
+def test_each_part_has_draws_of_its_own(tmp_path: Path) -> None:
+    log, player = tmp_path / "new" / "x.jsonl", Player()
+    rows = into(log, player)
+    assert player.parts == ["ab", "cd", "e"]
+    assert [row.name for row in rows] == [*ASKED]
+    first = rows[0].stream
+    assert [row.stream - first for row in rows] == [0, 0, 1, 1, 2]
+    assert [row.place for row in rows] == [0, 1, 0, 1, 0]
+    again = Player()
+    assert into(log, again) == rows
+    assert again.parts == []
+
+
+@pytest.mark.parametrize(("stop_at", "left"), [(1, ["ab", "cd", "e"]), (3, ["e"])])
+def test_what_was_broken_off_goes_on(tmp_path: Path, stop_at: int, left: list[str]) -> None:
+    whole, log = into(tmp_path / "whole.jsonl", Player()), tmp_path / "x.jsonl"
+    with pytest.raises(Stopped):
+        into(log, Player(stop_at))
+    player = Player()
+    assert into(log, player) == whole
+    assert player.parts == left
+    assert log.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_part_that_was_cut_off_is_played_again(tmp_path: Path) -> None:
+    log, player = tmp_path / "x.jsonl", Player()
+    into(log, Player())
+    whole = log.read_bytes()
+    log.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]) + b'{"name"')
+    into(log, player)
+    assert player.parts == ["cd", "e"]
+    assert log.read_bytes() == whole
+
+
+def test_a_log_of_others_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "x.jsonl"
+    into(log, Player())
+    for asked in ("abxde", "abcd"):
+        with pytest.raises(InputError, match=r"x\.jsonl"):
+            into(log, Player(), asked)
+    with pytest.raises(InputError, match="begun with other settings"):
+        into(log, Player(), record={"kind": "numbers"})
+    rows = into(log, Player(), "xy", record={"kind": "numbers"}, restart=True)
+    assert [row.name for row in rows] == ["x", "y"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    name: str
+
+
+def way(name: str, calls: list[str], found: str = "") -> Way[Scored]:
+    """Writes its own name; or is not here, as `found` says."""
+
+    def play() -> list[Scored] | str:
+        calls.append(name)
+        return found or [Scored(name)]
+
+    return Way(name, f"the way {name}", play)
+
+
+def logs(folder: Path, settings: str = "ours") -> WayLogs[Scored]:
+    rows: RowLog[Scored] = RowLog(Scored, "mend it")
+
+    def read(path: Path, way: Way[Scored]) -> list[Scored]:
+        return rows.read(path)
+
+    return WayLogs(folder, rows, read, lambda way: {"way": way.name, "settings": settings})
+
+
+def test_a_way_is_played_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+    ways = [way("one", calls), way("two", calls, NOT_KEPT)]
+    rows, notes = logs(tmp_path).played(ways, StopSignal(), restart=False)
+    assert rows == {"the way one": [Scored("one")]}
+    assert notes == ["the way two is not here: its weights are not kept"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.json", "one.jsonl"]
+    again, _ = logs(tmp_path).played(ways, StopSignal(), restart=False)
+    assert again == rows
+    assert calls == ["one", "two", "two"]
+    logs(tmp_path).played(ways, StopSignal(), restart=True)
+    assert calls == ["one", "two", "two", "one", "two"]
+
+
+def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
+    calls: list[str] = []
+    logs(tmp_path).played([way("one", calls)], StopSignal(), restart=False)
+    with pytest.raises(InputError, match=r"one\.jsonl"):
+        logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=False)
+    logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=True)
+    assert calls == ["one", "one"]
+
+
+RECORD_TRIES = {"weights": "abc", "search": {"k": (1, 2)}}
+
+
+def one(number: int) -> Try:
+    return Try(number, 1, 0, 1, 0, "a query", (5, 6), (-0.1, -2.5), "stop", "searched", reward=0.5)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptTries:
+    return KeptTries(tmp_path / "iteration-1" / "hop-1.jsonl", RECORD_TRIES)
+
+
+def test_parts_come_back_to_the_last_bit(kept: KeptTries) -> None:
+    assert kept.begin() == []
+    kept.append([one(0), one(1)])
+    kept.append([one(2)])
+    assert kept.begin() == [[one(0), one(1)], [one(2)]]
+
+
+@pytest.mark.parametrize("torn", ["", '{"question": 3', json.dumps(one(3).to_json()) + "\n"])
+def test_what_is_behind_the_last_whole_part_goes(kept: KeptTries, torn: str) -> None:
+    kept.begin()
+    kept.append([one(0)])
+    whole = kept.path.read_text()
+    kept.path.write_text(whole + torn)
+    assert kept.begin() == [[one(0)]]
+    assert kept.path.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("no JSON", "line 3: is no try"), ('{"part": 7}', "the part has 0 tries, not 7")],
+)
+def test_a_damaged_line_is_named(kept: KeptTries, line: str, told: str) -> None:
+    kept.begin()
+    kept.append([one(0)])
+    kept.path.write_text(kept.path.read_text() + line + "\n")
+    with pytest.raises(InputError, match=told):
+        kept.begin()
+
+
+TOLD = """
+from jax._src import xla_bridge
+from qrag_jax import train
+from qrag_jax.runtime import commandline
+from qrag_jax.systems import q_rag
+
+def tell(asked):
+    print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
+
+def ask(deterministic, described=False):
+    tell(deterministic)
+    raise SystemExit(0)
+
+q_rag.leave_room = lambda llm: tell(llm.server.memory_share)
+q_rag.determinism.ask = ask
+commandline.run(train.main)
+"""
+
+
+def told(workdir: Path, *words: str) -> list[str]:
+    given = ["--config=configs/quickstart.py:tiny", f"--workdir={workdir}", *words]
+    command = [sys.executable, "-c", TOLD, *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_training_asks_for_determinism_in_time(tmp_path: Path) -> None:
+    assert told(tmp_path / "run") == ["started: False asked: True"]
+
+
+def test_a_training_leaves_room_for_its_server_in_time(tmp_path: Path) -> None:
+    words = ["--config.reward.name=answer_f1", "--config.llm.server.model=org/name"]
+    first = told(tmp_path / "run", *words, "--config.llm.server.memory_share=0.4")[0]
+    assert first == "started: False asked: 0.4"
+
+
+def stages(words: str) -> object:
+    return experiment_of(["--config=configs/rlvr.py:tiny", f"--config.stages={words}"]).stages
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("sft,grpo", ("sft", "grpo")),
+        ("sft, grpo", ("sft", "grpo")),
+        ("grpo", ("grpo",)),
+        ("('sft', 'grpo')", ("sft", "grpo")),
+        ("('sft,grpo',)", ("sft,grpo",)),
+        ("()", ()),
+        ("1,2", (1, 2)),
+    ],
+)
+def test_names_with_commas_between(words: str, read: tuple[object, ...]) -> None:
+    assert stages(words) == read
+
+
+def test_measures_have_their_cuts() -> None:
+    words = ("--config=configs/deepretrieval.py:tiny", "--config.eval.measures=ndcg@10,rr@10")
+    assert experiment_of(words).eval.measures == ("ndcg@10", "rr@10")
+
+
+def test_other_texts_with_commas_are_not_taken_apart() -> None:
+    assert stages("a/b,c") == ("a/b,c",)
+    with pytest.raises(InputError, match=r"insert quotes around each element"):
+        stages("--a=b,c")

@@ -1,0 +1,400 @@
+"""What is searched and served, of every engine: pools, collections, indexes, a service."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.data.sample import Page
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.environments.tools.episode import Document, Look, Open
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.boolean_search import BooleanIndex
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.hybrid import FusedIndex
+from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, IndexAt
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.serving.searcher import Ask
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
+from qrag_jax.systems.query_search import SearchConfig, check_same_corpus, open_query_search
+from qrag_jax.systems.rewrite_search import (
+    Collections,
+    RewriteSearchConfig,
+    SearchLibrary,
+    open_collections,
+    open_remote,
+    passages_of,
+)
+from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
+from tests.serving.small_index import words_index
+from tests.systems.corpora import (
+    records,
+    write_collection,
+    write_corpus_file,
+    write_documents,
+    write_tower,
+)
+
+QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
+
+
+PAGES = [Page(str(record["title"]), str(record["text"])) for record in records(24)]
+
+
+SHORT = [Page("Lamp", "silver river"), Page("Clock", "paper stone"), Page("Piano", "a forest")]
+
+
+ANYONE = QueryState("q", "Which river?", ("a stone",))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tower, an index of words and vectors by it, and one of words alone over other passages."""
+    folder = tmp_path_factory.mktemp("indexes")
+    tower = write_tower(folder / "tower")
+    # Three short passages: one shape to compile.
+    both = SearchConfig(engine="hybrid", encoder=str(tower), passage_prefix="river ")
+    library = open_query_search(both, SHORT, folder / "both")
+    assert library.searched is not None
+    assert isinstance(library.searched.index, FusedIndex)
+    other = write_corpus_file(folder / "other.jsonl", 3, seed=1)
+    index_corpus(other, folder / "words", None, IndexSettings(engine=BM25))
+    return {name: str(folder / name) for name in ("tower", "both", "words")}
+
+
+def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, ...]:
+    (found,) = library.look([(ANYONE, Look(query, k))])
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    first = open_query_search(QUICK, PAGES[:9], folder).corpus.digest
+    # The same passages are kept, with their indexes.
+    (folder / "mark").touch()
+    assert open_query_search(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
+    assert (folder / "mark").exists()
+    library = open_query_search(QUICK, PAGES, folder, begun=False)
+    whole = open_query_search(QUICK, PAGES, tmp_path / "whole")
+    assert library.corpus.digest == whole.corpus.digest != first
+    assert not (folder / "mark").exists()
+    assert found_by(library, "river stone") == found_by(whole, "river stone")
+    # Other words: the index is built anew, the passages stay.
+    stemmed = open_query_search(SearchConfig(), PAGES, folder, begun=False)
+    assert stemmed.corpus.digest == whole.corpus.digest
+    assert len(found_by(stemmed, "rivers")) == 4
+    with pytest.raises(InputError, match="holds other passages"):
+        open_query_search(SearchConfig(), PAGES[:9], folder)
+
+
+def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
+    """The pool is no other than an index that `qrag index` builds."""
+    words = SearchConfig(index=folders["both"])
+    library = open_query_search(words, PAGES, tmp_path / "search")
+    assert len(library.corpus) == len(SHORT)
+    assert [each.title for each in found_by(library, SHORT[1].whole)][:1] == [SHORT[1].title]
+    vectors = dataclasses.replace(
+        words, engine="semantic", encoder=folders["tower"], passage_prefix="river "
+    )
+    searched = open_query_search(vectors, None, tmp_path / "search").searched
+    assert searched is not None
+    assert isinstance(searched.index, ExactIndex)
+    assert not (tmp_path / "search").exists()
+
+
+def titles(library: CorpusLibrary, query: str) -> set[str]:
+    return {each.title for each in found_by(library, query)}
+
+
+def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
+    """In memory, over its index of words: the folder stays as it is."""
+    config = SearchConfig(index=folders["both"], engine="boolean")
+    library = open_query_search(config, None, tmp_path / "search")
+    assert library.searched is not None
+    assert isinstance(library.searched.index, BooleanIndex)
+    assert titles(library, "rivers OR forest NOT piano") == {"Lamp"}
+    assert not (Path(folders["both"]) / BOOLEAN).exists()
+    vectors = tmp_path / "vectors"
+    shutil.copytree(folders["both"], vectors)
+    shutil.rmtree(vectors / BM25)
+    told = r"holds no finished index of bm25; build it there with qrag index --engine="
+    with pytest.raises(InputError, match=told):
+        open_query_search(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"index": "nowhere"}, "config.search.index is nowhere, which holds no index; build one"),
+        (
+            {"index": "words", "engine": "semantic", "encoder": "tower"},
+            "compares words; use another config.search.engine.",
+        ),
+        (
+            {"index": "both", "engine": "semantic", "encoder": "tower"},
+            "was embedded by another encoder, or with another dtype, pooling, prefix or length",
+        ),
+    ],
+)
+def test_an_index_that_cannot_be_searched(
+    fields: dict[str, str], told: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    config = SearchConfig(**{name: folders.get(value, value) for name, value in fields.items()})  # type: ignore[arg-type]
+    with pytest.raises(InputError) as error:
+        open_query_search(config, None, tmp_path / "search")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("engine", ["bm25", "semantic"])
+def test_an_index_that_does_not_belong_to_its_corpus(
+    engine: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(folders["both"], mixed)
+    shutil.rmtree(mixed / CORPUS)
+    shutil.copytree(Path(folders["words"]) / CORPUS, mixed / CORPUS)
+    config = SearchConfig(
+        index=str(mixed),
+        engine=engine,
+        encoder="" if engine == "bm25" else folders["tower"],
+        passage_prefix="" if engine == "bm25" else "river ",
+    )
+    told = r"in the field corpus, but .* is asked for; give the corpus that the index was built"
+    with pytest.raises(InputError, match=told):
+        open_query_search(config, None, tmp_path / "search")
+
+
+def test_a_corpus_that_changes_between_two_openings(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    old = open_query_search(QUICK, PAGES, folder).corpus.digest
+    changed = [*PAGES[:-1], PAGES[-1]._replace(text="another text")]
+    for pages in (changed, PAGES[:-1], PAGES[::-1]):
+        with pytest.raises(InputError, match=r"holds other passages than the questions bring now"):
+            open_query_search(QUICK, pages, folder)
+    with pytest.raises(InputError, match=r"was built with other settings of BM25 than"):
+        open_query_search(dataclasses.replace(QUICK, b=0.5), PAGES, folder)
+    new = open_query_search(QUICK, changed, tmp_path / "other").corpus.digest
+    check_same_corpus(old, old)
+    with pytest.raises(InputError) as error:
+        check_same_corpus(old, new)
+    assert str(error.value).startswith(
+        "the corpus that is searched has changed since the run began (its digest was "
+        f"{old[:12]}, and is {new[:12]})"
+    )
+
+
+NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}
+
+
+SOUTH = {"d1": "the lemon grows", "d2": "Rome is dry in winter", "d4": "a bear of honey"}
+
+
+PLAIN = RewriteSearchConfig()
+
+
+def task(collection: str, *gold: str, until: str = "") -> RewriteTask:
+    grades = dict.fromkeys(gold, 1)
+    return RewriteTask.judged("1", "winter?", grades, collection=collection, until=until)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> dict[str, Path]:
+    return {
+        "north": write_collection(tmp_path / "north", NORTH, {}),
+        "south": write_collection(tmp_path / "south", SOUTH, {}),
+    }
+
+
+def opened(both: dict[str, Path], folder: Path, config: RewriteSearchConfig = PLAIN) -> Collections:
+    wanted = {name: partial(passages_of, str(path)) for name, path in both.items()}
+    return open_collections(config, wanted, folder)
+
+
+def ids(library: SearchLibrary | KeptResults, where: RewriteTask, query: str) -> list[str]:
+    (found,) = library.look([(where, Look(query, 5))])
+    assert not isinstance(found, Failure)
+    return sorted(each.id for each in found)
+
+
+def test_each_task_searches_its_own_collection(both: dict[str, Path], tmp_path: Path) -> None:
+    library = opened(both, tmp_path / "search")
+    north, south = task("north", "d1"), task("south", "d2")
+    asked = [(each, Look("winter", 5)) for each in (south, north, south)]
+    found = library.look(asked)
+    assert [{document.id for document in each} for each in found] == [  # type: ignore[union-attr]
+        {"d2"},
+        {"d1", "d3"},
+        {"d2"},
+    ]
+    assert [d.is_supporting for d in found[0]] == [True]  # type: ignore[union-attr]
+    assert library.look([]) == []
+    texts = [library.open(each, Open("d1")) for each in (north, south)]
+    assert [each.text for each in texts] == [NORTH["d1"], SOUTH["d1"]]  # type: ignore[union-attr]
+    assert library.open(south, Open("d3")) is None
+
+
+def test_an_index_serves_rows_and_collections_have_their_own(
+    both: dict[str, Path], tmp_path: Path
+) -> None:
+    source, index = write_documents(tmp_path / "corpus.jsonl", NORTH), tmp_path / "index"
+    index_corpus(source, index, None, IndexSettings(engine="bm25"))
+    config = RewriteSearchConfig(index=str(index))
+
+    def never() -> Any:
+        raise AssertionError("an index needs no passages")
+
+    wanted: dict[str, Any] = {"": never, "south": partial(passages_of, str(both["south"]))}
+    library = open_collections(config, wanted, tmp_path / "search")
+    assert ids(library, task(""), "bear") == ["d2"]
+    assert ids(library, task("south"), "bear") == ["d4"]
+    assert not (tmp_path / "search" / "own").exists()
+
+
+def test_a_service_is_asked_until_the_tasks_day() -> None:
+    def script(call: Call) -> Say:
+        if call.nth == 0:
+            return Say("", status=500)
+        return pubmed_says(["30", "1"] if call.fields["maxdate"] == "2001/02/03" else ["7"])
+
+    with serving(script) as server:
+        remote = open_remote(quick(server.url))
+        assert not server.calls
+        kept = KeptResults(remote, 10)
+        old, now = task("", "30", until="2001-02-03"), task("", "30")
+        for _ in range(2):
+            (found,) = kept.look([(old, Look("a AND b", 3))])
+            assert [(d.id, d.is_supporting) for d in found] == [  # type: ignore[union-attr]
+                ("30", True),
+                ("1", False),
+            ]
+            assert ids(kept, now, "a AND b") == ["7"]
+        assert len(server.calls) == 2 * 2  # each once in vain, and once
+        assert remote.digest(old) != remote.digest(now)
+
+
+def test_a_service_that_misbehaves_for_ever_is_a_failure_that_is_not_kept() -> None:
+    with serving(lambda call: Say("<html>", status=503)) as server:
+        kept = KeptResults(open_remote(quick(server.url, attempts=3)), 10)
+        (found,) = kept.look([(task(""), Look("a", 3))])
+        assert isinstance(found, Failure)
+        assert found.cause == "server"
+        server.script = lambda call: pubmed_says(["7"])
+        assert ids(kept, task(""), "a") == ["7"]
+    assert (kept.searched, kept.failed) == (2, 1)
+
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tower(tmp_path_factory.mktemp("tower") / "tower")
+
+
+@pytest.fixture(scope="module")
+def index(tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same vectors for the engines exact and faiss."""
+    folder = tmp_path_factory.mktemp("index")
+    source = write_corpus_file(folder / "corpus.jsonl", COUNT)
+    index_corpus(source, folder / "out", PassageEncoder.of_folder(str(tower)))
+    corpus = StoredCorpus(folder / "out" / "corpus")
+    exact = ExactIndex.open(folder / "out" / "exact", corpus)
+    (folder / "out" / "faiss").mkdir()
+    vectors = exact.vectors(range(COUNT))
+    FaissIndex(corpus, vectors, exact.encoder).save(folder / "out" / "faiss")
+    return folder / "out"
+
+
+def short_texts() -> list[tuple[str, str]]:
+    """(id, text) of passages without title that are short, and as no other is."""
+    made = [(str(r["id"]), str(r["text"])) for r in records(COUNT) if not r["title"]]
+    texts = [text for _, text in made]
+    return [
+        (name, text) for name, text in made if 3 < len(text.split()) < 20 and texts.count(text) == 1
+    ]
+
+
+@pytest.mark.parametrize("engine", ["exact", "faiss"])
+def test_a_plain_encoder_finds_what_is_asked_word_by_word(
+    engine: str, index: Path, tower: Path
+) -> None:
+    searcher = ServedSearch(IndexAt(index, engine), encoder=PlainEncoder(str(tower))).open()
+    asked = short_texts()
+    outcomes = searcher.search([Ask(text, count=5) for _, text in asked])
+    vectors = ExactIndex.open(index / "exact", searcher.corpus).vectors(range(COUNT))  # type: ignore[arg-type]
+    for (name, _), hits in zip(asked, outcomes, strict=True):
+        assert isinstance(hits, list)
+        # The question's vector is that of the passage itself.
+        scores = vectors @ vectors[int(name[1:])]
+        np.testing.assert_allclose([h.score for h in hits], np.sort(scores)[::-1][:5], rtol=1e-3)
+        assert len(hits) == 5
+    (refused,) = searcher.search([Ask("river " * 70)])
+    assert isinstance(refused, InputError)
+    assert "longer than the encoder reads" in str(refused)
+    (few,) = searcher.search([Ask("river stone", count=20, where={"page": 2})])
+    assert isinstance(few, list)
+    assert [int(hit.metadata["page"]) for hit in few] == [2] * 10
+
+
+def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path) -> None:
+    words, vectors, other = tmp_path / "words", IndexAt(index), str(write_tower(tmp_path / "b", 1))
+    words_index(words)
+    encoder = PlainEncoder(str(tower))
+    for served, told in [
+        (ServedSearch(vectors), "which compares vectors; give what makes vectors of questions"),
+        (ServedSearch(IndexAt(index, "faiss")), "the engine faiss compares vectors; give what"),
+        (ServedSearch(vectors, encoder=PlainEncoder(other)), "embedded by another encoder"),
+        (ServedSearch(IndexAt(index, "bm25")), "holds no finished index of bm25; build it there"),
+        (ServedSearch(IndexAt(index, "hybrid"), encoder=encoder), "no finished index of bm25;"),
+        (ServedSearch(IndexAt(words), encoder=encoder), "is one of bm25, which compares words;"),
+        (ServedSearch(IndexAt(words, "bm25"), encoder=encoder), "leave --encoder out"),
+        (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
+        (ServedSearch(IndexAt(words, "exact"), encoder=encoder), "no finished index of exact;"),
+        (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
+    ]:
+        with pytest.raises(InputError, match=told):
+            served.open()
+    with pytest.raises(InputError, match="engine is 'annoy'; use one of exact, scan, faiss"):
+        IndexAt(index, "annoy")
+
+
+def test_words_and_vectors_are_fused(index: Path, tower: Path, tmp_path: Path) -> None:
+    shutil.copytree(index, both := tmp_path / "index")
+    corpus = StoredCorpus(both / "corpus")
+    BM25Index.build(corpus).save(both / "bm25")
+    encoder = PlainEncoder(str(tower))
+    asks = [Ask(text, count=5) for _, text in short_texts()]
+    by_words, by_vectors, fused = (
+        served.open().search(asks)
+        for served in (
+            ServedSearch(IndexAt(both)),  # nothing makes vectors
+            ServedSearch(IndexAt(both), encoder=encoder),
+            ServedSearch(IndexAt(both, "hybrid"), encoder=encoder),
+        )
+    )
+    own = ServedSearch(IndexAt(index), encoder=encoder).open()
+    assert by_vectors == own.search(asks)
+    assert by_words not in (by_vectors, fused)
+    # Ranks of both: a passage that is first in both has the highest sum there is.
+    for one, other, both_of in zip(by_words, by_vectors, fused, strict=True):
+        assert isinstance(one, list)
+        assert isinstance(other, list)
+        assert isinstance(both_of, list)
+        if one[0].id == other[0].id:
+            assert both_of[0].id == one[0].id
+            assert both_of[0].score == pytest.approx(2 / 61)
