@@ -33,7 +33,7 @@ from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr import Rlvr
-from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
+from qrag_jax.systems.rlvr_config import RlvrConfig, TasksConfig, default_config
 from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
 from qrag_jax.systems.token_stages import StageRules, make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
@@ -76,6 +76,21 @@ def test_stages_follow_each_other_with_moments_of_their_own(both: Any) -> None:
 def _moments(opt_state: Any) -> float:
     leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
     return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
+
+
+def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
+    hops = [4, 2, 3, 2, 4, 1, 2, 3] * 2
+    tasks = zip(system.inputs.train, hops, strict=True)
+    train = [dataclasses.replace(task, hops=count) for task, count in tasks]
+    sorted_first = dataclasses.replace(
+        system,
+        config=dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True)),
+        inputs=dataclasses.replace(system.inputs, train=train),
+    )
+    first = system.config.sft_steps
+    numbers = np.concatenate([sorted_first._order.at(first + n).numbers for n in range(16)])
+    assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
+    assert [hops[n] for n in numbers[16:]] != sorted(hops)
 
 
 @pytest.mark.parametrize(
