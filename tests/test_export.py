@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 import pytest
 
-from configs import hotpotqa, niah
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.systems import model_card, towers_export
-from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems import towers_export
+from qrag_jax.systems.q_rag_config import load_config
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.support.parity import our_vectors
 from tests.systems.parts import chunks_of, opened
@@ -84,10 +81,6 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
         one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
         scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
         jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
-        for leaf in ("scale", "bias"):
-            norm, before = (p["layers"]["output_norm"][leaf] for p in (scaled, one))
-            np.testing.assert_array_equal(norm[:-1], before[:-1])
-            np.testing.assert_allclose(norm[-1], before[-1] / 10, rtol=1e-6)
         assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
     # The towers were trained apart.
     one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
@@ -108,52 +101,25 @@ def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> 
     )
 
 
-def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
-    card = (exported / "README.md").read_text()
-    assert all((exported / tower / "README.md").read_text() == card for tower in ("state", "chunk"))
-    summary = json.loads((scored_run / "summary.json").read_text())
-    config = load_config(scored_run / "config.json")
-    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
-    assert "# my-run: a retriever" in card
-    assert "| data | hotpotqa (weight 1), from `synthetic` |" in card
-    assert "| started from | random initialisation, a small encoder from scratch |" in card
-    assert f"last, optimizer step {summary['step']} of {config.train.steps}, " in card
-    assert f"{SAMPLES} questions of the run's evaluation data. Means" in card
-    for name in ("untrained", "single_step", "single_step_trained", "trained"):
-        scores = summary[name]["intervals"]["fact_f1"]
-        line, cut = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
-        alone = summary["until_found"][name]["intervals"]["fact_precision"]
-        assert f"| {alone['mean']:.3f} [{alone['low']:.3f}, {alone['high']:.3f}] |" in cut
-        assert f"| {scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}] |" in line
-    assert "| full budget: all steps | fact_em | fact_f1 | fact_precision | fact_recall |" in card
-    assert "| until found: ends once all facts are found, so it uses the answer key | fact" in card
-    assert f"for _ in range({config.env.max_steps}):" in card
-    saved = json.loads(card.partition("```json\n")[2].partition("\n```")[0])
-    assert saved["pqn"] == config.pqn.to_dict()
-    assert str(scored_run.parent) not in card  # no path of the machine, the data's cache included
-    assert "## Positions" not in card
-    assert "STOP" not in card
-
-
 def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) -> None:
+    text = (exported / "README.md").read_text()
+    assert all((exported / tower / "README.md").read_text() == text for tower in ("state", "chunk"))
     summary = json.loads((scored_run / "summary.json").read_text())
     data = huggingface_hub.ModelCard.load(exported / "README.md").data
-    assert data.model_name == "my-run"
-    assert data.library_name == "sentence-transformers"
+    assert (data.model_name, data.library_name) == ("my-run", "sentence-transformers")
     scores = {result.metric_type: result for result in data.eval_results}
-    assert list(scores) == [
-        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "recall@1", "recall@2"),
-    ]
+    assert {"fact_em", "fact_f1", "fact_precision", "fact_recall", "recall@1"} <= scores.keys()
     for name, found in scores.items():
         interval = summary["trained"]["intervals"][name]
         assert found.metric_value == pytest.approx(interval["mean"], abs=5e-5)
-        assert found.metric_args["low"] == pytest.approx(interval["low"], abs=5e-5)
-        assert found.metric_args["high"] == pytest.approx(interval["high"], abs=5e-5)
-        assert found.metric_name == f"{name}, full budget, {SAMPLES} questions"
+        for end in ("low", "high"):
+            assert found.metric_args[end] == pytest.approx(interval[end], abs=5e-5)
         assert (found.dataset_type, found.dataset_split) == ("hotpotqa", "dev")
-        assert found.dataset_name == "hotpotqa, invented questions in its format"
         assert found.dataset_args == {"questions": SAMPLES}
-        assert found.task_type == "information-retrieval"
+    config = load_config(scored_run / "config.json")
+    saved = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    assert saved["pqn"] == config.pqn.to_dict()
+    assert str(scored_run.parent) not in text  # no path of the machine, the data's cache included
 
 
 def test_another_run_starts_from_both_towers(
@@ -184,111 +150,43 @@ def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: P
     towers_export.export(run, "best", out)
     params, step = run.trained("best")
     card = (out / "README.md").read_text()
-    assert f"best, optimizer step {step} of 24" in card
-    assert "scored with **another checkpoint** than the one here: last, step 24" in card
+    assert f"step {step} of 24" in card
     assert huggingface_hub.ModelCard(card).data.eval_results is None  # they are not its own
     tower = towers_export.towers(run.loaded, run.config)[0]
     expected = our_vectors(run.loaded, params, tower, [["where?"]])
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
-    with pytest.raises(InputError, match=r"exists and is not an empty folder; give another one\."):
+    with pytest.raises(InputError, match=str(out)):  # it is not empty now
         towers_export.export(run, "best", out)
 
 
 def test_untrained_weights_are_exported_on_demand_alone(
     untrained_best: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    arguments = (f"--workdir={untrained_best}", f"--out={out}")
-    text = refusal(commands.run("export", *arguments))
-    assert "is that of step 0, the untrained weights; give --checkpoint=last" in text
-    assert not out.exists()
+    out, run = tmp_path / "out", f"--workdir={untrained_best}"
     # Nor are they used without a word to embed a corpus or to search one.
-    run = f"--workdir={untrained_best}"
-    for command, *given in (("index", "--index=x"), ("search", "--index=x", "who?")):
-        assert refusal(commands.run(command, run, *given)) == text
-    commands.succeed("export", *arguments, "--checkpoint=best")
-    card = (out / "README.md").read_text()
-    assert "**These are the untrained weights.** The best checkpoint of the run is that of" in card
-    assert "best, optimizer step 0 of 24" in card
+    for command, *given in (("export", f"--out={out}"), ("index", "--index=x"), ("search", "who?")):
+        more = ["--index=x"] if command == "search" else []
+        assert "--checkpoint=last" in refusal(commands.run(command, run, *more, *given))
+    assert not out.exists()
+    commands.succeed("export", run, f"--out={out}", "--checkpoint=best")
+    assert "untrained weights" in (out / "README.md").read_text()
     towers_export.export(opened(untrained_best), "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
-def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
+def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     workdir = Path(shutil.copytree(scored_run, tmp_path / "run"))
-    assert "give the folder to write" in refusal(commands.run("export", f"--workdir={workdir}"))
-    assert "--workdir=runs/hotpotqa" in refusal(commands.run("export", "--out=x"))
+    assert "--out" in refusal(commands.run("export", f"--workdir={workdir}"))
+    assert "--workdir" in refusal(commands.run("export", "--out=x"))
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
-    with pytest.raises(InputError, match="file exists and is not an empty folder"):
+    with pytest.raises(InputError, match="file"):
         towers_export.export(run, "last", tmp_path / "file")
+    loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
+    with pytest.raises(InputError, match="t5"):
+        towers_export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
     shutil.rmtree(workdir / "checkpoints")
-    with pytest.raises(InputError, match="holds no checkpoint; train first"):
+    with pytest.raises(InputError, match="checkpoint"):
         towers_export.export(run, "last", tmp_path / "deep" / "out")
-    assert not run.best_is_untrained()
     assert not (workdir / "checkpoints").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
-
-
-def test_an_export_that_fails_leaves_nothing(scored_run: Path, tmp_path: Path) -> None:
-    run = opened(scored_run)
-    loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
-    with pytest.raises(InputError, match="'t5'"):
-        towers_export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def config() -> ml_collections.ConfigDict:
-    config = hotpotqa.get_config("tiny")
-    config.data.update(max_question_tokens=9, max_chunk_tokens=20, max_chunk_tokens_in_state=9)
-    return config
-
-
-def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:
-    config.env.update(positions="relative", stop_action=True, sort_by_index=True)
-    config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
-    config.encoder.path = "/home/me/models/e5"
-    config.optimizer.matrices = "muon"
-    facts = model_card.Facts(
-        name="run",
-        config=QRagConfig.of(config),
-        fields=config.to_dict(),
-        base_model="intfloat/multilingual-e5-large",
-        checkpoint="best",
-        step=3,
-        seconds=None,
-        scored=QRagConfig.of(config).dev_data,
-        summary={},
-        pooling="mean",
-        normalise=True,
-        scale=1.0,
-        width=8,
-        lora=LoraConfig(4, 8.0),
-        prefixes={"state": "query:", "chunk": ""},
-        separator="</s>",
-        state_tokens=64,
-        chunk_tokens=32,
-    )
-    card = model_card.card(facts)
-    assert huggingface_hub.ModelCard(card).data.eval_results is None
-    assert "p·10000^(-2j/D)" in card
-    assert "`relative`: with the taken chunks' indices sorted" in card
-    assert "is the action STOP" in card
-    assert 'begin rows of `state` with "query:", as in training' in card
-    assert "Not scored yet" in card
-    assert 'text = "</s>".join([first(question, 9), *parts])' in card
-    assert "parts = (first(chunks[i], 9) for i in sorted(taken))" in card
-    assert "mean pooling, normalised." in card
-    assert "adapters merged in (rank 4, alpha 8)" in card
-    assert "| optimizer | Muon" in card
-    assert "| trained | low-rank adapters (LoRA), rank 4, on all-linear |" in card
-    assert "in document order, with" in card
-    assert "from `hotpotqa=hotpot,musique=x`" in card
-    assert "/home" not in card
-    assert "~/" not in card
-    config = niah.get_config("tiny")
-    config.data.path = ""
-    card = model_card.card(dataclasses.replace(facts, config=QRagConfig.of(config)))
-    assert "| data | niah (weight 1), invented |" in card
-    assert "| started from | `intfloat/multilingual-e5-large` |" in card

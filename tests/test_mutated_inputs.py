@@ -1,82 +1,449 @@
-"""Each reader reads or refuses damaged inputs; any text gives a value or the documented error."""
+"""Every reader of what comes from outside, on damaged inputs: a value, or an error of one line.
+
+A reader is tested by a line in `READERS`, with a small sound sample. What is damaged depends on its
+name alone, so that a fault can be had again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import codecs
 import contextlib
+import functools
+import gzip
 import json
 import random
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx
+import jax
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qrag_jax.data.files import babi, beir, corpora, query_lists
 from qrag_jax.data.files.records import read_records
+from qrag_jax.data.query_questions import read_query_questions
+from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
+from qrag_jax.environments.rag import reading, search_r1
 from qrag_jax.errors import InputError
+from qrag_jax.llm.client import replies
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
+from qrag_jax.llm.text.extraction import final_answer, verdict
+from qrag_jax.llm.text.json_objects import last_object
+from qrag_jax.llm.text.tool_calls import FORMATS, ToolCall, check_call, read_calls, write_call
+from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+from qrag_jax.metrics import trec
+from qrag_jax.models.files.sentence_transformers import write_modules
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
-from tests.support import mutated_readers as readers
-from tests.support.mutated import Reader, faults, mutants
+from qrag_jax.retrieval.judged_queries import read_judged_queries
+from qrag_jax.retrieval.single_step import SingleStepSearch
+from qrag_jax.serving.app import make_app
+from qrag_jax.serving.measures import Measures
+from qrag_jax.serving.searcher import SingleStep
+from qrag_jax.serving.worker import Worker
+from tests.serving.small_index import words_index
 
-FEW = 6
-READERS = [
-    *(*readers.data_readers(), *readers.model_readers()),
-    *(*readers.server_readers(), *readers.text_readers()),
-]
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
-# Texts that are near to what is read: marks in any order, and any characters.
-MARKS = st.sampled_from(
-    [
-        *("<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]"),
-        *("<tool_call>", "</tool_call>", '"name"', '"arguments"', ":", ",", '<tool name="find">'),
-        *(
-            "</tool>",
-            "<query>",
-            "</query>",
-            "(",
-            ")",
-            " AND ",
-            " OR ",
-            " NOT ",
-            '"',
-            "*",
-            "[Title]",
-        ),
-    ]
+FEW = 6  # mutants of each file or text
+SECONDS = 30  # for one input
+MEMORY, DEEP, HUGE = 2**30, 100_000, 2**34  # bytes beyond those in use, brackets, a sparse file
+
+
+class Reader(NamedTuple):
+    """A reader of files or of texts, with a sound sample of them."""
+
+    name: str
+    sample: Callable[[], dict[str, bytes]] | tuple[str, ...]
+    read: Callable[[Any], Any]  # of the folder or a text; it uses what it reads as programs do
+    damaged: tuple[str, ...] = ()  # the files that are; (): all
+    refusals: tuple[type[Exception], ...] = ()  # documented ones besides InputError
+    mapped: bool = False  # its files are mapped, which takes addresses and no memory
+
+
+# ---------------------------------------------------------------- what is damaged
+
+VALUES = (  # in the place of a value of JSON; some are none
+    *("null", "true", "0", "-1", "0.5", "1e308", "1e999", "NaN", "Infinity", "9" * 5000, '""'),
+    *('"x"', '"\\u0000"', '"\\ud800"', '"\\n"', '"../../etc/passwd"', "[]", "{}", "[[]]", "[null]"),
+    *('[""]', "[-1]", '{"": null}', "[" * 500 + "]" * 500, "[" * DEEP, "(1,)", "01", "0x10"),
+    *("[" + "1," * 9_999 + "1]", '"' + "y" * 9_999 + '"'),
 )
-NEAR = st.lists(MARKS | st.text(max_size=8), max_size=25).map("".join)
+PIECES = (
+    *(b"\x00" * 100, b"\xff", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\r", b"\n" * 50, b"<"),
+    *map(str.encode, ("\u2028", "\x1c", "\x85", "\u202e", "\ufeff")),
+    *(b"[" * DEEP, b'{"a":' * DEEP, b"(" * DEEP, b"}", b'"', b"y" * 2**20, b"9" * 5_000),
+)
+NUMBERS = (b"-", b"9" * 20, b"1e999", b"0.5", b"", b"NaN", b"\xd9\xa3")
+
+
+def damaged_bytes(data: bytes, draw: random.Random) -> bytes:
+    at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+    flipped, piece = bytearray(data), draw.choice(PIECES)
+    for _ in range(draw.choice((1, 4, 32)) if data else 0):
+        flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
+    digit = draw.choice([i for i, byte in enumerate(data) if 48 <= byte <= 57] or [0])
+    lines = data.splitlines(keepends=True)
+    recoded = draw.choice(("utf-16", "utf-32", "utf-16-le", "utf-8-sig"))
+    return draw.choice(
+        (
+            *(data[:at], data[:at] + data[end:], data[end:] + data[:at], data + data),
+            *(data[:at] + piece + data[at:], piece + data, data + piece, bytes(flipped)),
+            data[:digit] + draw.choice(NUMBERS) + data[digit + 1 :],
+            data.decode("utf-8", "replace").encode(recoded),
+            b"".join(draw.sample(lines, len(lines))),
+            *(codecs.BOM_UTF8 + data, b"", b" \n\t", draw.randbytes(100)),
+        )
+    )
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    inside: Any = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value[:20]) if isinstance(value, list) else inside:
+        yield from places(item, (*place, key))
+
+
+def damaged_json(data: bytes, draw: random.Random) -> bytes:
+    """Another value at one place, or a field that is dropped or stands there twice."""
+    value, mark = json.loads(data), "\x7fhere\x7f"
+    *way, key = draw.choice([*places(value)]) or (None,)
+    if key is None:
+        return draw.choice(VALUES).encode()
+    inside = functools.reduce(lambda inner, step: inner[step], way, value)
+    kind = draw.choice(("other", "other", "dropped", "twice"))
+    other = draw.choice(VALUES)
+    if kind == "dropped":
+        del inside[key]
+    elif kind == "twice" and isinstance(inside, dict):
+        inside[mark], other = inside[key], json.dumps(key)
+    else:
+        inside[key] = mark
+    return json.dumps(value).replace(json.dumps(mark), other).encode()
+
+
+def mutants(data: bytes, draw: random.Random, name: str, count: int = FEW) -> Iterator[bytes]:
+    """Damaged copies; what ends in .gz is damaged packed or unpacked."""
+    if name.endswith(".gz"):
+        for inner in mutants(gzip.decompress(data), draw, name.removesuffix(".gz"), count - 2):
+            yield gzip.compress(inner, compresslevel=1, mtime=0)
+        count = 2
+    for number in range(count):
+        if name.endswith(".jsonl") and number % 3:
+            lines = data.splitlines()
+            at = draw.randrange(len(lines))
+            lines[at] = damaged_json(lines[at], draw)
+            yield b"\n".join(lines)
+        elif name.endswith(".json") and number % 3:
+            yield damaged_json(data, draw)
+        else:
+            yield damaged_bytes(data, draw)
+
+
+def as_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+FILE_DAMAGES: tuple[Callable[[Path], Any], ...] = (
+    lambda path: None,  # missing
+    lambda path: path.mkdir(),
+    lambda path: path.symlink_to(path.name),
+    lambda path: path.symlink_to("there-is-no-such-file"),
+    as_huge,
+    lambda path: path.write_bytes(gzip.compress(bytes(2**24), mtime=0) * 64),  # of 2**30 bytes
+)
+
+
+class TooLongError(BaseException):
+    """One input took too long; no reader catches this."""
+
+
+@contextlib.contextmanager
+def limited(further: int) -> Iterator[None]:
+    """Limits time and memory; beyond them the reader gets an error, which is a fault."""
+
+    def ring(*_: object) -> None:
+        raise TooLongError
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY + further
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    kept = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, kept)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def check(reader: Reader, sample: Any) -> None:
+    """Reads a damaged sample: a value, or an error of one line."""
+    try:
+        with limited(HUGE if reader.mapped else 0):
+            reader.read(sample)
+    except InputError as error:
+        said = str(error)
+        assert said.strip(), "an empty sentence"
+        assert not any(mark in said for mark in "\n\r\x00"), said[:300]
+        assert len(said) <= 4_000
+    except reader.refusals:
+        pass
+
+
+# ---------------------------------------------------------------- the readers
+
+TEXTS = ["Oslo is the capital of Norway.", "Ada Berg was born in Oslo.", "The fjord is long."]
+PARAGRAPHS = [("Oslo", ["Oslo is a capital.", "A fjord."]), ("Norway", ["In Europe."])]
+PARAGRAPHS += [("Ada Berg", ["Ada Berg was born in Oslo."])]
+QUERY = {"id": "q1", "query": "aspirin for pain", "relevant_doc_ids": ["11"], "pub_date": "2015"}
+ROWS = [QUERY, {**QUERY, "id": "q2"}]
+STORY = b"1 Mary moved to the hall.\n2 John went to the garden.\n3 Where is Mary?\thall\t1\n"
+TABLE = b'question,chunks,support,answers\n"Where, then?","[""Oslo."", ""A fjord.""]",[0],Norway\n'
+QRELS = f"{trec.BEIR_HEADER}\nq1\td1\t1\nq2\td2\t2\n".encode()
+DOCUMENTS = [
+    {"_id": "d1", "title": "Oslo", "text": "On a fjord.", "metadata": {"year": 2020}},
+    {"_id": "d2", "title": "", "text": "In Europe.", "metadata": {}},
+]
+
+
+def lines(rows: Any) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+WIKI = [{"id": n, "contents": '"Oslo"\nIt lies.'} for n in (1, 2)]
+BEIR = {
+    "corpus.jsonl": lines(DOCUMENTS),
+    "queries.jsonl": lines({"_id": f"q{n}", "text": "Where is Oslo?"} for n in (1, 2)),
+    "qrels/test.tsv": QRELS,
+}
+
+
+def one(file: str, data: bytes, read: Callable[[Path], Any], name: str = "") -> Reader:
+    """A reader of one file, by its path."""
+    return Reader(name or file, lambda: {file: data}, lambda folder: read(folder / file))
+
+
+def all_records(path: Path) -> list[Any]:
+    return list(read_records(path))
+
+
+def of_source(name: str) -> Reader:
+    make = SOURCES[name].to_record
+    rows = (make(f"{name}{n}", "Where is Ada from?", "Oslo", PARAGRAPHS, [0, 2]) for n in range(3))
+    return one(
+        "train.jsonl",
+        lines(rows),
+        lambda path: load_samples(name, str(path.parent), "train"),
+        f"data set {name}",
+    )
+
+
+def collection(folder: Path) -> None:
+    list(beir.read_documents(folder))
+    beir.read_queries(folder)
+    read_judged_queries(f"{folder},test")
+
+
+@functools.cache
+def model_files(kind: str) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if kind == "language model":
+            sizes = dict(hidden=16, layers=1, heads=2, key_heads=1, intermediate=16, head_dim=8)
+            config = TinyLMConfig(vocab=300, positions=64, copies=False, **sizes)
+            write_tiny_lm(folder, TEXTS, config, seed=0)
+        else:
+            make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)
+            more = {"pooling": "mean", "normalise": True, "scale": 0.5, "pooler": False}
+            write_modules(folder, width=8, max_tokens=32, **more)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def read_lm(folder: Path) -> None:
+    loaded = load_language_model(folder)
+    loaded.tokenizer("Where is Oslo?")
+    jax.tree.map(np.asarray, loaded.params)
+
+
+def read_encoder(folder: Path) -> None:
+    jax.tree.map(np.asarray, load_encoder(folder).params)
+
+
+@functools.cache
+def worker() -> tuple[Worker, Any]:
+    """A worker over a real index of words, and the owner of its folder, who removes it."""
+    owner = tempfile.TemporaryDirectory()
+    search = SingleStepSearch(BM25Index.build(words_index(Path(owner.name))))
+    found = Worker(lambda: SingleStep(search))
+    found.start()
+    found.await_loaded()
+    return found, owner
+
+
+def served(path: str) -> Callable[[str], None]:
+    async def ask(text: str) -> tuple[int, Any]:
+        transport = httpx.ASGITransport(make_app(worker()[0], Measures(lambda: 0), only_here=True))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            body = text.encode("utf-8", "surrogatepass")
+            headers = {"Content-Type": "application/json"}
+            answer = await client.post(path, content=body, headers=headers)
+            return answer.status_code, answer.json()
+
+    def read(text: str) -> None:
+        status, body = asyncio.run(ask(text))
+        assert status < 500, f"status {status}: {body}"
+        if status >= 400:
+            raise InputError(body["error"])
+
+    return read
+
+
+def reply(request: Any) -> Callable[[str], Any]:
+    def read(text: str) -> None:
+        if isinstance(replies.read_outcome(request, text, "v1"), Failure):
+            raise InputError("a failure")
+
+    return read
+
+
+def error_reply(text: str) -> None:
+    for status in (400, 413, 429, 500):
+        replies.read_error(status, text)
+    replies.retry_after({"retry-after": text})
+
+
+LEAST = Parameter("count", "integer", "how many", required=False, least=1)
+FIELDS = Parameter("fields", "strings", "where", required=False)
+TOOLS = (ToolSpec("find", "Finds.", (Parameter("query", "string", "what"), LEAST, FIELDS)),)
+
+
+def rewritten(text: str) -> None:
+    """Whatever the text is, there is an outcome, and a query with the good one alone."""
+    for form in FORMS:
+        for cut_off in (False, True):
+            found = read_output(text, form, cut_off=cut_off)
+            assert found.outcome in OUTCOMES
+            assert bool(found.query) == (found.outcome == OUTCOMES[0]), found
+
+
+def called(text: str) -> None:
+    for form in FORMATS:
+        for call in read_calls(text, form):
+            checked = check_call(call, TOOLS) if isinstance(call, ToolCall) else call
+            if isinstance(checked, ToolCall):
+                write_call(checked, form)
+
+
+def answered(text: str) -> None:
+    final_answer(text)
+    verdict(text)
+    last_object(text, ("action",))
+    reading.read("where", text)
+    search_r1.read(Answer(text))
+
+
+CALL = ToolCall("find", {"query": "oslo fjord", "count": 3, "fields": ["title", "text"]})
+CHOICE = {"message": {"role": "assistant", "content": "Oslo"}, "finish_reason": "stop"}
+CHOICE |= {"logprobs": {"content": [{"token": "Oslo", "logprob": -0.5}]}, "token_ids": [1]}
+CHAT = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+SEARCH = {"questions": ["oslo"], "topk": 2, "steps": 1, "beam": 1, "where": {"page": [0, 1]}}
+RETRIEVE = {"queries": ["oslo", "fjord"], "topk": 2, "return_scores": True}
+COMPLETION = ('{"choices": [{"text": "Oslo", "finish_reason": "length"}]}',)
+VECTORS = ('{"data": [{"index": 0, "embedding": [0.5, 1.0]}]}',)
+REWRITTEN = ('<think>Hm.</think><answer>{"query": "a AND (b OR c)"}</answer>', '{"query": "oslo"}')
+ANSWERS = ("<think>So.</think>\n**Final answer:** A", "<search>a</search>", '{"status": "FOUND"}')
+BOOLEAN = '(aspirin OR "acetyl acid"[Title]) AND pain* NOT child[MeSH Terms]'
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+WEIGHTS = ("config.json", "model.safetensors")
+MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
+ASKED = {"id": "1", "question": "Who?", "answer": "Ada", "supporting_facts": [["Ada Berg", 0]]}
+READERS = [
+    one("rows.jsonl", lines(ROWS), all_records),
+    one("list.json", json.dumps(ROWS).encode(), all_records),
+    one("rows.jsonl.gz", gzip.compress(lines(ROWS), mtime=0), all_records),
+    one("rows.csv", TABLE, all_records),
+    *map(of_source, SOURCES),
+    one("train.csv", TABLE, lambda path: load_samples("own", str(path), "train")),
+    one("dev.jsonl", lines([ASKED]), lambda path: read_query_questions(f"{path},default,dev")),
+    one("qa1_train.txt", STORY, babi.read_stories),
+    Reader("a collection in BEIR's layout", lambda: BEIR, collection),
+    one("wiki.jsonl", lines(WIKI), lambda path: list(corpora.read_corpus(path))),
+    one("judged.jsonl", lines(ROWS), lambda path: read_judged_queries(f"{path},judged")),
+    one("queries.txt", b"where is oslo\nwho is king\n", query_lists.read_query_list),
+    one("qrels.tsv", QRELS, trec.read_qrels),
+    one("run.txt", b"q1 Q0 d1 1 2.5 tag\nq1 Q0 d2 2 1.5 tag\n", trec.read_run),
+    Reader("a language model", lambda: model_files("language model"), read_lm, WEIGHTS),
+    Reader("a tokenizer", lambda: model_files("language model"), read_lm, TOKENIZER),
+    Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, (), True),
+    Reader("a chat", (json.dumps(CHAT),), reply(ChatRequest((("user", "Where?"),), model="m"))),
+    Reader("a completion", COMPLETION, reply(CompletionRequest("Where?"))),
+    Reader("vectors", VECTORS, reply(EmbeddingRequest(((1, 2),)))),
+    Reader("an error", ('{"error": {"message": "busy"}}', "busy", "3"), error_reply),
+    Reader("/retrieve", (json.dumps(RETRIEVE),), served("/retrieve")),
+    Reader("/search", (json.dumps(SEARCH),), served("/search")),
+    Reader("rewritten queries", REWRITTEN, rewritten),
+    Reader("tool calls", tuple(write_call(CALL, form) for form in FORMATS), called),
+    Reader("final answers", ANSWERS, answered),
+    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (BooleanError,)),
+]
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_no_damaged_input_is_a_fault(reader: Reader, tmp_path: Path) -> None:
-    assert faults(reader, tmp_path / "sample", FEW) == []
+def test_a_damaged_input_is_read_or_refused(reader: Reader, tmp_path: Path) -> None:
+    draw = random.Random(reader.name)
+    if isinstance(reader.sample, tuple):
+        for text in reader.sample:
+            reader.read(text)  # the sound one
+            name = "text.json" if text.startswith("{") else "text"
+            for data in mutants(text.encode(), draw, name):
+                check(reader, data.decode("utf-8", "replace"))
+        return
+
+    def write() -> Path:
+        shutil.rmtree(tmp_path)
+        for name, data in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+        return tmp_path
+
+    files = reader.sample()
+    reader.read(write())
+    for name in reader.damaged or files:
+        for data in mutants(files[name], draw, name):
+            (write() / name).write_bytes(data)
+            check(reader, tmp_path)
+        for damage in FILE_DAMAGES:
+            (write() / name).unlink()
+            damage(tmp_path / name)
+            check(reader, tmp_path)
 
 
-def test_a_fault_is_found(tmp_path: Path) -> None:
-    """The check itself can fail: by errors, by empty sentences, and by too much memory."""
+# ---------------------------------------------------------------- any text at all
 
-    def careless(folder: Path) -> object:
-        return json.loads((folder / "a.json").read_bytes())["a"] + 1
-
-    def make(folder: Path) -> list[Path]:
-        (folder / "a.json").write_text('{"a": 1}')
-        return [folder / "a.json"]
-
-    found = " ".join(faults(Reader("x", make, careless), tmp_path, 60))
-    for error in ("TypeError", "JSONDecodeError", "MemoryError"):
-        assert error in found
-
-    def silent(text: str) -> None:
-        if text != "sound":
-            raise InputError
-
-    assert "an empty sentence" in faults(Reader("y", ("sound",), silent), tmp_path, 20)[0]
-
-
-def test_the_seed_decides() -> None:
-    def drawn(seed: int) -> list[bytes]:
-        return [data for _, data in mutants(b'{"a": [1]}', random.Random(seed), 30, "a.json")]
-
-    assert drawn(1) == drawn(1) != drawn(2)
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+MARKS = (  # texts of these are near to what is read
+    *("<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]"),
+    *("<tool_call>", "</tool_call>", '"name"', '"arguments"', ":", ",", '<tool name="find">'),
+    *("</tool>", "<query>", "</query>", "(", ")", " AND ", " OR ", " NOT ", '"', "*", "[Title]"),
+)
+NEAR = st.lists(st.sampled_from(MARKS) | st.text(max_size=8), max_size=25).map("".join)
 
 
 @QUICK
@@ -92,8 +459,8 @@ def test_any_bytes_are_records_or_refused(tmp_path_factory: pytest.TempPathFacto
 @QUICK
 @given(NEAR)
 def test_any_text_is_a_query_an_answer_or_calls(text: str) -> None:
-    readers.rewritten(text)
-    readers.called(text)
-    readers.answered(text)
+    rewritten(text)
+    called(text)
+    answered(text)
     with contextlib.suppress(BooleanError):
         parse_boolean(text)

@@ -46,13 +46,13 @@ def titles_and_texts(result: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(title, "\n".join(text)) for title, *text in lines]
 
 
-def test_search_r1_reads_its_results(server: Served) -> None:
-    """The payload of its `_batch_search`, of which the answer's status is not looked at."""
+def test_search_r1_and_verl_read_their_results(server: Served) -> None:
+    """The payload of Search-R1's `_batch_search`, which does not look at the answer's status."""
     queries = ["cats and dogs", "all about rivers", "stars"]
     payload = {"queries": queries, "topk": 3, "return_scores": True}
-    results = httpx.post(server.url + "/retrieve", json=payload, timeout=LIMIT).json()["result"]
-    assert len(results) == 3
-    assert titles_and_texts(results[2]) == [('"Stars"', "All about stars\nand more of it.")]
+    results = server.post("/retrieve", payload).json()["result"]
+    stars = ('"Stars"', "All about stars\nand more of it.")
+    assert titles_and_texts(results[2]) == [stars]
     assert titles_and_texts(results[0])[0][0] in ('"Cats"', '"Dogs"')
     for result in results:
         assert [hit.keys() for hit in result] == [{"document", "score"}] * len(result)
@@ -60,158 +60,94 @@ def test_search_r1_reads_its_results(server: Served) -> None:
         assert scores == sorted(scores, reverse=True)
     # A step in which no episode searches, and one in which a model searched for nothing.
     assert server.post("/retrieve", payload | {"queries": []}).json() == {"result": []}
-    mixed = server.post("/retrieve", payload | {"queries": ["stars", "", "rivers"]})
+    mixed = server.post("/retrieve", payload | {"queries": ["stars", ""]})
     assert mixed.status_code == 400
-    told = mixed.json()
-    assert told["error"] == "queries[1]: the question is empty; ask something."
-    assert [titles_and_texts(result)[:1] for result in told["result"]] == [
-        [('"Stars"', "All about stars\nand more of it.")],
-        [],
-        [('"Rivers"', "All about rivers\nand more of it.")],
-    ]
-
-
-def test_verl_reads_its_results(server: Served) -> None:
-    """The request of its tool for search, which goes on only where the status is good."""
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    payload = {"queries": ["all about bridges"], "topk": 3, "return_scores": True}
-    response = httpx.post(
-        server.url + "/retrieve", headers=headers, content=json.dumps(payload), timeout=LIMIT
-    )
-    response.raise_for_status()
-    results = response.json().get("result", [])
-    assert titles_and_texts(results[0])[0] == ('"Bridges"', "All about bridges\nand more of it.")
-
-
-def test_documents_come_bare_without_scores(server: Served) -> None:
-    """Of a request with the queries alone, the count is the server's."""
-    (result,) = server.post("/retrieve", {"queries": ["all about lamps"]}).json()["result"]
-    assert len(result) == 3
-    assert result[0] == {"id": "p9", "contents": '"Lamps"\nAll about lamps\nand more of it.'}
-    scored = server.post("/retrieve", {"queries": ["all about lamps"], "return_scores": True})
-    assert [hit["document"] for hit in scored.json()["result"][0]] == result
+    assert "queries[1]" in mixed.json()["error"]
+    found = [titles_and_texts(result) for result in mixed.json()["result"]]
+    assert found == [[stars], []]
+    # Without scores documents come bare, as many as the server gives by itself.
+    (bare,) = server.post("/retrieve", {"queries": ["all about lamps"]}).json()["result"]
+    assert len(bare) == 3
+    assert bare[0] == {"id": "p9", "contents": '"Lamps"\nAll about lamps\nand more of it.'}
 
 
 def test_the_search_of_its_own(server: Served) -> None:
     body = {"questions": ["all about stars", "all about cats"], "topk": 4, "where": {"page": [0]}}
-    answer = server.post("/search", body)
-    assert answer.status_code == 200
-    first, second = answer.json()["hits"]
+    first, second = server.post("/search", body).json()["hits"]
     assert [hit["id"] for hit in first] == ["p6", "p0", "p3", "p9"]
     assert [hit["id"] for hit in second] == ["p0", "p3", "p6", "p9"]
     score = first[0].pop("score")
+    text = "All about stars\nand more of it."
     assert first[0] == {
         "step": 1,
         "id": "p6",
         "title": "Stars",
-        "text": "All about stars\nand more of it.",
+        "text": text,
         "metadata": {"page": 0},
     }
     above = server.post("/search", body | {"threshold": score - 0.01}).json()["hits"]
     assert [[hit["id"] for hit in hits] for hits in above] == [["p6"], ["p0"]]
+    told = httpx.get(server.url + "/health", timeout=LIMIT).json()
+    assert (told["status"], told["passages"], told["steps"]) == ("ready", len(WORDS), 1)
+    assert server.url.startswith("http://127.0.0.1:")
 
 
 # ---------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "10.0.0.1", "[::1", "a@b", ""])
-def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(
-    server: Served, host: str
-) -> None:
+def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(server: Served) -> None:
     body = {"questions": ["all about stars"]}
-    answer = httpx.post(server.url + "/search", json=body, headers={"Host": host}, timeout=LIMIT)
-    assert (answer.status_code, answer.json().keys()) == (403, {"error"})
-    assert answer.json()["error"].startswith("the request names another machine (Host); ask by")
+    for host in ("evil.example", "evil.example:80", "10.0.0.1", "[::1", "a@b", ""):
+        headers = {"Host": host}
+        answer = httpx.post(server.url + "/search", json=body, headers=headers, timeout=LIMIT)
+        assert (answer.status_code, answer.json().keys()) == (403, {"error"}), host
+    for host in ("localhost", "localhost:9000", "[::1]:80", "127.0.0.5"):
+        answer = httpx.get(server.url + "/health", headers={"Host": host}, timeout=LIMIT)
+        assert answer.status_code == 200, host
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:9000", "[::1]:80", "127.0.0.5"])
-def test_names_of_this_machine_are_good(server: Served, host: str) -> None:
-    answer = httpx.get(server.url + "/health", headers={"Host": host}, timeout=LIMIT)
-    assert answer.status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
-    [
-        ("/retrieve", '{"queries": ["a', 400, 'the body is no JSON; send an object such as {"qu'),
-        ("/retrieve", "", 400, "the body is no JSON object"),
-        ("/retrieve", "[1]", 400, "the body is no JSON object"),
-        (
-            "/retrieve",
-            b'{"queries": ["\xff"]}',
-            400,
-            "the body cannot be read; send JSON in UTF-8.",
-        ),
-        ("/retrieve", "[" * 100_000, 400, "the body cannot be read"),
-        ("/retrieve", "{}", 400, "the field queries is missing; send it."),
-        ("/retrieve", '{"queries": "cats"}', 400, "queries: input should be a valid list."),
-        ("/retrieve", '{"queries": ["a", 7]}', 400, "queries[1]: input should be a valid string."),
-        ("/retrieve", '{"queries": ["a"], "topk": "3"}', 400, "topk: input should be a valid int"),
-        ("/retrieve", '{"queries": ["a"], "topk": 0}', 400, "topk is 0, and the corpus has 10"),
-        ("/retrieve", '{"queries": ["a"], "topk": 11}', 400, "topk is 11, and the corpus has 10 "),
-        ("/retrieve", '{"queries": [" "]}', 400, "queries[0]: the question is empty"),
-        ("/retrieve", '{"queries": ["\\ud800"]}', 400, "queries[0]: the question holds half of"),
-        ("/search", '{"questions": ["a", ""]}', 400, "questions[1]: the question is empty"),
-        ("/search", '{"questions": ["a"], "topk": 11}', 400, "questions[0]: topk is 11, and the"),
-        ("/search", '{"questions": ["a"], "steps": 2}', 400, "questions[0]: steps is 2, but this"),
-        ("/search", '{"questions": ["a"], "stpes": 2}', 400, "the field stpes is unknown; use que"),
-        (
-            "/search",
-            '{"questions": ["a"], "where": {"no": 1}}',
-            400,
-            "where has the field 'no', wh",
-        ),
-        ("/search", '{"questions": ["a"], "where": {"page": {}}}', 400, "where.page: "),
-        ("/search", '{"questions": ["a"], "where": 7}', 400, "where: input should be a valid dict"),
-        (
-            "/search",
-            '{"questions": ["a"], "threshold": NaN}',
-            400,
-            "threshold: input should be a f",
-        ),
-        (
-            "/retrieve",
-            json.dumps({"queries": ["a"] * 1025}),
-            413,
-            "1025 questions; send at most 1024",
-        ),
-        ("/retrieve", " " * (8 * 2**20 + 1), 413, "the body is longer than 8388608 bytes"),
-        ("/elsewhere", "{}", 404, "there is nothing at this address; use /retrieve, /search,"),
-    ],
+ASKED: dict[str, Any] = {"questions": ["a"]}
+REFUSED: tuple[tuple[str, Any, str], ...] = (
+    ("/retrieve", '{"queries": ["a', "body"),
+    ("/retrieve", "", "body"),
+    ("/retrieve", b'{"queries": ["\xff"]}', "body"),
+    ("/retrieve", "[" * 100_000, "body"),
+    ("/retrieve", {}, "queries"),
+    ("/retrieve", {"queries": ["a", 7]}, "queries[1]"),
+    ("/retrieve", {"queries": ["a"], "topk": "3"}, "topk"),
+    ("/retrieve", {"queries": ["a"], "topk": 11}, "topk"),
+    ("/retrieve", {"queries": ["\ud800"]}, "queries[0]"),
+    ("/search", {"questions": ["a", ""]}, "questions[1]"),
+    ("/search", ASKED | {"steps": 2}, "steps"),
+    ("/search", ASKED | {"stpes": 2}, "stpes"),
+    ("/search", ASKED | {"where": {"no": 1}}, "where"),
+    ("/search", ASKED | {"where": {"page": {}}}, "where.page"),
+    ("/search", ASKED | {"threshold": float("nan")}, "threshold"),
 )
-def test_what_is_refused_is_told_in_a_sentence(
-    path: str, body: str | bytes, status: int, told: str, server: Served
-) -> None:
-    headers = {"Content-Type": "application/json"}
-    answer = httpx.post(server.url + path, content=body, headers=headers, timeout=LIMIT)
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert told in error
-    assert error.endswith(".")
-    assert "\n" not in error
 
 
-def test_a_body_that_is_not_said_to_be_json_is_refused(server: Served) -> None:
-    """As of `curl -d`, and of a page in a browser, which may send such a body to any address."""
-    body = {"content": '{"queries": ["cats"]}', "headers": {"Content-Type": "text/plain"}}
-    answer = httpx.post(server.url + "/retrieve", timeout=LIMIT, **body)
-    assert answer.status_code == 400
-    assert "send the header Content-Type: application/json." in answer.json()["error"]
+def test_what_is_refused_is_one_line_and_counted(server: Served) -> None:
+    def refused(path: str, body: Any, status: int, **headers: str) -> str:
+        content = body if isinstance(body, str | bytes) else json.dumps(body)
+        given = {"Content-Type": "application/json"} | headers
+        answer = httpx.post(server.url + path, content=content, headers=given, timeout=LIMIT)
+        assert answer.status_code == status, (body, answer.text)
+        assert "\n" not in answer.json()["error"]
+        return answer.json()["error"]
 
-
-def test_other_methods_are_refused(server: Served) -> None:
-    answer = httpx.get(server.url + "/retrieve", timeout=LIMIT)
-    assert answer.status_code == 405
-    assert answer.json() == {"error": "this address takes POST alone."}
-
-
-def test_errors_are_counted_by_kind(server: Served) -> None:
     bad = 'qrag_errors_total{kind="bad_request"}'
-    answered = 'qrag_requests_total{endpoint="/search",status="400"}'
-    server.post("/search", {"questions": [""]})
-    before = server.measure(bad), server.measure(answered)
-    server.post("/search", {"questions": [""]})
-    assert (server.measure(bad), server.measure(answered)) == (before[0] + 1, before[1] + 1)
+    refused("/search", {}, 400)
+    before = server.measure(bad)
+    for path, body, name in REFUSED:
+        assert name in refused(path, body, 400), body
+    assert server.measure(bad) == before + len(REFUSED)
+    assert "1024" in refused("/retrieve", {"queries": ["a"] * 1025}, 413)
+    refused("/retrieve", " " * (8 * 2**20 + 1), 413)
+    refused("/elsewhere", {}, 404)
+    # A body of `curl -d`, and of a page in a browser, which may send such to any address.
+    plain = {"Content-Type": "text/plain"}
+    assert "Content-Type" in refused("/retrieve", {"queries": ["cats"]}, 400, **plain)
+    assert httpx.get(server.url + "/retrieve", timeout=LIMIT).status_code == 405
     assert server.measure('qrag_errors_total{kind="internal"}') == 0
     assert server.measure('qrag_request_seconds_count{endpoint="/search"}') > 0
 
@@ -226,14 +162,13 @@ def test_a_fault_inside_is_told_logged_and_counted(commands: Commands, tmp_path:
     for word, answer in zip(WORDS, answers, strict=True):
         if word == "mountains":
             assert answer.status_code == 500
-            assert answer.json() == {"error": "the search failed; the server's log says where."}
         else:
             assert answer.json()["result"][0][0]["contents"].startswith(f'"{word.title()}"')
     assert server.measure('qrag_errors_total{kind="internal"}') == 1
     server.process.terminate()
     status, told = server.ended()
     assert status == 0
-    assert "failed with InputError:" in told
+    assert "InputError" in told
     assert 'File "' in told
     assert not any(word in told.lower() for word in WORDS)  # queries are not logged
 
@@ -284,7 +219,6 @@ def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) 
             assert [hits[0]["id"] for hits in kept.result(LIMIT).json()["result"]] == ["p6", "p9"]
         assert full.status_code == 503
         assert full.headers["Retry-After"] == "1"
-        assert full.json() == {"error": "2 questions wait already; ask again later."}
         assert server.measure('qrag_errors_total{kind="busy"}') == 1
         # Those who left are not among them.
         assert server.measure("qrag_batch_questions_sum") == 3 * times - 1
@@ -293,84 +227,46 @@ def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) 
 # ---------------------------------------------------------------------- start and end
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_when_what_waits_is_answered(
-    number: signal.Signals, commands: Commands, index: Path
-) -> None:
+def test_a_signal_stops_it_when_what_waits_is_answered(commands: Commands, index: Path) -> None:
     server = started(commands, index, "--max_wait_ms=20000")
     waiting = [server.later("/retrieve", {"queries": [word]}) for word in WORDS]
     until = time.monotonic() + LIMIT
     while server.measure("qrag_queue_questions") < len(WORDS):
         assert time.monotonic() < until
-    begun = time.monotonic()
-    os.kill(server.process.pid, number)
-    answers = [answer.result(LIMIT) for answer in waiting]
-    titles = [answer.json()["result"][0][0]["contents"].split("\n")[0] for answer in answers]
-    assert titles == [f'"{word.title()}"' for word in WORDS]
-    status, told = server.ended()
-    assert status == 0, told
-    assert f"stopped by {number.name}" in told
-    assert time.monotonic() - begun < 10  # nobody waits for more questions
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(server.url + "/health", timeout=LIMIT)
-
-
-def test_half_a_body_does_not_hold_the_end(commands: Commands, index: Path) -> None:
-    server = started(commands, index)
+    # Half a body does not hold the end.
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
         head = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: 100\r\n\r\n".encode() + b'{"questions": [')
         time.sleep(1)  # so that it waits for the rest
         begun = time.monotonic()
-        server.process.terminate()
-        assert server.ended()[0] == 0
-    assert time.monotonic() - begun < 20
-
-
-def test_killed_and_started_again_it_answers(commands: Commands, index: Path) -> None:
-    server = started(commands, index)
-    port = int(server.url.rpartition(":")[2])
-    assert httpx.get(server.url + "/health", timeout=LIMIT).json()["status"] == "ready"
-    server.process.kill()
-    status, _ = server.ended()
-    assert status == -signal.SIGKILL
-    begun = time.monotonic()
-    again = started(commands, index, port=port)
-    assert again.url == server.url
-    (result,) = again.post("/retrieve", {"queries": ["stars"]}).json()["result"]
-    assert result[0]["id"] == "p6"
-    assert time.monotonic() - begun < LIMIT / 2
-    again.process.terminate()
-    assert again.ended()[0] == 0
-
-
-def test_health_says_what_is_served(server: Served) -> None:
-    answer = httpx.get(server.url + "/health", timeout=LIMIT)
-    assert answer.status_code == 200
-    told = answer.json()
-    assert (told["status"], told["passages"], told["steps"]) == ("ready", len(WORDS), 1)
-    assert server.url.startswith("http://127.0.0.1:")
+        os.kill(server.process.pid, signal.SIGTERM)
+        answers = [answer.result(LIMIT) for answer in waiting]
+        titles = [each.json()["result"][0][0]["contents"].split("\n")[0] for each in answers]
+        assert titles == [f'"{word.title()}"' for word in WORDS]
+        status, told = server.ended()
+    assert status == 0, told
+    assert time.monotonic() - begun < 20  # nobody waits for more questions
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url + "/health", timeout=LIMIT)
 
 
 def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) -> None:
-    def told(*flags: str) -> str:
-        return refusal(commands.run("serve", "--port=0", *flags))
-
-    assert "give the folder of an index" in told()
-    assert "holds no finished index; build one there with qrag index" in told(f"--index={tmp_path}")
     own = f"--index={index}"
-    assert "the engine exact compares vectors; give what" in told(own, "--engine=exact")
-    assert "compares words; leave --encoder out, or" in told(own, "--encoder=minilm")
-    assert "--pooling is for a search with --encoder; leave it out" in told(own, "--pooling=cls")
-    assert "give one of --workdir and --encoder." in told(own, "--encoder=a", "--workdir=b")
-    assert "--max_batch" in told(own, "--max_batch=0")
-    open_to_all = told(own, "--host=0.0.0.0")
-    assert "can be reached from other machines" in open_to_all
-    assert "add --expose" in open_to_all
-    assert "is no address" in told(own, "--host=no.such.host.invalid")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"--port={port} cannot be used" in told(own, f"--port={port}")
+        port = f"--port={taken.getsockname()[1]}"
+        for flags, name in (
+            ([], "--index"),
+            ([f"--index={tmp_path}"], str(tmp_path)),
+            ([own, "--engine=exact"], "exact"),
+            ([own, "--encoder=minilm"], "--encoder"),
+            ([own, "--pooling=cls"], "--pooling"),
+            ([own, "--encoder=a", "--workdir=b"], "--workdir"),
+            ([own, "--max_batch=0"], "--max_batch"),
+            ([own, "--host=0.0.0.0"], "--expose"),
+            ([own, "--host=no.such.host.invalid"], "no.such.host.invalid"),
+            ([own, port], port),
+        ):
+            assert name in refusal(commands.run("serve", "--port=0", *flags))
 
 
 def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_path: Path) -> None:
@@ -379,8 +275,9 @@ def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_pa
     commands.succeed("index", f"--corpus={source}", f"--index={tmp_path}/i", f"--encoder={tower}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    flags = (f"--index={tmp_path}/i", f"--encoder={tower}", f"--port={port}", "--max_batch=8")
-    server = Served(f"http://127.0.0.1:{port}", commands.start("serve", *flags))
+    flags = (f"--encoder={tower}", "--max_batch=8")
+    words = (f"--index={tmp_path}/i", f"--port={port}", *flags)
+    server = Served(f"http://127.0.0.1:{port}", commands.start("serve", *words))
     told: list[str] = []
     until = time.monotonic() + LIMIT
     while "ready" not in told:
@@ -391,14 +288,17 @@ def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_pa
             if answer.status_code == 503:
                 refused = server.post("/search", {"questions": ["river"]})
                 assert refused.status_code in (200, 503)
-    assert set(told) == {"the server is loading; ask again later.", "ready"}
+    assert len(set(told)) == 2  # it loads, and is ready
     assert server.process.stdout.readline().strip() == server.url
     (hits,) = server.post("/search", {"questions": ["silver river"], "topk": 20}).json()["hits"]
     assert sorted(hit["id"] for hit in hits) == sorted(f"p{n}" for n in range(20))
     long = server.post("/search", {"questions": ["river", "river " * 70]})
     assert long.status_code == 400
-    error = "questions[1]: the question is longer than the encoder reads; ask a shorter one."
-    assert long.json() == {"error": error}
-    server.process.terminate()
-    status, log = server.ended()
+    assert "questions[1]" in long.json()["error"]
+    server.process.kill()  # killed and started again, at the same address, it answers
+    assert server.ended()[0] == -signal.SIGKILL
+    again = started(commands, tmp_path / "i", *flags, port=port)
+    assert again.url == server.url
+    again.process.terminate()
+    status, log = again.ended()
     assert status == 0, log

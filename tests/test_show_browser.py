@@ -1,21 +1,27 @@
-"""The page of `show` in a headless Chromium: ten thousand episodes, hostile texts, the keyboard.
+"""The command `show`, and its page in a headless Chromium: filters, hostile texts, the keyboard.
 
-Without a browser these are skipped; Debian has one as `chromium-headless-shell`.
+Without a browser the page's tests are skipped; Debian has one as `chromium-headless-shell`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import select
 import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qrag_jax.metrics import answer_log, predictions, retrieval_log
-from tests.browser import NAMES, Page, opened_browser, path_of_browser
-from tests.entry_points import Commands
+from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
 from tests.evaluators.shown_pages import HOSTILE, prediction
 from tests.evaluators.shown_pages import Page as ReadPage
 from tests.retrieval_logs import played_rows
@@ -23,23 +29,159 @@ from tests.retrieval_logs import played_rows
 pytestmark = pytest.mark.long
 
 EPISODES = 10_000
+# Debian's packages chromium and chromium-headless-shell, and what others call them.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    path = path_of_browser()
-    if path is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(NAMES)}")
-    with opened_browser(path) as page:
-        page.resize(1200, 900)
-        yield page
+# ---------------------------------------------------------------- the command
+
+
+def test_a_scored_run_and_a_training(
+    scored_run: Path, finished_run: Path, commands: Commands, tmp_path: Path
+) -> None:
+    out = f"--out={tmp_path / 'page.html'}"
+    commands.succeed("show", str(scored_run), out)
+    read = ReadPage(tmp_path / "page.html")
+    (section,) = read.sections
+    assert "my-run" in section["title"]
+    assert len(section["episodes"]) == 4
+    for episode in section["episodes"]:
+        assert all(isinstance(q, float) for _, _, q in episode["steps"])
+        assert episode["before"]["steps"]
+        assert -1e-4 < episode["regret"] <= 1
+    curves = {curve["name"]: curve for curve in read.runs[0]["curves"]}
+    assert curves["train/loss"]["steps"] == [*range(1, STEPS + 1)]
+    assert curves["eval/return"]["steps"] == [*range(0, STEPS + 1, EVAL_EVERY)]
+    # A training keeps a sample: the same episodes at each evaluation.
+    lines = [json.loads(line) for line in (finished_run / "episodes.jsonl").open()]
+    steps = sorted({line["step"] for line in lines})
+    assert steps == [*range(0, STEPS + 1, EVAL_EVERY)]
+    ids = [[line["row"]["id"] for line in lines if line["step"] == step] for step in steps]
+    assert all(each == ids[0] for each in ids)
+    assert 0 < len(ids[0]) <= 8
+    commands.succeed("show", str(finished_run), out)
+    (section,) = ReadPage(tmp_path / "page.html").sections
+    assert all(episode["before"]["steps"] for episode in section["episodes"])
+
+
+def test_bad_input(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
+    run, none = str(finished_run), str(tmp_path / "none")
+    for words in ([], [run, none], [str(tmp_path)], [run, f"--out={tmp_path}"]):
+        assert (words[-1].removeprefix("--out=") if words else "run") in refusal(
+            commands.run("show", *words)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- the browser
+
+
+class Page:
+    """A tab of the browser, asked over its own pipe: no driver and no port.
+
+    Errors of the page and all its requests are kept.
+    """
+
+    def __init__(self, to: int, answers: int) -> None:
+        self._to, self._answers = to, answers
+        self._number, self._buffer, self._session = 0, b"", ""
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Sends a command of the DevTools protocol and waits for its answer."""
+        self._number += 1
+        asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            asked["sessionId"] = self._session
+        left = memoryview(json.dumps(asked).encode() + b"\0")
+        while left:
+            left = left[os.write(self._to, left) :]
+        while True:
+            message = self._read()
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+
+    def open(self, file: Path) -> None:
+        """Opens a file, and waits until the page says that it is ready."""
+        began = time.monotonic()
+        self.ask("Page.navigate", url=file.absolute().as_uri())
+        while self.value("document.body && document.body.dataset.ready") != "yes":
+            assert time.monotonic() - began < 30, self.problems  # about 1 s on a free machine
+            time.sleep(0.02)
+
+    def value(self, script: str, wait: int = 0) -> Any:
+        """What an expression gives in the page after so many milliseconds."""
+        if wait:
+            script = f"new Promise((done) => setTimeout(() => done({script}), {wait}))"
+        options = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        found = self.ask("Runtime.evaluate", **options)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], 120)
+            assert ready, "the browser does not answer"
+            piece = os.read(self._answers, 2**20)
+            assert piece, "the browser has ended"
+            self._buffer += piece
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message = json.loads(text)
+        method = message.get("method")
+        if method == "Network.requestWillBeSent":
+            self.requests.append(message["params"]["request"]["url"])
+        wrong = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
+        self.problems += [text.decode()] if method in wrong else []
+        return message
+
+
+@contextlib.contextmanager
+def opened_browser(path: str) -> Iterator[Page]:
+    """Starts the browser with an empty profile, and ends it."""
+    with tempfile.TemporaryDirectory() as profile:
+        (reads, to), (answers, writes) = os.pipe(), os.pipe()
+
+        def pipes() -> None:  # the browser reads from 3 and writes to 4
+            for end, number in ((os.dup(reads), 3), (os.dup(writes), 4)):
+                os.dup2(end, number)
+
+        flags = ["--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # as root it has no other way
+        process = subprocess.Popen(
+            [path, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            preexec_fn=pipes,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(reads)
+        os.close(writes)
+        try:
+            yield Page(to, answers)
+        finally:
+            os.close(to)  # at its end the browser ends, too
+            os.close(answers)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @pytest.fixture(scope="module")
 def many(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 10,000 episodes of Q-RAG, the texts of which are as long as Wikipedia's, and one of
-    a few episodes of tokens.
-    """
+    """A page of 10,000 long episodes of Q-RAG, and of a few of tokens."""
     folder = tmp_path_factory.mktemp("many")
     for label, seed in (("best-10", 0), ("untrained", 1)):
         rows = [
@@ -56,16 +198,25 @@ def many(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run" / "config.json").write_text(json.dumps(config))
     lines = [{"step": n, "eval/return": n / 10, "untrained/return": 0.1} for n in range(8)]
     lines[3][HOSTILE] = 1.0
-    text = "".join(json.dumps(line) + "\n" for line in lines)
     for name in ("run", "other"):
         (folder / name).mkdir(exist_ok=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / name / "metrics.jsonl").write_text(text)
     answer_log.append(folder / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
     (folder / "tokens.json").write_text(json.dumps({"kind": predictions.KIND}))
-    out = folder / "page.html"
     given = [str(folder / name) for name in ("run", "other", "tokens.jsonl")]
-    commands.succeed("show", *given, f"--out={out}")
-    return out
+    commands.succeed("show", *given, f"--out={folder / 'page.html'}")
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(NAMES)}")
+    with opened_browser(path) as page:
+        page.resize(1200, 900)
+        yield page
 
 
 @pytest.fixture
@@ -73,8 +224,7 @@ def opened(browser: Page, many: Path) -> Iterator[Page]:
     """The page, freshly loaded; at the end nothing may have gone wrong in it."""
     browser.problems.clear()
     browser.requests.clear()
-    seconds = browser.open(many)
-    assert seconds < 30  # about 1 s; a machine that is busy with other tests takes longer
+    browser.open(many)
     yield browser
     assert browser.problems == []
     assert browser.requests == [many.absolute().as_uri()]
@@ -82,131 +232,73 @@ def opened(browser: Page, many: Path) -> Iterator[Page]:
 
 FIRST = "document.querySelector('section[data-kind=chunks]')"
 TOKENS = "document.querySelector('section[data-kind=tokens]')"
+SHOWN = f"{FIRST}.querySelector('output').textContent"
 
 
 def chosen(page: Page, number: int, value: str) -> str:
     """Chooses in one of the filters; returns what the list then says."""
     select = f"{FIRST}.querySelectorAll('select')[{number}]"
     page.value(f"{select}.value = {value!r}; {select}.dispatchEvent(new Event('change'))")
-    return page.value(f"{FIRST}.querySelector('output').textContent")
+    return page.value(SHOWN)
 
 
-def test_ten_thousand_episodes_are_filtered_and_turned(opened: Page, many: Path) -> None:
-    section = ReadPage(many).sections[0]
-    episodes = section["episodes"]
+def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> None:
+    episodes = ReadPage(many).sections[0]["episodes"]
     assert len(episodes) == EPISODES
-    count = f"{FIRST}.querySelectorAll('details').length"
-    assert opened.value(count) == 50  # of one page
-    assert opened.value(f"{FIRST}.querySelector('output').textContent") == "1–50 of 10000 episodes"
-    worst = max(episode["regret"] for episode in episodes)
-    assert f"regret {worst:.3f}" in opened.value(f"{FIRST}.querySelector('summary').textContent")
+    assert opened.value(f"{FIRST}.querySelectorAll('details').length") == 50  # of one page
     solved = sum(episode["solved"] for episode in episodes)
-    assert chosen(opened, 0, "yes") == f"1–50 of {solved} found, of 10000 episodes"
+    assert f" {solved} " in chosen(opened, 0, "yes")
     both = sum(episode["solved"] and episode["hops"] == 3 for episode in episodes)
-    assert chosen(opened, 1, "3") == f"1–50 of {both} found, of 10000 episodes"
-    marks = opened.value(f"[...{FIRST}.querySelectorAll('.mark')].map((e) => e.textContent)")
-    assert {*marks} == {"✓ all facts found"}
+    assert f" {both} " in chosen(opened, 1, "3")
     assert chosen(opened, 0, "") != chosen(opened, 1, "")
     opened.value(f"{FIRST}.querySelectorAll('button')[1].click()")
-    assert opened.value(f"{FIRST}.querySelector('output').textContent").startswith("51–100 of")
+    assert opened.value(SHOWN).startswith("51–100")
+    for text in ("QUESTION 4321,", "9876: chunk 3 "):  # a question; a chunk that was taken
+        opened.value(f"{FIRST}.querySelector('input').value = ''")
+        opened.value(f"{FIRST}.querySelector('input').focus()")
+        opened.ask("Input.insertText", text=text)
+        assert opened.value(SHOWN, wait=1500).startswith("1–1 of 1 ")
 
 
 def test_an_episode_opens_by_the_keyboard_and_shows_its_path(opened: Page, many: Path) -> None:
     episode = ReadPage(many).sections[0]["episodes"][0]
     chosen(opened, 2, "log")
     opened.value(f"{FIRST}.querySelector('summary').focus()")
-    opened.press("Enter", 13, "\r")
-    shown = opened.value(
-        "new Promise((done) => setTimeout(() => "
-        f"done({FIRST}.querySelector('details').innerText), 300))"
-    )
-    taken, early = episode["steps"], episode["before"]["steps"]
-    for place, (index, _, q) in enumerate(taken, start=1):
-        assert f"step {place}" in shown
-        assert f"Q {q:.3f}" in shown
+    for kind in ("keyDown", "keyUp"):
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+        opened.ask("Input.dispatchKeyEvent", type=kind, **key)
+    shown = opened.value(f"{FIRST}.querySelector('details').innerText", wait=300)
+    for index, _, q in episode["steps"]:
+        assert f"{q:.3f}" in shown
         assert f"chunk {index}" in shown
-    heads = opened.value(f"{FIRST}.querySelector('details').querySelectorAll('.path > li').length")
-    missed = len({index for index, _ in episode["gold"]} - {index for index, _, _ in taken})
-    assert heads == len(taken) + len(early) + missed
-    assert "Before training: return" in shown
-
-
-def test_texts_are_searched(opened: Page, many: Path) -> None:
-    opened.value(f"{FIRST}.querySelector('input').focus()")
-    opened.write("QUESTION 4321,")
-    wait = "new Promise((done) => setTimeout(() => done(WHAT), 1500))"
-    what = f"{FIRST}.querySelector('output').textContent"
-    assert opened.value(wait.replace("WHAT", what)) == "1–1 of 1 found, of 10000 episodes"
-    opened.value(f"{FIRST}.querySelector('input').value = ''")
-    opened.value(f"{FIRST}.querySelector('input').focus()")
-    opened.write("9876: chunk 3 ")  # of a chunk that was taken
-    found = opened.value(wait.replace("WHAT", what))
-    assert found == ("1–1 of 1 found, of 10000 episodes")
 
 
 def test_planted_markup_does_not_run(opened: Page) -> None:
     opened.value(f"{FIRST}.querySelector('input').value = 'onerror'")
     opened.value(f"{FIRST}.querySelector('input').dispatchEvent(new Event('input'))")
-    text = opened.value(
-        "new Promise((done) => setTimeout(() => { "
-        "for (const item of document.querySelectorAll('details')) item.open = true; "
-        f"setTimeout(() => done({FIRST}.querySelector('details').textContent), 500) }}, 1500))"
-    )
-    assert HOSTILE in text
-    curve = (
-        "[...document.querySelectorAll('option')].some((each) => each.value.includes('onerror'))"
-    )
-    assert opened.value(curve)
+    opened.value("0", wait=1500)
+    opened.value("document.querySelectorAll('details').forEach((item) => { item.open = true; })")
+    assert HOSTILE in opened.value(f"{FIRST}.querySelector('details').textContent", wait=500)
     assert opened.value("document.title").startswith("run, other, many")
     assert opened.value("document.querySelectorAll('img, iframe, a, form').length") == 0
 
 
-def test_curves_of_two_runs_have_axes_and_a_legend(opened: Page) -> None:
+def test_curves_and_tokens_are_drawn(opened: Page) -> None:
     labels = opened.value("[...document.querySelectorAll('svg[role=img]')].map(e => e.ariaLabel)")
-    assert any(each.startswith("eval/return: run from 0.000 to 0.700; other") for each in labels)
-    legend = opened.value("[...document.querySelectorAll('.legend li')].map(e => e.textContent)")
-    assert legend == ["run (q_rag)", "other", "before training"]
-    chart = "document.querySelector('svg[role=img]')"
-    texts = opened.value(f"[...{chart}.querySelectorAll('text')].map((each) => each.textContent)")
-    assert {"0.0", "1.0", "0", "6", "optimizer step"} <= {*texts}
-    # A line and two markers of other forms a run, and a dashed line for what was before.
-    dashed = f"{chart}.querySelectorAll('path[stroke-dasharray=\"6 4\"]').length"
-    assert opened.value(dashed) == 2
-    assert opened.value(f"{chart}.querySelectorAll('circle').length") == 8
-
-
-def test_tokens_have_masks_and_log_probabilities(opened: Page) -> None:
+    assert any("eval/return" in each and "run" in each and "other" in each for each in labels)
     opened.value(f"{TOKENS}.querySelector('details').open = true")
-    wait = "new Promise((done) => setTimeout(() => done(WHAT), 300))"
     classes = f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.className)"
-    kinds = opened.value(wait.replace("WHAT", classes))
+    kinds = opened.value(classes, wait=300)
     observed, trained = "token observed", "token trained"
     assert kinds == [observed] * 3 + [trained] * 2 + [observed] * 2 + [trained] * 3
     titles = opened.value(f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.title)")
-    assert titles[4] == "id 9, log-prob -0.2500, p 0.7788"
-    visible = f"getComputedStyle({TOKENS}.querySelector('.token sub')).display"
-    assert opened.value(visible) == "none"
-    opened.value(f"{TOKENS}.querySelector('.tools button').click()")
-    assert opened.value(visible) != "none"
+    assert "-0.25" in titles[4]
 
 
 def test_dark_on_light_and_no_wider_than_a_phone(opened: Page) -> None:
     """Every text has a contrast of at least 4.5 to 1, as WCAG asks, and nothing is cut off."""
-    script = (Path(__file__).parent / "contrast.js").read_text()
-    assert opened.value(script) == []
+    assert opened.value((Path(__file__).parent / "contrast.js").read_text()) == []
     opened.resize(400, 800)
     wide = opened.value("document.documentElement.scrollWidth")
     opened.resize(1200, 900)
     assert wide <= 400
-
-
-def test_a_page_of_a_log_alone(browser: Page, commands: Commands, many: Path) -> None:
-    """A log that lies anywhere is shown without curves, and says so."""
-    log = many.parent / "alone" / "log.jsonl"
-    log.parent.mkdir()
-    shutil.copy(many.parent / "tokens.jsonl", log)
-    told = commands.succeed("show", str(log))
-    assert f"{log} has no metrics of a training, so there are no curves." in told
-    browser.open(log.parent / "show.html")
-    assert "has no metrics of a training" in browser.value("document.body.innerText")
-    assert browser.value("document.querySelectorAll('svg').length") == 0

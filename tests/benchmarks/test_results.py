@@ -1,16 +1,61 @@
-"""Stored figures: merged by day and machine; the page shows the newest of an idle machine."""
+"""The suites: their last line is JSON; figures are stored by day, and the newest are shown."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import results
-from benchmarks.report import Case, slug, store
-from benchmarks.results import BEGIN, BUSY, END, Row, newest, page, with_table
+from benchmarks.__main__ import SUITES
+from benchmarks.report import Case, show, slug, store
+from benchmarks.results import BEGIN, BUSY, END, Row, listed, newest, page, with_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_quick_run_of_each_suite(suite: str) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for case in json.loads(done.stdout.splitlines()[-1])["cases"]:
+        assert case["value"] is not None
+        # Quick sizes have no targets of time: ours and the peer's results are equal.
+        assert suite != "speed" or case["holds"] is not False, case
+
+
+def test_the_last_line_is_json_and_a_missed_target_no_error(capsys: Any) -> None:
+    cases = [
+        Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=False, details={"n": 1.5}),
+        Case("b", 1.0, ""),
+    ]
+    assert show("quality", cases) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"suite", "machine", "date", "cases"} == set(result)
+    (first, second) = result["cases"]
+    assert (first["ratio"], first["holds"], first["details"]) == (2.0, False, {"n": 1.5})
+    assert first.keys() == second.keys()
+    assert show("quality", [Case("a", None, "s")]) == 1  # it could not run
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").rglob("*.json")))
+def test_stored_figures_have_the_form_of_cases(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    assert {"suite", "machine", "date", "cases"} <= kept.keys()
+    assert path.parent.name == kept["suite"] in SUITES
+    assert path.name == f"{kept['date']}-{slug(kept['machine'])}.json"
+    names = [case["case"] for case in kept["cases"]]
+    assert len(names) == len({*names})
+    for case in kept["cases"]:
+        low, high = (case.get("details", {}).get(name) for name in ("low", "high"))
+        assert low is None or low <= case["value"] <= high
+    # What is shown is one of them.
+    assert {row.case for row in listed() if row.suite == kept["suite"]} <= {*newest(kept["suite"])}
 
 
 def write(folder: Path, date: str, idle: bool, *cases: tuple[str, float]) -> None:
@@ -25,48 +70,24 @@ def test_runs_of_one_day_are_one_file(tmp_path: Path) -> None:
     again = store("speed", [Case("b", 3.0, "s"), Case("c", None, "s")], 9.0, folder=tmp_path)
     assert first == again
     stored = json.loads(first.read_text())
-    assert {case["case"]: (case["value"], case["idle"]) for case in stored["cases"]} == {
-        "a": (1.0, True),
-        "b": (3.0, False),
-    }
+    found = {case["case"]: (case["value"], case["idle"]) for case in stored["cases"]}
+    assert found == {"a": (1.0, True), "b": (3.0, False)}
     assert stored["packages"]["jax"]
 
 
 def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:
-    write(tmp_path, "2026-11-01", True, ("a", 1.0), ("b", 1.0))
-    write(tmp_path, "2026-11-02", True, ("a", 2.0))
-    write(tmp_path, "2026-11-03", False, ("a", 3.0), ("c", 3.0))
+    write(tmp_path, "2026-11-01", True, ("a", 1.25), ("b", 1.0))
+    write(tmp_path, "2026-11-02", True, ("a", 2.25))
+    write(tmp_path, "2026-11-03", False, ("a", 3.25), ("c", 3.75))
     values = {name: figure["value"] for name, figure in newest("speed", tmp_path).items()}
-    assert values == {"a": 2.0, "b": 1.0, "c": 3.0}
-    shown = page([Row("A", "speed", "a"), Row("C", "speed", "c")], tmp_path)
-    assert "| A | 2 s |" in shown
-    assert BUSY in next(line for line in shown.splitlines() if line.startswith("| C"))
-
-
-def test_a_row_may_stand_beside_another_case(tmp_path: Path) -> None:
-    write(tmp_path, "2026-11-01", True, ("trained", 0.5), ("untrained", 0.25))
-    listed = [Row("Q-RAG", "speed", "trained", beside="untrained", in_readme=True)]
-    assert "| Q-RAG | 0.5 s | 0.25 s |" in page(listed, tmp_path)
-    readme = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", listed, tmp_path)
-    assert "| Q-RAG | 0.5 s |" in readme
+    assert values == {"a": 2.25, "b": 1.0, "c": 3.75}
+    rows = [Row("A", "speed", "a", beside="b", in_readme=True), Row("C", "speed", "c")]
+    of_a, of_c = (line for line in page(rows, tmp_path).splitlines() if line[:3] in ("| A", "| C"))
+    assert "2.25" in of_a
+    assert (BUSY in of_a, BUSY in of_c) == (False, True)
+    readme = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", rows, tmp_path)
+    assert "2.25" in readme
     assert "old" not in readme
-    assert readme.startswith("before")
-    assert readme.endswith("after\n")
-    assert with_table(readme, listed, tmp_path) == readme
-
-
-def test_a_page_is_a_page(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at most"):
-        page([Row(str(n), "speed", str(n)) for n in range(results.MOST + 1)], tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("AMD EPYC", "amd-epyc"),
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "intel-xeon"),
-        ("NVIDIA H200", "nvidia-h200"),
-    ],
-)
-def test_machines_have_short_names(name: str, short: str) -> None:
-    assert slug(name) == short
+    assert "3.75" not in readme
+    assert (readme.startswith("before"), readme.endswith("after\n")) == (True, True)
+    assert with_table(readme, rows, tmp_path) == readme

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ import pytest
 import torch
 
 from benchmarks import speed
-from benchmarks.report import Case
-from benchmarks.speed import encoders, measure, search, tokens
+from benchmarks.speed import encoders, measure, tokens
 from benchmarks.speed.measure import OURS, Setting, beside, forward_flops
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import Played, Player, make_play
+from qrag_jax.evaluators.episodes import Player, make_play
 from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import params_shardings, state_shardings
@@ -39,7 +37,7 @@ from tests.episodes_maker import tiny_encoder, tower, towers
 from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, PQN, episodes, feedback, jitted_rollout
 from tests.support import torch_encoder
 from tests.support.decoders import Size
-from tests.support.torch_pqn import BatchedPeer, Learner, Settings, tower_params
+from tests.support.torch_pqn import BatchedPeer, Settings, tower_params
 
 # ------------------------------------------------------------------------------ Q-RAG
 
@@ -62,14 +60,9 @@ STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True
 EXPLOITING = dataclasses.replace(PQN, learning_start=0)
 IMITATE = ImitateConfig(temperature=0.3)
 
-PEERS: dict[str, Callable[..., BatchedPeer]] = {
-    "padded": BatchedPeer,
-    "length-sorted": lambda *args: BatchedPeer(*args, sort=True),
-}
 
-
-def settings(config: RolloutConfig) -> Settings:
-    return Settings(
+def peer_of(config: RolloutConfig, *, sort: bool = False) -> BatchedPeer:
+    settings = Settings(
         encoder=ENCODER,
         rollout=config,
         pqn=EXPLOITING,
@@ -78,16 +71,7 @@ def settings(config: RolloutConfig) -> Settings:
         penalize_extra_steps=True,  # as play_setup.feedback has it
         per_fact_reward=0.25,
     )
-
-
-@dataclasses.dataclass
-class Ours:
-    """Steps of the package's own program; the actions that PQN drew."""
-
-    actions: list[np.ndarray]
-    metrics: list[dict[str, float]]
-    params: dict[str, np.ndarray]
-    target_params: dict[str, np.ndarray]
+    return BatchedPeer(settings, towers(ENCODER, 0), sort=sort)
 
 
 def by_name(params: Any) -> dict[str, np.ndarray]:
@@ -100,10 +84,11 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 
 
 @cache
-def ours(config: RolloutConfig, *, imitates: bool = False) -> Ours:
+def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
+    """Steps of the package's own program: the actions that PQN drew, the metrics, the state."""
     mesh, optimizer = mesh_of(), make_optimizer(OPTIMIZER)
     state = replicate(mesh, init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
-    actor = Actor(ENCODER, ONE_BUCKET, config)
+    actor = Actor(ENCODER, ONE_BUCKET, STOPPING)
     two_towers = TwoTowers(
         mesh=mesh,
         shardings=state_shardings(mesh, (), tower(ENCODER, 0), optimizer),
@@ -116,25 +101,37 @@ def ours(config: RolloutConfig, *, imitates: bool = False) -> Ours:
     step = make_train_step(two_towers, feedback)
     if imitates:
         step = make_step(two_towers, ImitationGradient(actor, IMITATE, EXPLOITING, feedback))
-    result = Ours([], [], {}, {})
+    actions, metrics = [], []
     for number in range(STEPS):
         batch = episodes(number)
-        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
-        alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
-        roles = state.params, state.target_params
         if not imitates:
-            played = jitted_rollout(actor, roles, batch, Draws(keys, alpha, False))
-            result.actions.append(np.asarray(played.actions))
-        state, metrics = step(state, shard_batch(mesh, batch))
-        result.metrics.append({name: float(value) for name, value in metrics.items()})
-    result.params, result.target_params = map(by_name, (state.params, state.target_params))
-    return result
+            keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
+            alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
+            roles, draws = (state.params, state.target_params), Draws(keys, alpha, False)
+            actions.append(np.asarray(jitted_rollout(actor, roles, batch, draws).actions))
+        state, found = step(state, shard_batch(mesh, batch))
+        metrics.append({name: float(value) for name, value in found.items()})
+    return actions, metrics, (by_name(state.params), by_name(state.target_params))
 
 
-def check_learned(peer: Learner, expected: Ours) -> None:
-    """The peer's weights are ours, and have moved."""
+@pytest.mark.parametrize("imitates", [False, True], ids=["pqn", "imitation"])
+@pytest.mark.parametrize("sort", [False, True], ids=["padded", "length-sorted"])
+def test_updates_equal_ours(sort: bool, imitates: bool) -> None:
+    # Of PQN's episodes some end early, others run on to their last step.
+    actions, expected, learned = ours(imitates=imitates)
+    assert min(metrics["grad_norm"] for metrics in expected) > OPTIMIZER.clip_norm
+    peer, before = peer_of(STOPPING, sort=sort), 0.0
+    for number, metrics in enumerate(expected):
+        if imitates:
+            result = peer.imitate(episodes(number), IMITATE.temperature)
+        else:
+            result = peer.step(episodes(number), actions[number])
+        assert result.transitions == metrics["env_steps"] - before
+        assert result.loss == pytest.approx(metrics["loss"], rel=1e-5)
+        assert result.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)
+        before = metrics["env_steps"]
     start = by_name(towers(ENCODER, 0))
-    for pair, weights in ((peer.online, expected.params), (peer.target, expected.target_params)):
+    for pair, weights in zip((peer.learner.online, peer.learner.target), learned, strict=True):
         of_towers = ("state", pair.state), ("chunk", pair.chunk)
         found = {f"{n} {key}": x for n, one in of_towers for key, x in one.tensors().items()}
         assert set(found) == set(weights)
@@ -143,91 +140,35 @@ def check_learned(peer: Learner, expected: Ours) -> None:
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
 
 
-@pytest.mark.parametrize("imitates", [False, True], ids=["pqn", "imitation"])
-@pytest.mark.parametrize("name", PEERS)
-def test_updates_equal_ours(name: str, imitates: bool) -> None:
-    # Of PQN's episodes some end early, others run on to their last step.
-    expected = ours(STOPPING, imitates=imitates)
-    assert min(metrics["grad_norm"] for metrics in expected.metrics) > OPTIMIZER.clip_norm
-    peer, before = PEERS[name](settings(STOPPING), towers(ENCODER, 0)), 0.0
-    for number, metrics in enumerate(expected.metrics):
-        if imitates:
-            result = peer.imitate(episodes(number), IMITATE.temperature)
-        else:
-            result = peer.step(episodes(number), expected.actions[number])
-        assert result.transitions == metrics["env_steps"] - before
-        assert result.loss == pytest.approx(metrics["loss"], rel=1e-5)
-        assert result.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)
-        before = metrics["env_steps"]
-    check_learned(peer.learner, expected)
-
-
-@cache
-def greedy(config: RolloutConfig) -> Played:
+@pytest.mark.parametrize("kind", ["absolute", "relative"])
+def test_greedy_episodes_take_the_same_chunks(kind: str) -> None:
+    config = dataclasses.replace(CONFIG, positions=kind, sort_by_index=True)
     mesh = mesh_of()
     replicated = params_shardings(mesh, (), tower(ENCODER, 0))
-    player = Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma)
-    play = make_play(player, ONE_BUCKET)
-    return play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
-
-
-@pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("kind", ["none", "absolute", "relative"])
-def test_greedy_episodes_take_the_same_chunks(name: str, kind: str) -> None:
-    config = dataclasses.replace(CONFIG, positions=kind, sort_by_index=kind != "none")
-    expected = greedy(config)
-    actions, valid = PEERS[name](settings(config), towers(ENCODER, 0)).play(episodes(5))
-    np.testing.assert_array_equal(valid, expected.valid)
-    np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
-    if kind != "none":
-        assert (actions != greedy(CONFIG).taken)[valid].any()
-
-
-def test_settings_that_the_peer_does_not_compute_are_refused() -> None:
-    def make(**changes: Any) -> Any:
-        config = dataclasses.replace(CONFIG, **changes)
-        return BatchedPeer(settings(config), towers(ENCODER, 0))
-
-    with pytest.raises(InputError, match=r"config\.env\.stop_action"):
-        make(stop_action=True)
-    with pytest.raises(InputError, match=r"config\.env\.positions is 'random_published'"):
-        make(positions="random_published")
-    with pytest.raises(InputError, match=r"config\.env\.positions is 'relative'"):
-        make(positions="relative").step(episodes(5))
-
-
-def test_the_peer_draws_among_the_best_available() -> None:
-    config = dataclasses.replace(CONFIG, top_k_actions=1)
-    one, two = (BatchedPeer(settings(config), towers(ENCODER, 0)) for _ in range(2))
-    batch = episodes(1)
-    # With one action to draw from, the policy is the greedy one.
-    free, forced = one.step(batch), two.step(batch, two.play(batch)[0])
-    assert free.loss == pytest.approx(forced.loss, rel=1e-6)
+    play = make_play(Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma), ONE_BUCKET)
+    expected = play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
+    for sort in (False, True):
+        actions, valid = peer_of(config, sort=sort).play(episodes(5))
+        np.testing.assert_array_equal(valid, expected.valid)
+        np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
 
 
 # ------------------------------------------------------------------------------ encoders
 
-SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
-QWEN3_SMALL = encoders.QWEN3.cut(", small", **SMALL, num_key_value_heads=1, head_dim=8)
-MODELS = (encoders.MINILM.cut(", small", **SMALL), QWEN3_SMALL)
-
-
-def rows() -> encoders.Rows:
-    lengths = np.array([5, 12, 1, 9, 12, 3], np.int32)
-    drawn = np.random.default_rng(0).integers(10, 50, (6, 12)).astype(np.int32)
-    return encoders.Rows(drawn, lengths, padded_size=6, sorted_size=4)
+SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 24}
+MODELS = (
+    encoders.MINILM.cut(", small", **SMALL),
+    encoders.QWEN3.cut(", small", **SMALL, num_key_value_heads=1, head_dim=8),
+)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_both_sides_embed_and_learn_the_same(model: encoders.Model) -> None:
     theirs, encoder, params = encoders.build(model, "float32")
-    given = rows()
+    lengths = np.array([5, 12, 1, 9, 12, 3], np.int32)
+    drawn = np.random.default_rng(0).integers(10, 50, (6, 12)).astype(np.int32)
+    given = encoders.Rows(drawn, lengths, padded_size=6, sorted_size=4)
     mine = encoders.Ours(encoder, params, given, quick=True)
     peer = torch_encoder.Peer(theirs, encoder, "cpu", half=False)
     padded, by_length = (
@@ -265,50 +206,22 @@ def test_flops_are_counted_by_hand() -> None:
 # ------------------------------------------------------------------------------ other cases
 
 
-def setting_of(folder: Path) -> Setting:
-    return Setting(quick=True, rounds=1, folder=folder)
+@pytest.mark.long
+def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The suite's own comparison; each program is called once, and no time is read."""
+    pytest.importorskip("peft", reason="peft, the adapters of the peer, is missing")
+    from benchmarks.speed.harr import harr_cases
 
-
-@pytest.fixture
-def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each program is called once, and no time is read."""
-
-    def once(programs: Any, rounds: int) -> dict[str, measure.Timing]:
-        del rounds
+    def called(programs: Any, rounds: int) -> dict[str, measure.Timing]:
         for program in programs.values():
             program(0)
         return {name: measure.Timing([1.0], 0.0) for name in programs}
 
-    monkeypatch.setattr(measure, "interleave", once)
-
-
-def check_equal(cases: Iterator[Case], count: int) -> list[Case]:
-    """The cases, of which so many are differences that are small enough."""
-    found = list(cases)
-    assert [case.holds for case in found if case.holds is not None] == [True] * count
-    return found
-
-
-@pytest.mark.long
-def test_harr_learns_as_pytorch_with_peft(untimed: None, tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="peft, the adapters of the peer, is missing")
-    from benchmarks.speed.harr import harr_cases
-
-    loss, *_ = check_equal(harr_cases(setting_of(tmp_path)), 2)
-    assert abs(float(loss.details["ours"])) > 1e-4  # else it would agree with a loss of zero
-    assert float(loss.details["clipped share of the ratios"]) > 0
-
-
-@pytest.mark.long
-def test_searches_find_the_same(untimed: None, tmp_path: Path) -> None:
-    setting = setting_of(tmp_path)
-    (exact,) = search.exact_cases(setting)
-    assert exact.details["same passages at the same ranks"] == 1
-    (words,) = search.bm25_cases(setting)
-    assert words.details["share of equal first hits"] == 1
-    (steps,) = search.steps_cases(setting)
-    assert steps.details["share of questions with the same passages"] == 1
-    check_equal(search.index_cases(setting), 1)
+    monkeypatch.setattr(measure, "interleave", called)
+    found = list(harr_cases(Setting(quick=True, rounds=1, folder=tmp_path)))
+    assert [case.holds for case in found if case.holds is not None] == [True, True]
+    assert abs(float(found[0].details["ours"])) > 1e-4  # else a loss of zero would agree
+    assert float(found[0].details["clipped share of the ratios"]) > 0
 
 
 def test_token_batches_share_prompts_and_mark_what_was_sampled() -> None:
@@ -322,9 +235,8 @@ def test_token_batches_share_prompts_and_mark_what_was_sampled() -> None:
         marked = np.flatnonzero(batch.loss_mask[row]) - shared
         assert marked.tolist() == [0, 1, 4, 5]  # every other quarter
     whole = tokens.batch_of(Size(50, 1), lengths)
-    np.testing.assert_array_equal(
-        whole.loss_mask.sum(1), whole.lengths - whole.log_prob_mask.argmax(1)
-    )
+    sampled = whole.lengths - whole.log_prob_mask.argmax(1)
+    np.testing.assert_array_equal(whole.loss_mask.sum(1), sampled)
 
 
 def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,12 +245,7 @@ def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(measure, "interleave", lambda programs, rounds: dict(timings))
     setting = Setting(quick=False, rounds=3, folder=Path())
     case = beside(setting, "case", lambda: 8.0, "steps/s", dict.fromkeys(seconds, print), least=2.5)
-    assert (case.value, case.peer) == (4.0, 2.0)
-    assert case.ratio == 2.0  # the median of 3, 2 and 1
-    assert case.holds is False
-    assert case.details["peer"] == "fast"
-
-
-def test_unknown_cases_are_refused() -> None:
-    with pytest.raises(InputError, match="--only=pnq"):
+    assert (case.value, case.peer, case.details["peer"]) == (4.0, 2.0, "fast")
+    assert (case.ratio, case.holds) == (2.0, False)  # the median of 3, 2 and 1
+    with pytest.raises(InputError, match="pnq"):
         speed.run(quick=True, only=("pnq",))

@@ -6,7 +6,7 @@ import copy
 import math
 import pickle
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ import pytest
 from qrag_jax import Retriever
 from qrag_jax.errors import InputError
 from qrag_jax.integrations.remote import RemoteRetriever
-from qrag_jax.integrations.searches import Searches
 from qrag_jax.retrieval.multi_step import Hit
 from tests.entry_points import Commands
-from tests.integrations.asked import QUESTION, QUESTIONS
 from tests.integrations.conftest import COUNT
+from tests.integrations.test_adapters import ADAPTERS, QUESTION, QUESTIONS
 from tests.json_server import listening
 from tests.serving.served import serving
 
@@ -42,19 +41,16 @@ def same(found: list[list[Hit]], expected: list[list[Hit]]) -> None:
 def test_the_hits_are_those_of_the_retriever(remote: RemoteRetriever, retriever: Retriever) -> None:
     for settings in (
         {},
-        {"steps": 1},
-        {"topk": 7},
-        {"beam": 3},
+        {"steps": 1, "beam": 3},
         {"threshold": -math.inf},
         {"threshold": retriever.search(QUESTION)[1].score},
-        {"where": {"page": 1}},
         {"where": {"page": {0, 2}}, "topk": 5},
     ):
         expected = retriever.search(QUESTIONS, **settings)  # type: ignore[arg-type]
         same(remote.search(QUESTIONS, **settings), expected)  # type: ignore[arg-type]
         same([remote.search(QUESTION, **settings)], expected[:1])  # type: ignore[arg-type]
     assert remote.search([]) == []
-    many = [f"{question} {number}" for number in range(50) for question in QUESTIONS]
+    many = [f"{question} {number}" for number in range(20) for question in QUESTIONS]
     same(remote.search(many), retriever.search(many))
 
 
@@ -66,82 +62,52 @@ def test_threads_and_copies(remote: RemoteRetriever) -> None:
         same(list(pool.map(again.search, QUESTIONS * 10)), expected * 10)
 
 
-def of_langchain(retriever: Searches) -> list[str | None]:
-    pytest.importorskip("langchain_core", reason="needs the extra langchain")
-    from qrag_jax.integrations.langchain import QRagRetriever
-
-    return [each.id for each in QRagRetriever(retriever=retriever, k=5).invoke(QUESTION)]
-
-
-def of_llamaindex(retriever: Searches) -> list[str]:
-    pytest.importorskip("llama_index.core", reason="needs the extra llamaindex")
-    from qrag_jax.integrations.llamaindex import QRagRetriever
-
-    return [node.node_id for node in QRagRetriever(retriever, 5).retrieve(QUESTION)]
-
-
-def of_haystack(retriever: Searches) -> list[str]:
-    pytest.importorskip("haystack", reason="needs the extra haystack")
-    from qrag_jax.integrations.haystack import QRagRetriever
-
-    adapter = QRagRetriever.from_dict(QRagRetriever(retriever, 5).to_dict())
-    return [each.id for each in adapter.run(QUESTION)["documents"]]
-
-
-def of_dspy(retriever: Searches) -> list[str]:
-    pytest.importorskip("dspy", reason="needs the extra dspy")
-    from qrag_jax.integrations.dspy import QRagRetriever
-
-    return QRagRetriever(retriever, 5)(QUESTION).ids
-
-
-@pytest.mark.parametrize("found", [of_langchain, of_llamaindex, of_haystack, of_dspy])
+@pytest.mark.parametrize("kind", ADAPTERS)
 def test_every_adapter_takes_a_server(
-    found: Callable[[Searches], list[str]], remote: RemoteRetriever, retriever: Retriever
+    kind: Any, remote: RemoteRetriever, retriever: Retriever
 ) -> None:
-    assert found(remote) == [hit.id for hit in retriever.search(QUESTION, topk=5)]
+    library = kind()
+    found = library.search(library.adapter(remote, 5), QUESTION)
+    assert [each.id for each in found] == [hit.id for hit in retriever.search(QUESTION, topk=5)]
 
 
-def test_what_the_server_refuses_is_its_sentence(remote: RemoteRetriever) -> None:
-    for settings, told in (
-        ({"where": {"colour": 1}}, "'colour'"),
-        ({"topk": COUNT + 1}, f"topk is {COUNT + 1}, and the corpus has {COUNT} passages"),
-        ({"steps": 3}, "steps is 3"),
-        ({"threshold": math.nan}, "input should"),
+def test_what_is_refused_names_the_server_and_the_setting(remote: RemoteRetriever) -> None:
+    for settings, name in (
+        ({"where": {"colour": 1}}, "colour"),
+        ({"topk": COUNT + 1}, "topk"),
+        ({"steps": 3}, "steps"),
+        ({"threshold": math.nan}, "threshold"),
     ):
-        with pytest.raises(InputError, match=told) as caught:
+        with pytest.raises(InputError, match=name) as caught:
             remote.search(QUESTION, **settings)  # type: ignore[arg-type]
         assert str(caught.value).startswith(f"{remote.url}: ")
-    with pytest.raises(InputError, match="question is empty"):
+    with pytest.raises(InputError, match="question"):
         remote.search([QUESTION, " "])
-    with pytest.raises(InputError, match=r"'127\.0\.0\.1:8000'"):
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:8000"):
         RemoteRetriever("127.0.0.1:8000")
-    with pytest.raises(InputError, match=r"\(a\.b\)") as refused:
+    with pytest.raises(InputError) as refused:
         RemoteRetriever("http://me:secret@a.b:8000")
     assert "secret" not in str(refused.value)
-
-
-def test_no_server_or_another_one_is_one_sentence() -> None:
     with socket.socket() as taken:  # it does not listen
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(InputError, match=rf"{url} gives no answer of qrag serve \(Connection"):
+        with pytest.raises(InputError, match=url):
             RemoteRetriever(url).search(QUESTION)
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "reason"),
+    ("status", "answer"),
     [
-        (200, {"result": []}, "HTTP 200: .*result"),
-        (200, {"hits": []}, "HTTP 200"),
-        (200, {"hits": [[{"id": "p1"}]]}, "HTTP 200"),
-        (200, ["hits"], "HTTP 200"),
-        (404, {"detail": "Not Found"}, "HTTP 404: .*Not Found"),
+        (200, {"result": []}),
+        (200, {"hits": []}),
+        (200, {"hits": [[{"id": "p1"}]]}),
+        (200, ["hits"]),
+        (404, {"detail": "Not Found"}),
     ],
 )
-def test_what_is_no_answer_of_a_search(status: int, answer: Any, reason: str) -> None:
+def test_what_is_no_answer_of_a_search(status: int, answer: Any) -> None:
     with (
         listening(lambda call: (status, answer)) as url,
-        pytest.raises(InputError, match=rf"{url} gives no answer of qrag serve \({reason}"),
+        pytest.raises(InputError, match=rf"{url}.*HTTP {status}"),
     ):
         RemoteRetriever(url).search(QUESTION)

@@ -42,9 +42,6 @@ print(json.dumps([found, unwanted]))
 """
 
 
-PATHS = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
-
-
 def run_beside(code: str, given: str = "") -> Any:
     """What a program prints that has the package and our modules on its path."""
     done = subprocess.run(
@@ -52,7 +49,7 @@ def run_beside(code: str, given: str = "") -> Any:
         input=given,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE / "src")])},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -89,10 +86,8 @@ def test_its_rewards_are_ours_without_jax() -> None:
 
 def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
     names = [f"q{number}" for number in range(60)]
-    rows = [
-        {"id": name, "question": f"{name}?", "chunks": ["a", "b"], "support": [0], "answers": ["a"]}
-        for name in names
-    ]
+    row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
+    rows = [{"id": name, "question": f"{name}?", **row} for name in names]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (
         "from musique_multihop.questions import Questions, Settings; import json; "
@@ -100,10 +95,8 @@ def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
         "print(json.dumps([[each.id for each in q.tasks(s)] for s in ('train', 'dev')]))"
     )
     train, dev = map(set, run_beside(code))
-    assert dev
-    assert train
-    assert not train & dev
-    assert sorted(train | dev) == sorted(names)
+    assert min(len(train), len(dev)) > 0
+    assert sorted([*train, *dev]) == sorted(names)
 
 
 @pytest.mark.long

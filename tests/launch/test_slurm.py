@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entry_points import ROOT
 from tests.launch.scripts import LAUNCH, ended, program
-
-TEXT = (LAUNCH / "slurm.sbatch").read_text()
-OPTIONS = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", TEXT, re.MULTILINE))
 
 # As SLURM's: a failed task ends the others, a stop reaches the tasks, its status is the highest.
 SRUN = r"""
@@ -96,13 +92,13 @@ def submitted(
 
 
 def test_its_options() -> None:
-    assert OPTIONS["signal"] == "TERM@120"  # to the tasks: without B:
-    assert OPTIONS["ntasks-per-node"] == OPTIONS["gpus-per-node"]
-    assert OPTIONS["open-mode"] == "append"
-    assert {"requeue", "nodes", "time", "output"} <= OPTIONS.keys()
-    assert not {"gpus-per-task", "gpu-bind"} & OPTIONS.keys()  # each task sees all GPUs of its node
-    first_command = TEXT.index("\nset -euo pipefail")
-    assert TEXT.rindex("#SBATCH") < first_command  # sbatch reads no further
+    text = (LAUNCH / "slurm.sbatch").read_text()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE))
+    assert options["signal"] == "TERM@120"  # to the tasks: without B:
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+    assert {"requeue", "open-mode"} <= options.keys()
+    assert not {"gpus-per-task", "gpu-bind"} & options.keys()  # a task sees all GPUs of its node
+    assert text.rindex("#SBATCH") < text.index("\nset -euo pipefail")  # sbatch reads no further
 
 
 def test_all_tasks_train_and_the_job_is_done(tmp_path: Path) -> None:
@@ -113,7 +109,7 @@ def test_all_tasks_train_and_the_job_is_done(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("slurm-*"))
 
 
-@pytest.mark.parametrize("tasks", ["2 2", "wait 2", "2 wait"])
+@pytest.mark.parametrize("tasks", ["2 2", "wait 2"])
 def test_input_that_cannot_be_used_ends_the_job(tmp_path: Path, tasks: str) -> None:
     """Also where the other task is killed for it, by 137, before it ends by itself."""
     told = ended(submitted(tmp_path, tasks))
@@ -168,18 +164,7 @@ printf "%s|" "$@" >"task$SLURM_PROCID"
     assert f"--config.llm.server.log={tmp_path}/slurm-71.vllm-localhost.log" in served
 
 
-def test_a_model_that_fails_ends_the_tasks(tmp_path: Path) -> None:
-    python = program(tmp_path / "other", "exit 1\n")
-    given = {"SIDECAR_MODEL": "x", "QRAG_PYTHON": str(python), "SLURM_RESTART_COUNT": "10"}
-    told = ended(submitted(tmp_path, "0 0", environment=given), limit=20)
-    assert told.returncode in (1, 137)
-    assert "the language model has ended" in told.stderr
-
-
 def test_outside_the_repository_it_is_refused(tmp_path: Path) -> None:
-    told = subprocess.run(
-        ["bash", LAUNCH / "slurm.sbatch"], cwd=tmp_path, capture_output=True, text=True
-    )
+    told = subprocess.run(["bash", LAUNCH / "slurm.sbatch"], cwd=tmp_path, capture_output=True)
     assert told.returncode == 2
-    assert told.stderr.startswith("slurm.sbatch: error: give sbatch in the repository's folder")
-    assert (ROOT / "launch" / "slurm_task.sh").exists()
+    assert told.stderr.startswith(b"slurm.sbatch: error: ")

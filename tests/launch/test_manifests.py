@@ -1,0 +1,186 @@
+"""The manifests for Kubernetes and SkyPilot say what they must; no cluster has run them.
+
+Jobs, claims and policies are held against Kubernetes' own schemas.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from configs import babilong, hotpotqa
+from tests.launch.scripts import LAUNCH, program
+
+
+def text_of(name: str, changed: bool) -> str:
+    """A manifest as it is, or changed by the command in its head."""
+    text = (LAUNCH / name).read_text()
+    if not changed:
+        return text
+    command = rf"sed -e 's/^#+ //' -e '/# alone$/d' launch/{name}"
+    assert command in text
+    words = ["bash", "-c", command]
+    return subprocess.run(
+        words, cwd=LAUNCH.parent, capture_output=True, text=True, check=True
+    ).stdout
+
+
+# ---------------------------------------------------------------- Kubernetes
+
+
+class Manifest:
+    """The parts of kubernetes.yaml, alone or with a model beside the trainer."""
+
+    def __init__(self, with_model: bool) -> None:
+        self.parts = list(yaml.safe_load_all(text_of("kubernetes.yaml", with_model)))
+        (jobset,) = self.of("JobSet")
+        assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        self.spec = jobset["spec"]
+        self.jobs = {j["name"]: j["template"]["spec"] for j in self.spec["replicatedJobs"]}
+        self.job = self.jobs["trainer"]
+        self.pod = self.job["template"]["spec"]
+        (self.trainer,) = self.pod["containers"]
+        self.flags = dict(word.split("=", 1) for word in self.trainer["args"])
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [part for part in self.parts if part["kind"] == kind]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "with a model"])
+def manifest(request: pytest.FixtureRequest) -> Manifest:
+    return Manifest(request.param)
+
+
+def test_all_is_as_the_schemas_say(manifest: Manifest) -> None:
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+    jobs = [{**head, "spec": job} for job in manifest.jobs.values()]
+    for part in jobs + [part for part in manifest.parts if part["kind"] != "JobSet"]:
+        for version in ("1.31", kubernetes_validate.latest_version()):  # the oldest that it names
+            kubernetes_validate.validate(part, version, strict=True)
+
+
+def test_what_it_promises(manifest: Manifest) -> None:
+    """Pods find each other; failures are tried again, refusals not; keys are secrets."""
+    job = manifest.job
+    assert job["parallelism"] == job["completions"] == 2
+    environment = {e["name"]: e.get("value") for e in manifest.trainer["env"]}
+    assert environment["PODS"] == str(job["completions"])
+    (policy,) = manifest.of("NetworkPolicy")
+    own = {"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "qrag"}}}
+    assert policy["spec"]["ingress"] == [{"from": [own]}]  # nobody else reaches them
+    assert manifest.spec["failurePolicy"]["maxRestarts"] > 0
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2]}
+    assert manifest.pod["restartPolicy"] == "Never"  # podFailurePolicy asks for it
+    assert manifest.pod["terminationGracePeriodSeconds"] >= 120  # to save
+    mounts = {each["mountPath"] for each in manifest.trainer["volumeMounts"]}
+    assert {"/runs", "/dev/shm"} <= mounts  # noqa: S108
+    for container in (*manifest.pod["containers"], *manifest.pod.get("initContainers", ())):
+        for each in container["env"]:
+            is_secret = "secretKeyRef" in each.get("valueFrom", {})
+            assert is_secret == each["name"].endswith(("TOKEN", "KEY")), each
+
+
+def test_the_batch_splits_over_the_gpus(manifest: Manifest) -> None:
+    gpus = manifest.trainer["resources"]["limits"]["nvidia.com/gpu"] * manifest.job["parallelism"]
+    is_hotpot = "hotpotqa" in manifest.flags["--config"]
+    config = hotpotqa.get_config() if is_hotpot else babilong.get_config("qa1")
+    batch = int(manifest.flags.get("--config.train.batch_size", config.train.batch_size))
+    assert batch % (gpus * int(manifest.flags["--config.train.accumulation"])) == 0
+    assert config.eval.batch_size % gpus == 0
+
+
+def test_a_pod_waits_for_all_names_and_then_is_the_trainer(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    """The container's own command, with a `getent` that knows the second name at its third try."""
+    knows = "[[ $* != *-1.qrag || $(grep -c -- -1.qrag asked) -ge 3 ]]"
+    program(tmp_path / "getent", f'echo "$*" >>asked\n{knows}\n')
+    program(tmp_path / "sleep", "exit 0\n")
+    program(tmp_path / "python", 'echo "$$"\nprintf "%s|" "$@"\n')
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [*manifest.trainer["command"], *manifest.trainer["args"]],
+        cwd=tmp_path,
+        env={"PODS": "2", "JOB_COMPLETION_INDEX": "1", **path},
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [f"hosts qrag-trainer-0-{n}.qrag" for n in (0, 1, 1, 1)]
+    number, words = out.splitlines()
+    assert int(number) == process.pid  # no shell is left, which would keep SIGTERM from it
+    hosts = "--hosts=qrag-trainer-0-0.qrag:8476,2,1"
+    assert words == "|".join(["-m", "qrag_jax.train", *manifest.trainer["args"], hosts, ""])
+
+
+# ---------------------------------------------------------------- SkyPilot
+
+
+@pytest.fixture(params=[False, True], ids=["one machine", "several"])
+def task(request: pytest.FixtureRequest) -> dict[str, Any]:
+    made = yaml.safe_load(text_of("skypilot.yaml", request.param))
+    assert made["num_nodes"] == 1 + request.param
+    return made
+
+
+def test_a_task_runs_on_spot_machines_and_comes_back(task: dict[str, Any]) -> None:
+    resources = task["resources"]
+    assert resources["use_spot"] is True
+    assert resources["job_recovery"]["max_restarts_on_errors"] >= 1
+    # A bucket cannot be shared by machines that write.
+    several = task["num_nodes"] > 1
+    assert ("volumes" in task, "file_mounts" in task) == (several, not several)
+    assert several or task["file_mounts"]["/runs"]["mode"] == "MOUNT_CACHED"
+    # No key is in it.
+    assert not any(task["secrets"].values())
+    assert not any(name.endswith(("TOKEN", "KEY")) for name in task["envs"])
+    flags = dict(word.split("=", 1) for word in task["envs"]["FLAGS"].split())
+    gpus = int(resources["accelerators"].partition(":")[2]) * task["num_nodes"]
+    assert flags["--config"] == "configs/hotpotqa.py"
+    batch = hotpotqa.get_config().train.batch_size
+    assert batch % (gpus * int(flags["--config.train.accumulation"])) == 0
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_each_machine_installs_and_starts_one_trainer(
+    task: dict[str, Any], tmp_path: Path, nodes: str
+) -> None:
+    for name in ("python3", "make", ".venv/bin/pip"):
+        program(tmp_path / name, f'echo "{name} $*" >>ran\n')
+    sidecar = "yes" if nodes == "2" else ""
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SIDECAR": sidecar}
+    subprocess.run(["bash", "-c", task["setup"]], cwd=tmp_path, env=environment, check=True)
+    ran = (tmp_path / "ran").read_text()
+    assert "pip install --quiet -e .[cuda12,hub]" in ran
+    assert ("make sidecar" in ran) == bool(sidecar)
+
+    program(tmp_path / ".venv" / "bin" / "python", 'echo "$$"\nprintf "%s|" "$@"\n')
+    environment |= {
+        "FLAGS": "--config=c\n  --config.llm.model=m",
+        "RUN": "r",
+        "SKYPILOT_NUM_NODES": nodes,
+        "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.9",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }
+    command = ["bash", "-c", task["run"]]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+    )
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    *_, number, words = out.splitlines()
+    assert int(number) == process.pid  # a signal reaches the trainer itself
+    hosts = ["--hosts=10.0.0.7:8476,2,1"] if nodes == "2" else []
+    given = ["-m", "qrag_jax.train", "--config=c", "--config.llm.model=m", *hosts]
+    assert words == "|".join([*given, "--workdir=/runs/r", ""])
