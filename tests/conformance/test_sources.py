@@ -33,7 +33,7 @@ from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
-from tests.support.mutated import mutants
+from tests.test_mutated_inputs import mutants
 
 QUICK = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 SHORT = settings(QUICK, max_examples=8)
@@ -248,14 +248,14 @@ def test_a_damaged_file_is_read_or_refused_in_a_line_that_names_it(
     with tempfile.TemporaryDirectory() as folder:
         format.write(Path(folder), value)
         path = draw.choice(sorted(Path(folder).iterdir()))
-        how, damaged = draw.choice([*mutants(path.read_bytes(), draw, 3, path.name)])
+        damaged = draw.choice([*mutants(path.read_bytes(), draw, path.name, 3)])
         path.write_bytes(damaged)
         try:
             format.read(Path(folder))
         except InputError as error:
             said = str(error)
-            assert path.name in said, how
-            assert not any(mark in said for mark in "\n\r\x00"), how
+            assert path.name in said, damaged[:200]
+            assert not any(mark in said for mark in "\n\r\x00"), damaged[:200]
 
 
 SYNTHETIC = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, train=6, dev=4)
