@@ -272,7 +272,7 @@ def test_failed_episodes_are_masked_and_too_many_pause_the_run(
         ({"llm.model": "large"}, "/v1 serves tiny, not 'large'"),
         ({"llm.model": ""}, "config.llm.model is empty; give the name"),
         ({"llm.api_key_env": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY, which is not set"),
-        ({"llm.concurrency": 0}, "config.llm.concurrency is 0; use 1 or more"),
+        ({"llm.concurrency": 0}, "config.llm.concurrency is 0"),
         ({"llm.max_prompt_tokens": 9}, "config.llm.max_prompt_tokens needs config.llm.tokenizer"),
         ({"reward.prompt": "poem"}, "templates/poem.txt cannot be read"),
         ({"reward.name": "babilong_em"}, "has no answer metric"),
