@@ -128,7 +128,7 @@ def _copy_until(run: Path, out: Path, step: int) -> None:
     [
         ("dropout", 1.0, r"dropout is 1\.0; it is the share .* from 0 to below 1"),
         ("dropout", -0.1, "dropout is -0.1; it is"),
-        ("dropout", float("nan"), "dropout is nan; it is"),
+        ("dropout", float("nan"), "dropout is nan"),
         ("rank", -1, "rank is -1 and alpha 16.0"),
         ("alpha", 0.0, "rank is 4 and alpha 0.0"),
     ],

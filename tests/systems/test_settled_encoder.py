@@ -134,7 +134,7 @@ def settled_config() -> ml_collections.ConfigDict:
     ("fields", "told"),
     [
         ({"dropout": 1.0}, r"config.encoder.dropout is 1\.0; it is the share .* from 0 to below 1"),
-        ({"dropout": float("nan")}, "config.encoder.dropout is nan; it is the share"),
+        ({"dropout": float("nan")}, "config.encoder.dropout is nan"),
         ({"attention_dropout": -0.1}, r"config.encoder.attention_dropout is -0\.1; it is the sha"),
         ({"dropout": 0.1, "lora.rank": 4}, "adapters are trained.* set config.encoder.lora.dropo"),
         ({"attention_dropout": 0.1, "lora.path": "x"}, "adapters are trained"),
