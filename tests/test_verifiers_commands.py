@@ -13,7 +13,7 @@ from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifie
 
 pytestmark = pytest.mark.long
 
-MADE = Path(__file__).parent / "rollouts" / "made_environment.py"
+MADE = Path(__file__).parent / "rollouts" / "scripted_environment.py"
 TINY = (
     "--config=configs/rlvr.py:verifiers",
     "--config.model.tiny.layers=2",
@@ -113,7 +113,7 @@ def test_a_log_of_an_edited_environment_is_refused(
         ("surrogate", "the tokenizer cannot give back a text"),
         ("end", "it ends at once"),
         ("raised", "episodes broke, and playing them again would change nothing"),
-        ("no_number", "the rubric is no_number"),
+        ("no_number", "is no_number"),
     ],
 )
 def test_a_bad_environment_is_one_sentence(
