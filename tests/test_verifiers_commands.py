@@ -12,7 +12,7 @@ import pytest
 from tests.entry_points import Commands, end, losses, metric_lines, refusal, wait_until
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
-MADE = Path(__file__).parent / "rollouts" / "made_environment.py"
+MADE = Path(__file__).parent / "rollouts" / "scripted_environment.py"
 TINY = (
     "--config=configs/rlvr.py:verifiers",
     "--config.model.tiny.layers=1",

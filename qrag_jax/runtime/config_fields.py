@@ -125,8 +125,8 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
 def check_type(hint: Any, value: Any, place: str) -> None:
     """Refuses a value that is not of a field's type, or is no number (NaN).
 
-    Whole numbers are numbers, and True and False are whole numbers, as for Python. Of types other
-    than the simple ones and sequences nothing is asked.
+    Whole numbers are numbers, and True and False are whole numbers, as for Python. One name may
+    stand for a list of names. Of other types nothing is asked.
 
     Args:
         place: the field's name, for messages: "train.steps".
@@ -134,7 +134,7 @@ def check_type(hint: Any, value: Any, place: str) -> None:
     kinds = tuple(typing.get_origin(kind) or kind for kind in _kinds(hint))
     if not {*kinds} <= _NAMES.keys():
         return
-    taken = (*kinds, *((int,) if float in kinds else ()), *((list,) if tuple in kinds else ()))
+    taken = (*kinds, *((int,) if float in kinds else ()), *((list, str) if tuple in kinds else ()))
     if not isinstance(value, taken) or value != value:
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
         raise InputError(f"config.{place} is {_told(value)}; give {wanted}.")

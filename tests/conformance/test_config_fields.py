@@ -47,7 +47,7 @@ OF_TYPE: dict[type, tuple[Any, ...]] = {
     int: ("many", 1.5),
     float: ("much", math.nan),
     str: (7, None),
-    tuple: (7, "word"),
+    tuple: (7,),
 }
 # Any whole number means something here, or what it must be depends on machine or data.
 ANY_NUMBER = re.compile(r"(^|[._])seed$|^tools\.most$|^runtime\.")

@@ -116,11 +116,12 @@ def main() -> None:
         return say("refused", message="the environment cannot be used; name another")
     if does == "end":
         sys.exit("it ends at once")
+    text = "half \ud800 a pair" if does == "surrogate" else "Question?"
     say(
         "opened",
         version="0",
         sizes={"train": TASKS, "eval": 2},
-        prompts=[[{"role": "user", "content": "Question?"}]] * TASKS,
+        prompts=[[{"role": "user", "content": text}]] * TASKS,
         tools=[],
         grouped=does == "grouped",
         digest=str(time.time()) if does == "changes" else "same",
