@@ -31,8 +31,7 @@ from tests.entry_points import (
     same_numbers,
 )
 from tests.evaluators.shown_pages import Page
-from tests.rollouts.calling_model import write_calling_model
-from tests.rollouts.policy_server import PolicyServer
+from tests.rollouts.token_setup import PolicyServer, write_calling_model
 
 TINY, STEPS = COURSES["rlvr"].fields, COURSES["rlvr"].steps
 QUESTIONS, DRAWS = 4, 2

@@ -51,7 +51,7 @@ from tests.entry_points import (
 )
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
-from tests.rollouts.calling_model import write_calling_model
+from tests.rollouts.token_setup import write_calling_model
 from tests.support import tiny_qwen3
 from tests.test_system_commands import in_the_tries
 

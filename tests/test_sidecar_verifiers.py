@@ -28,7 +28,7 @@ from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from tests.llm.server.test_sidecar import pytestmark
 from tests.llm.server.test_sidecar import settings as server_settings
-from tests.rollouts.calling_model import write_calling_model
+from tests.rollouts.token_setup import write_calling_model
 
 __all__ = ["pytestmark"]
 

@@ -43,9 +43,8 @@ from tests.learners.updates import (
     questions,
 )
 from tests.learners.whole_loss import ADAPTED, LORA
-from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT
 from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, feedback
-from tests.rollouts.token_rows import VOCAB, made_batch
+from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, VOCAB, made_batch
 
 # Smaller blocks, or larger ones: never those of the whole batch on one device.
 OTHER = {"shape": BLOCKS._replace(tokens=40, groups=2, sampled=30), "scanned": True}

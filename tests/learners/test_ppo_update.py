@@ -27,7 +27,7 @@ from tests.learners.updates import (
     one_row_each,
     tokens,
 )
-from tests.rollouts.token_rows import made_batch
+from tests.rollouts.token_setup import made_batch
 
 PLAIN = TokenPPOConfig(kl=0.0, entropy=0.0, whiten=False, sampler_cap=1e9, value_clip=10.0)
 

@@ -35,7 +35,7 @@ from tests.learners.updates import (
     pairs,
     tokens,
 )
-from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
+from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
 
 AVERAGED = PreferenceConfig(beta=0.05, averaged=True)
 KEPT = np.setdiff1d(np.arange(PAIRS), [NO_WEIGHT, CUT_OFF])

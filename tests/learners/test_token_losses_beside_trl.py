@@ -51,7 +51,7 @@ from qrag_jax.learners.token_update import given_tokens, token_episodes
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
-from tests.rollouts.pair_rows import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
+from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
 from tests.support.decoders import (
     EQUAL_GRADIENT,
     EQUAL_LOSS,

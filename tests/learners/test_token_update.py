@@ -24,7 +24,7 @@ from tests.learners.updates import (
     model,
     tokens,
 )
-from tests.rollouts.token_rows import GROUPS, MEMBERS, made_batch
+from tests.rollouts.token_setup import GROUPS, MEMBERS, made_batch
 
 PLAIN = TokenGRPOConfig(members=MEMBERS, longest=16, clip_low=1.0, ratio=CISPO)
 TWICE = TokenGRPOConfig(

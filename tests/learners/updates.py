@@ -54,9 +54,16 @@ from tests.episodes_maker import VOCAB as WORDS
 from tests.episodes_maker import towers as both_towers
 from tests.learners.whole_loss import LORA
 from tests.learners.whole_loss import adapters as stacked_adapters
-from tests.rollouts.pair_rows import NO_WEIGHT, PAIRS, made_pairs
 from tests.rollouts.play_setup import CHUNK_COUNTS, ONE_BUCKET_ACTOR, PQN, SHAPE, feedback
-from tests.rollouts.token_rows import GROUPS, MEMBERS, VOCAB, made_batch
+from tests.rollouts.token_setup import (
+    GROUPS,
+    MEMBERS,
+    NO_WEIGHT,
+    PAIRS,
+    VOCAB,
+    made_batch,
+    made_pairs,
+)
 
 ALONE, SPLIT = (1, 1, 1), (2, 2, 2)
 RATE, CRITIC_RATE = 0.5, 0.02

@@ -28,7 +28,7 @@ from qrag_jax.runtime.compilation import CompilationCounter
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
 from tests.retrieval.array_index import ArrayIndex, ListedCorpus, of_texts
-from tests.rollouts.long_documents import (
+from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,
     block_shapes,

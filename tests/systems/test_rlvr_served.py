@@ -18,8 +18,7 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
-from tests.rollouts.calling_model import write_calling_model
-from tests.rollouts.policy_server import PolicyServer
+from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.systems.small_runs import opened_run as opened
 from tests.systems.small_runs import small_rlvr as small
 

@@ -1,1 +1,0 @@
-from tests.rollouts.play_setup import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.rollouts.token_setup import *  # noqa: F403
