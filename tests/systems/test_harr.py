@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +246,26 @@ def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
     assert len(hops) == sum(len(each.searches) for each in episodes)
     if agent == "search_r1":  # what the model thinks of the passages is in the history
         assert all(hop.answer.startswith("I know ") for hop in hops[:-1])
+
+
+def test_a_server_that_is_away_loses_no_question(
+    scripted: Harr, server: ModelServer, model: KnowingModel, tmp_path: Path
+) -> None:
+    def goes_away() -> None:
+        while len(server.calls) < 5:
+            time.sleep(0.005)
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+
+    server.script = dataclasses.replace(model, delay=0.05)
+    thread = threading.Thread(target=goes_away)
+    with opened(asking(server, "react"), tmp_path / "run") as system:
+        thread.start()
+        batch = first_batch(system)
+        thread.join()
+    for one, other in zip(batch, first_batch(scripted), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_failed_calls_are_masked_and_many_of_them_stop_the_run(

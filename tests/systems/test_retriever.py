@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import http.server
 import json
 import math
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +261,22 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
 def ids(hits: object) -> list[str]:
     assert isinstance(hits, list)
     return [hit.id for hit in hits]
+
+
+def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_path: Path) -> None:
+    retriever = Retriever.load(exported, FLOAT32)
+    retriever.open(task.index, "scan")
+    expected = retriever.search(task.questions)
+    again = pickle.loads(pickle.dumps(retriever))  # noqa: S301  (our own)
+    assert again.deployment == retriever.deployment
+    assert again.search(task.questions) == expected
+    with ThreadPoolExecutor(8) as pool:
+        searched = list(pool.map(retriever.search, task.questions * 10))
+    assert searched == expected * 10
+    other = copy.deepcopy(retriever)
+    other.index(write_corpus(tmp_path / "one.jsonl", task.documents[0]), tmp_path / "index")
+    assert other.search(task.questions) != expected
+    assert retriever.search(task.questions) == expected
 
 
 def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_path: Path) -> None:

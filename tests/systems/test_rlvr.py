@@ -68,9 +68,9 @@ def test_stages_follow_each_other_with_moments_of_their_own(both: Any) -> None:
     assert int(state.step) == SFT_STEPS + 1
     assert len(experience.samples) == 2
     # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
-    if float(metrics["flat_groups"]) == 1:
-        assert _moments(state.opt_state) == 0
-        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
+    assert float(metrics["flat_groups"]) == 1
+    assert _moments(state.opt_state) == 0
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
 
 
 def _moments(opt_state: Any) -> float:
