@@ -6,9 +6,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from qrag_jax.runtime.retriever_config import passage_text
+
+Split = Literal["train", "dev"]
+SPLITS: tuple[Split, ...] = ("train", "dev")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

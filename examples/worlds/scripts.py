@@ -1,0 +1,228 @@
+"""Questions over the invented world with all that a script knows of them, for `data.scripted`.
+
+Bridge questions are of two hops among ten passages. Talkative ones ask for the first hop alone;
+around it are clauses about somebody else, of whom another question of the same block of `BLOCK` has
+a passage. So a search for all that was written finds those, and a search for the entity's name
+finds the gold passage. A corpus of the passages of the first n questions has all if `BLOCK` divides n.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+from examples.worlds.world import (
+    KINDS,
+    RELATIONS,
+    Entity,
+    Passage,
+    Puzzle,
+    invented_syllables,
+    invented_word,
+    puzzle_at,
+)
+from qrag_jax.data.generators.dropped_words import content_words
+from qrag_jax.data.sample import SPLITS, Split
+from qrag_jax.data.scripted import (
+    BLOCK,
+    BridgePassage,
+    BridgeQuestion,
+    Clause,
+    Draw,
+    TalkativeQuestion,
+)
+from qrag_jax.errors import InputError
+
+PASSAGES = 10  # of each question, if no other number is asked for
+
+# ---------------------------------------------------------------- bridge questions
+
+_WORD = re.compile(r"\w+")
+# Words of the world's questions that tell nothing of the relation.
+_IDLE = frozenset(
+    ["are", "at", "by", "did", "does", "for", "has", "have", "how", "in", "into", "is", "its", "many", "near", "of", "on", "that", "the", "there", "to", "was", "what", "when", "where", "which", "who", "with"]
+)
+
+
+def bridge_question(
+    seed: int, split: Split, index: int, passages: int = PASSAGES
+) -> BridgeQuestion:
+    """The `index`-th question of a split; it depends on the arguments only."""
+    puzzle = _puzzle(seed, split, index, passages)
+    first, second = puzzle.chain
+    return BridgeQuestion(
+        id=f"bridge-{split}-{seed}-{index}",
+        question=puzzle.question,
+        entity=puzzle.passages[first].entity.title,
+        bridge=puzzle.passages[second].entity.title,
+        relations=_relation_words(puzzle),
+        answer=puzzle.answer,
+        passages=_passages(puzzle),
+        chain=(first, second),
+    )
+
+
+@functools.lru_cache(maxsize=2 * BLOCK)
+def _puzzle(seed: int, split: Split, index: int, passages: int = PASSAGES) -> Puzzle:
+    return puzzle_at(split, index, seed=seed, hops=(2,), comparison=0.0, chunks=passages)
+
+
+def _passages(puzzle: Puzzle) -> tuple[BridgePassage, ...]:
+    return tuple(_passage(number, each, puzzle) for number, each in enumerate(puzzle.passages))
+
+
+def _passage(number: int, passage: Passage, puzzle: Puzzle) -> BridgePassage:
+    first, second = (_name(passage.facts.get(relation, "")) for relation in puzzle.path)
+    objects = [o.title for o in passage.facts.values() if isinstance(o, Entity)]
+    return BridgePassage(
+        id=str(number),
+        title=passage.entity.title,
+        text=" ".join(passage.sentences),
+        is_supporting=number in puzzle.chain,
+        said=(first, second),
+        names=tuple(dict.fromkeys([passage.entity.title, *objects])),
+    )
+
+
+def _name(thing: Entity | int | str) -> str:
+    return thing.title if isinstance(thing, Entity) else str(thing)
+
+
+def _relation_words(puzzle: Puzzle) -> tuple[str, str]:
+    """The words of the phrase and of the final question that were drawn for this puzzle."""
+    mention, (first, second) = puzzle.passages[puzzle.chain[0]].entity.mention, puzzle.path
+    return next(
+        (_content(phrase), _content(final))
+        for phrase in first.phrases
+        for final in second.questions
+        if final.format(x=phrase.format(x=mention)).lower() == puzzle.question.lower()
+    )
+
+
+def _content(wording: str) -> str:
+    words = _WORD.findall(wording.replace("{x}", ""))
+    return " ".join(word for word in words if word.lower() not in _IDLE)
+
+
+# ---------------------------------------------------------------- talkative questions
+
+_STREAM = 12  # of `Draw`, and the next one for dev; lower ones draw questions, stories and styles
+# Shares, chosen with the wordings so that a search finds what the test says.
+_BY_ONE_WORD = 0.5  # of the clauses that name a person by the first word of the name
+_FACT = 0.2  # of the clauses that tell a fact with a name in it; the others tell an aside
+_CALLED = ("cousin {x}", "young {x}", "dear {x}", "uncle {x}")
+_ABOUT = (
+    "My neighbour at the end of the street is {x}, who {said}.",
+    "I am writing from the house of {x}, who {said}, as it happens.",
+    "At dinner I sat next to {x}, who {said}, in case that matters.",
+    "As to {x}, who {said}, there is no end of talk.",
+    "In the queue at the baker I talked to {x}, who {said}.",
+    "It was {x}, who {said}, that asked me to write to you.",
+    "All of us at the club are fond of {x}, who {said}.",
+    "Yesterday I shared a train with {x}, who {said}, and talked all the way.",
+    "Between you and me, {x} {said}.",
+    "You surely remember {x}, who {said}.",
+)
+# A question after a colon or a comma begins with a small letter.
+_ASKED = (
+    "{plain}",
+    "{plain} That is all I ask of you.",
+    "{plain} I would be glad of an answer.",
+    "So what I am after is this: {inner}",
+    "To come to the point, {inner}",
+    "Be so kind as to tell me, {inner}",
+    "And so to the question that I have for you: {inner}",
+)
+
+
+def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) -> TalkativeQuestion:
+    """The `index`-th question of a split with 1 to 4 clauses; it depends on the arguments only."""
+    if clauses not in range(1, 5):
+        raise InputError(f"talkative questions: clauses is {clauses}, give an integer from 1 to 4.")
+    puzzle = _puzzle(seed, split, index)
+    draw = Draw(seed, _STREAM + SPLITS.index(split), index)
+    gold, relation = puzzle.chain[0], puzzle.path[0]
+    passage = puzzle.passages[gold]
+    wording = draw.choice(relation.questions)
+    plain = wording.format(x=passage.entity.mention)
+    persons = draw.shuffled(_persons(seed, split, index))[:clauses]
+    abouts = draw.shuffled(_ABOUT)
+    about_others = [_clause(draw, about, each) for about, each in zip(abouts, persons)]
+    before = draw.below(clauses + 1)
+    inner = plain[0].lower() + plain[1:]
+    sentences = [each.text for each in about_others]
+    sentences.insert(before, draw.choice(_ASKED).format(plain=plain, inner=inner))
+    return TalkativeQuestion(
+        id=f"talkative-{split}-{seed}-{index}",
+        question=" ".join(sentences),
+        plain=plain,
+        entity=passage.entity.title,
+        relation=" ".join(content_words(wording.format(x=""))),
+        answer=_name(passage.facts[relation]),
+        clauses=tuple(about_others),
+        passages=_passages(puzzle),
+        gold=gold,
+    )
+
+
+def _persons(seed: int, split: Split, index: int) -> list[Passage]:
+    """The passages about persons that the other questions of the block have: 125 in the mean."""
+    first = index - index % BLOCK
+    others = (each for each in range(first, first + BLOCK) if each != index)
+    passages = (each for other in others for each in _puzzle(seed, split, other).passages)
+    return [each for each in passages if each.entity.kind == "person"]
+
+
+def _clause(draw: Draw, about: str, passage: Passage) -> Clause:
+    name = passage.entity.title
+    shown = name
+    if draw.chance(_BY_ONE_WORD):
+        name = passage.entity.words[0]
+        shown = draw.choice(_CALLED).format(x=name)
+    said = draw.choice(KINDS["person"].asides)
+    links = {r: each for r, each in passage.facts.items() if isinstance(each, Entity)}
+    if links and draw.chance(_FACT):
+        relation = draw.choice(list(links))
+        said = draw.choice(relation.predicates).format(o=links[relation].mention)
+    text = about.format(x=shown, said=said)
+    words = " ".join(content_words(said))
+    return Clause(text[0].upper() + text[1:], name, words, passage.entity.title)
+
+
+# ---------------------------------------------------------------- other names
+
+_CAPITALISED = re.compile(r"\b[A-Z][a-z]+\b")
+
+
+def renaming(draw: Draw) -> Callable[[str], str]:
+    """Gives invented words other spellings, of the train split, the same in all texts.
+
+    The names mean nothing, so a text with other names is as true as before. What is read often
+    under ever other names cannot be learned by heart; it can only be copied.
+    """
+    names: dict[str, str] = {}
+
+    def fresh(syllables: int) -> str:
+        taken = {*names.values()} | _grammar_words()
+        while (word := invented_word(draw, 0, syllables)) in taken:
+            pass
+        return word
+
+    def renamed(word: str) -> str:
+        if word not in names:
+            syllables = 0 if word in _grammar_words() else invented_syllables(word)
+            names[word] = fresh(syllables) if syllables else word
+        return names[word]
+
+    return lambda text: _CAPITALISED.sub(lambda found: renamed(found[0]), text)
+
+
+@functools.cache
+def _grammar_words() -> frozenset[str]:
+    """Capitalised words of the world's wording, such as "Lake", which are no invented ones."""
+    texts = [text for kind in KINDS.values() for text in (*kind.forms, *kind.asides)]
+    for each in RELATIONS:
+        contests = [question for question, _ in each.contests]
+        texts += [*each.predicates, *each.phrases, *each.questions, *contests]
+    return frozenset(word for text in texts for word in _CAPITALISED.findall(text))
