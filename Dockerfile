@@ -12,6 +12,7 @@ FROM python:${PYTHON}-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY configs configs
+COPY examples examples
 COPY qrag_jax qrag_jax
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

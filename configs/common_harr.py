@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from configs import common
 from qrag_jax.systems.harr_config import AGENTS, default_config, with_scratch
 
 SHORT = {"tiny": "synthetic-scripted-tiny", "minilm": "two_wiki-scripted-minilm"}
@@ -18,9 +19,9 @@ def get_config(algorithm: str, arg: str) -> ConfigDict:
         ValueError: there is no such variant.
     """
     data, agent, size = _parts(arg)
-    config = default_config(algorithm, data, agent=agent)
-    if data == "synthetic":
-        invented(config)
+    config = default_config(algorithm, "own" if data == "synthetic" else data, agent=agent)
+    if data == "synthetic":  # questions of an invented world, which need no files
+        config.data.path = f"{common.WORLD}:tiny_chains"
     if size == "tiny":
         tiny(config, algorithm)
     elif size == "minilm":
@@ -41,12 +42,6 @@ def _parts(arg: str) -> tuple[str, str, str]:
         f", or :DATA-AGENT-SIZE with DATA one of {', '.join(DATA)}, AGENT one of "
         f"{', '.join(AGENTS)} and SIZE one of {', '.join(SIZES)}."
     )
-
-
-def invented(config: ConfigDict) -> None:
-    """Questions of an invented world, which need no files."""
-    config.data.path = "synthetic"
-    config.data.synthetic.update(hops=(2,), comparison=0.0, chunks=8, train=64, dev=16)
 
 
 def tiny(config: ConfigDict, algorithm: str) -> None:

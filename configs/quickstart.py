@@ -14,11 +14,9 @@ from configs import common
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "" or "tiny"."""
-    config = common.minilm(common.get_config("synthetic"))
+    config = common.minilm(common.get_config("own"))
+    config.data.path = f"{common.WORLD}:quickstart"
     config.encoder.path = "minilm-or-scratch"
-    config.data.synthetic.hops = (2,)
-    config.data.synthetic.train = 4000
-    config.data.synthetic.dev = 300
     config.data.max_chunk_tokens = 64
     config.data.max_chunk_tokens_in_state = 62
     config.train.batch_size = 16  # 32 transitions

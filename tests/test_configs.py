@@ -136,7 +136,7 @@ def test_encoders_are_read_as_their_makers_say(
     sizes = {"num_hidden_layers": 1, "max_position_embeddings": 256}
     config = module("hotpotqa").get_config(variant).unlock()
     config.encoder.path = str(write_small_model(family, tmp_path / "model", **sizes))
-    config.data.path, config.data.synthetic.hops = "synthetic", (2,)
+    config.data.path = "examples/worlds/records.py:tiny_hotpotqa"
     config.data.update(max_chunk_tokens=32, max_chunk_tokens_in_state=16)
     loaded = prepared(config, tmp_path / "run")
     encoder = loaded.encoder

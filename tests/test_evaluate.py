@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import locks
 from tests.entry_points import Commands, refusal
@@ -52,18 +53,16 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert row == other
 
 
-def dev_file(commands: Commands) -> Path:
+def dev_lines() -> list[str]:
     """The evaluation questions of the shared run."""
-    paths = commands.folder.glob("cache/synthetic/hotpotqa-*/dev.jsonl")
-    same = (path for path in paths if len(path.read_text().splitlines()) == SAMPLES)
-    return min(same, key=lambda path: path.stat().st_mtime)
+    return [json.dumps(record) for record in tiny_hotpotqa("dev")]
 
 
 # ---------------------------------------------------------------------- what is written
 
 
 def test_logs_have_every_sample_in_order(scored_run: Path, commands: Commands) -> None:
-    ids = [row["_id"] for row in rows(dev_file(commands))]
+    ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     for folder in (best(scored_run), scored_run / "eval" / "untrained"):
         multi, single = rows(folder / MULTI), rows(folder / SINGLE)
         for log in (multi, single):
@@ -211,7 +210,7 @@ def test_the_command_line_goes_before_a_file_and_that_before_the_saved_config(
     path.write_text(text.replace("{}", "{'eval': {'seed': 7, 'batch_size': 5}}"))
     words = (f"--workdir={run_copy}", f"--eval_config={path}", f"--out={tmp_path / 'out'}")
     commands.succeed("evaluate", *words, "--samples=3")
-    ids = [row["_id"] for row in rows(dev_file(commands))]
+    ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     (log,) = (tmp_path / "out").glob("best-*/eval_seed7.jsonl")
     found = [row["id"] for row in rows(log)]
     assert found == sorted(found, key=ids.index)
@@ -228,7 +227,7 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
 ) -> None:
     whole, workdir = rows(best(run_copy) / MULTI), f"--workdir={run_copy}"
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("\n".join(dev_file(commands).read_text().splitlines()[4:14]))
+    mine.write_text("\n".join(dev_lines()[4:14]))
     out = f"--out={tmp_path / 'out'}"
     commands.succeed("evaluate", workdir, f"--config.data.path={mine}", out)
     (log,) = (tmp_path / "out").glob(f"best-*/{MULTI}")
@@ -236,9 +235,9 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
 
     shutil.rmtree(run_copy / "eval")  # no log is there that would refuse other settings
     before = (run_copy / "summary.json").read_bytes()
-    other = "--config.data.synthetic.seed=1"
+    other = "--config.data.path=examples/worlds/records.py:other_world"
     text = refusal(commands.run("evaluate", workdir, "--samples=2", other))
-    assert "config.data.synthetic.seed" in text
+    assert "config.data.path" in text
     assert "--out" in text
     assert (run_copy / "summary.json").read_bytes() == before
     assert not (run_copy / "eval").exists()

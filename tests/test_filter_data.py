@@ -19,12 +19,13 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
 from tests.entry_points import Commands, refusal
+from tests.support import worlds
 
 pytestmark = pytest.mark.long
 
 FIELDS: dict[str, Any] = {
     "encoder.scratch.layers": 1,
-    "data.synthetic.train": 96,
+    "data.path": worlds.path_of("more_chains"),
     "reward.mixture": "f1=1,recall=1,novelty=0.1",
 }
 TINY = (

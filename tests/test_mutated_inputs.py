@@ -56,6 +56,7 @@ from qrag_jax.serving.measures import Measures
 from qrag_jax.serving.searcher import SingleStep
 from qrag_jax.serving.worker import Worker
 from tests.serving.small_index import words_index
+from tests.support.worlds import record_of
 
 FEW = 6  # mutants of each file or text
 SECONDS = 30  # for one input
@@ -244,8 +245,8 @@ def all_records(path: Path) -> list[Any]:
 
 
 def of_source(name: str) -> Reader:
-    make = SOURCES[name].to_record
-    rows = (make(f"{name}{n}", "Where is Ada from?", "Oslo", PARAGRAPHS, [0, 2]) for n in range(3))
+    asked = ((f"{name}{n}", "Where is Ada from?", "Oslo") for n in range(3))
+    rows = (record_of(name, *each, PARAGRAPHS, [0, 2]) for each in asked)
     return one(
         "train.jsonl",
         lines(rows),

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
+from benchmarks.quality.runner import write_lines
 from configs import hotpotqa, own
+from examples.worlds.records import tiny_hotpotqa
 from qrag_jax import train
 from qrag_jax.errors import InputError
 from qrag_jax.systems.q_rag import QRag
@@ -33,7 +35,6 @@ from tests.entry_points import (
     metric_lines,
     refusal,
 )
-from tests.systems.parts import samples_of
 
 FIRST_STEP = "speed/time_to_first_step"
 
@@ -155,7 +156,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.Co
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
     result = hotpotqa.get_config("tiny")
     result.data.cache = str(tmp_path / "cache")
-    result.data.synthetic.train = 20
+    result.data.limit = 20
     return result
 
 
@@ -199,11 +200,9 @@ def test_a_workdir_that_is_a_file_and_data_that_leak(
 
 
 def test_a_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> None:
-    config = hotpotqa.get_config("tiny")
-    config.data.cache = str(tmp_path)
-    samples_of(config, "train")
-    (data,) = tmp_path.glob("synthetic/*/train.jsonl")
-    ids = {json.loads(line)["_id"] for line in data.read_text().splitlines()}
+    data = tmp_path / "train.jsonl"
+    write_lines(data, tiny_hotpotqa("train"))
+    ids = {record["_id"] for record in tiny_hotpotqa("train")}
     workdir = tmp_path / "run"
     short = ("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1")
     words = ("--config=configs/hotpotqa.py:tiny", "--config.train.steps=1", *short)

@@ -284,7 +284,7 @@ def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Com
     os.umask(umask)
     folders = [path for path in finished_run.rglob("*") if path.is_dir()]
     folders += [path for path in (commands.folder / "cache").rglob("*") if path.is_dir()]
-    assert {path.name for path in folders} >= {"encoder", "tokens", "synthetic", "last"}
+    assert {path.name for path in folders} >= {"encoder", "tokens", "last"}
     for folder in folders:
         assert folder.stat().st_mode & 0o777 == 0o777 & ~umask, folder
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.sources import hotpotqa
 from qrag_jax.validate_data import main
 from tests.data.real_data import real
 from tests.entry_points import Commands, refusal
+from tests.support.worlds import record_of
 
 
 def record(name: str, paragraphs: int) -> dict[str, Any]:
     context = [(f"T{place}", ["one two"] * (place + 1)) for place in range(paragraphs)]
-    return hotpotqa.to_record(name, "Who?", "Ada", context, [0, 1])
+    return record_of("hotpotqa", name, "Who?", "Ada", context, [0, 1])
 
 
 def write(path: Path, items: list[dict[str, Any]]) -> Path:

@@ -22,7 +22,6 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +29,11 @@ import numpy as np
 from benchmarks.quality.logs import COUNTS, MOST, Lists, Scores
 from benchmarks.quality.parts import HOTPOTQA, TWO_WIKI
 from benchmarks.quality.runner import command, once, read_lines, write_lines, write_whole
+from examples.worlds.records import Question, two_wiki
+from examples.worlds.scripts import bridge_question
 from qrag_jax.data.files.records import read_records, split_files
-from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.data.sources import hotpotqa, titled_context, two_wiki
+from qrag_jax.data.scripted import BridgeQuestion
+from qrag_jax.data.sources import titled_context
 from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
@@ -93,7 +94,7 @@ def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
 
 
 def _split(source: str, folder: Path, split: str) -> Iterable[Record]:
-    for path in split_files(folder, split, SOURCES[source].OFFICIAL[split]):
+    for path in split_files(folder, split, SOURCES[source].official[split]):
         yield from _records(path)
 
 
@@ -198,7 +199,7 @@ def setting(name: str, data: Path, folder: Path) -> Setting:
 
 def _write(
     folder: Path,
-    source: ModuleType,
+    source: str,
     corpus: Sequence[Passage],
     records: Mapping[str, Sequence[Record]],
 ) -> None:
@@ -208,7 +209,9 @@ def _write(
     parts: dict[str, list[tuple[Record, Asked]]] = {}
     ids, texts, left_out = set[str](), set[str](), 0
     for part in reversed(PARTS):
-        parsed = [(record, _asked(source.parse(record), names)) for record in records[part]]
+        parsed = [
+            (record, _asked(SOURCES[source].parse(record), names)) for record in records[part]
+        ]
         parts[part] = [(r, a) for r, a in parsed if a is not None and a.text not in texts]
         left_out += len(parsed) - len(parts[part])
         for _, asked in parts[part]:
@@ -245,7 +248,7 @@ def _asked(sample: Any, names: Mapping[str, str]) -> Asked | None:
     return Asked(sample.id, sample.question, sample.answers, needed, known)
 
 
-def _two_wiki(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[Record]]]:
+def _two_wiki(source: Path) -> tuple[str, list[Passage], dict[str, list[Record]]]:
     corpus = [
         Passage(record["_id"], record["title"], record["text"])
         for record in _records(source / "open_corpus.jsonl.gz")
@@ -253,7 +256,7 @@ def _two_wiki(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[R
     by_name = {passage.name: passage for passage in corpus}
     test = [_with_gold(record, by_name) for record in _records(source / "open_dev.jsonl.gz")]
     parts = {part: _records(source / f"{part}.jsonl.gz") for part in (TRAIN, CHOICE)}
-    return two_wiki, corpus, parts | {TEST: test}
+    return "two_wiki", corpus, parts | {TEST: test}
 
 
 def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
@@ -269,7 +272,7 @@ def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
     return record | {"supporting_facts": facts, "context": [*context.values()]}
 
 
-def _hotpotqa(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[Record]]]:
+def _hotpotqa(source: Path) -> tuple[str, list[Passage], dict[str, list[Record]]]:
     train, test = (
         [r for file in (part, f"{part}_titles") for r in _records(source / f"{file}.jsonl.gz")]
         for part in ("train", "dev")
@@ -287,7 +290,7 @@ def _hotpotqa(source: Path) -> tuple[ModuleType, list[Passage], dict[str, list[R
         CHOICE: [train[place] for place in sorted(held)],
         TEST: test,
     }
-    return hotpotqa, corpus, parts
+    return "hotpotqa", corpus, parts
 
 
 def _records(path: Path) -> list[Record]:
@@ -325,8 +328,10 @@ def write_invented(data: Path, *counts: int, passages: int = 6) -> None:
 
 def _record(question: BridgeQuestion) -> Record:
     paragraphs = [(passage.title, [passage.text]) for passage in question.passages]
-    return two_wiki.to_record(
-        question.id, question.question, question.answer, paragraphs, sorted(question.chain)
+    return two_wiki(
+        Question(
+            question.id, question.question, question.answer, paragraphs, sorted(question.chain)
+        )
     )
 
 

@@ -140,7 +140,8 @@ PUBLIC = Part(
 QUICK_START = Part(
     "quickstart",
     config="configs/quickstart.py",
-    flags=("--config.data.synthetic.seed=1",),  # another invented world than that of training
+    # Another invented world than that of training.
+    flags=("--config.data.path=examples/worlds/records.py:other_world",),
     ways=RETRIEVERS,
     scores=FACTS,
     seeds=SEEDS[:1],

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import SYNTHETIC
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.loading import load_split, tokenise_samples
 from qrag_jax.data.sample import Sample
@@ -49,6 +48,8 @@ MINILM = BertConfig(VOCABULARY, 384, 6, 12, 1536)
 BERT_BASE = BertConfig(VOCABULARY, 768, 12, 12, 3072)
 QUICK = BertConfig(VOCABULARY, 384, 2, 12, 1536)  # two layers of MiniLM's width
 SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # for cases that depend on lengths alone
+
+INVENTED = "examples/worlds/records.py:large_hotpotqa"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +99,11 @@ def read_texts(
     with config.unlocked():
         config.data.cache = str(cache)
         config.data.limit = questions
-        config.data.path = str(DATA / name) if (DATA / name).exists() else SYNTHETIC
-        if config.data.path == SYNTHETIC:
-            config.data.synthetic.update(train=questions, dev=16)
+        config.data.path = str(DATA / name) if (DATA / name).exists() else INVENTED
         config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     taken = QRagConfig.of(config)
     samples = load_split(taken.data, "train", hold_out=True).all[:questions]
-    origin = "invented questions" if taken.data.path == SYNTHETIC else name
+    origin = "invented questions" if taken.data.path == INVENTED else name
     return taken, samples, f"{origin}, {len(samples)} questions"
 
 

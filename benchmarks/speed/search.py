@@ -24,7 +24,7 @@ from configs import two_wiki
 from qrag_jax import Retriever
 from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels
@@ -67,7 +67,7 @@ def texts_of(setting: Setting, passages: int, questions: int) -> Texts:
             Passage(r["_id"], r["text"], r["title"]) for r in itertools.islice(records, passages)
         ]
         return Texts(found, list(itertools.islice(itertools.cycle(list(asked)), questions)))
-    invented = [bridge_question(0, "train", n) for n in range(max(passages // 4, questions))]
+    invented = bridge_questions(0, "train", range(max(passages // 4, questions)))
     every = (
         Passage(f"{n}-{each.id}", each.text, each.title)
         for n, question in enumerate(invented)

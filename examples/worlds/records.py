@@ -175,4 +175,5 @@ tiny_own = partial(_tiny, layout="own")
 tiny_hotpotqa = partial(_tiny, layout="hotpotqa")
 tiny_musique = partial(_tiny, layout="musique")
 tiny_two_wiki = partial(_tiny, layout="two_wiki")
+large_hotpotqa = partial(records, layout="hotpotqa", train=20_000)
 tiny_chains = partial(_tiny, comparison=0.0)  # of HARR, whose scripted agent follows `hops`

@@ -3,7 +3,7 @@
 Bridge questions are of two hops among ten passages. Talkative ones ask for the first hop alone;
 around it are clauses about somebody else, of whom another question of the same block of `BLOCK` has
 a passage. So a search for all that was written finds those, and a search for the entity's name
-finds the gold passage. A corpus of the passages of the first n questions has all if `BLOCK` divides n.
+finds the gold passage. The passages of the first n questions are complete if `BLOCK` divides n.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ PASSAGES = 10  # of each question, if no other number is asked for
 _WORD = re.compile(r"\w+")
 # Words of the world's questions that tell nothing of the relation.
 _IDLE = frozenset(
-    ["are", "at", "by", "did", "does", "for", "has", "have", "how", "in", "into", "is", "its", "many", "near", "of", "on", "that", "the", "there", "to", "was", "what", "when", "where", "which", "who", "with"]
+    re.findall(
+        r"\w+",
+        "are at by did does for has have how in into is its many near of on that the there to was "
+        "what when where which who with",
+    )
 )
 
 

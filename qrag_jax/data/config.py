@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.generators.noise import NoiseConfig
-from qrag_jax.data.generators.synthetic import SyntheticConfig
-from qrag_jax.data.sources import babilong, musique, niah, two_wiki
+from qrag_jax.data.sources import babilong, musique, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
@@ -48,9 +47,8 @@ class NegativesConfig:
             )
 
 
-SYNTHETIC = "synthetic"
 ORDERS = ("auto", "data", "any")
-_ORDERED = frozenset({two_wiki.NAME, musique.NAME})
+_ORDERED = frozenset({"two_wiki", musique.NAME})
 # Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {babilong.NAME: BabilongConfig, niah.NAME: NiahConfig}
 
@@ -69,10 +67,9 @@ class DataConfig:
     # times its number of training questions ("size"; equal weights then pool all questions, as
     # Q-RAG does).
     mixture: str = "weights"
-    # File, folder, or name=path,name=path; "": from the hub; "synthetic": invented questions in
-    # each source's format. For babilong: the folder of stories. For babilong and niah, "" means
-    # "synthetic". For data of your own also hub:NAME, hub:NAME,CONFIG or hub:NAME,CONFIG,SPLIT, or
-    # FILE.py:FUNCTION, which runs without a sandbox.
+    # File, folder, hub:NAME, hub:NAME,CONFIG, hub:NAME,CONFIG,SPLIT, or FILE.py:FUNCTION, which
+    # runs without a sandbox; or name=path,name=path; "": the data set's own place on the hub. For
+    # babilong: the folder of stories; for babilong and niah, "" means that they are made here.
     path: str = ""
     limit: int = 0  # training samples kept per source, 0: all
     max_question_tokens: int = 64  # longer questions are cut
@@ -87,8 +84,6 @@ class DataConfig:
     workers: int = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
-    # For the source "synthetic" and the path "synthetic"
-    synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
     sources: Mapping[str, float] = internal(factory=dict)
     babilong: BabilongConfig = internal(factory=BabilongConfig)
@@ -145,7 +140,7 @@ class DataConfig:
     def backgrounds(self) -> list[NoiseConfig]:
         """The background settings of the sources that make their own documents."""
         found = [self.babilong.background] if babilong.NAME in self.sources else []
-        makes = niah.NAME in self.sources and self.path in ("", SYNTHETIC)
+        makes = niah.NAME in self.sources and not self.path
         own = self.niah.background if makes else None
         return [*found, own] if own is not None else found
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from qrag_jax.data.files.hub import load_hub
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.sample import BadRecord, Sample
-from qrag_jax.data.sources import hotpotqa, musique
-from qrag_jax.data.sources.registry import OPEN_SOURCES, SOURCES, ReadReport, Split, files_of
+from qrag_jax.data.sample import BadRecord, Sample, Split
+from qrag_jax.data.sources import musique
+from qrag_jax.data.sources.registry import OPEN_SOURCES, SOURCES, ReadReport, files_of
 from qrag_jax.errors import InputError
 
 T = TypeVar("T")
@@ -179,15 +179,11 @@ def titled_sample(record: dict[str, Any], config: str) -> TitledSample:
     Raises:
         BadRecord: it cannot become a sample.
     """
-    if config in SOURCES:
-        source = SOURCES[config]
-    elif "paragraphs" in record:
-        source = musique
-    elif "context" in record:
-        source = hotpotqa
-    else:
-        raise BadRecord("neither 'paragraphs' nor 'context'")
-    sample = source.parse(record)
+    if config not in SOURCES:
+        config = musique.NAME if "paragraphs" in record else "hotpotqa"
+        if config != musique.NAME and "context" not in record:
+            raise BadRecord("neither 'paragraphs' nor 'context'")
+    sample = SOURCES[config].parse(record)
     if not sample.support:  # of one's own data, whose rewards here are of supporting passages
         raise BadRecord("no supporting facts")
     titles = tuple(title.strip() for title in _titles(record))

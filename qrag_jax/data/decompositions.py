@@ -1,6 +1,6 @@
 """Questions taken apart: the sub-questions that lead to an answer, with the answer of each.
 
-MuSiQue and 2WikiMultiHopQA come with their decompositions, and the invented world knows its own. An
+MuSiQue and 2WikiMultiHopQA come with their decompositions, and data of one's own may (`hops`). An
 agent that follows one needs no language model (`environments.rag.scripted`).
 """
 
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.generators.invented_puzzle import Entity, Puzzle
-from qrag_jax.data.sample import BadRecord
-from qrag_jax.data.sources import fields, musique, two_wiki
-from qrag_jax.data.sources.registry import ReadReport
+from qrag_jax.data.sample import BadRecord, Split
+from qrag_jax.data.sources import fields, musique, own
+from qrag_jax.data.sources.registry import ReadReport, read_source
 from qrag_jax.errors import InputError
 
 _SLOT = re.compile(r"#([1-9][0-9]?)(?![0-9])")
@@ -85,9 +82,6 @@ def of_musique(record: dict[str, Any]) -> Decomposition:
 
     A step such as "Valotte >> performer" becomes "What is the performer of Valotte?", and
     "#1 >> owned by" becomes "#1 owned by what?".
-
-    Raises:
-        BadRecord: a field is missing or has the wrong type, or see `Decomposition`.
     """
     final = fields.answers(record)
     steps = fields.items(fields.present(record, "question_decomposition"), "question_decomposition")
@@ -130,10 +124,6 @@ def of_two_wiki(record: dict[str, Any]) -> Decomposition:
     what counts: the second follows the first, and in a bridge comparison the third follows the
     first, and the fourth the second. Triples with the same subject and relation are one hop with
     several answers.
-
-    Raises:
-        BadRecord: a field is missing or has the wrong type, a subject contains "#1" or the like, or
-            see `Decomposition`.
     """
     final = fields.answers(record)
     chain = fields.text(fields.present(record, "type"), "type") in ("compositional", "inference")
@@ -171,61 +161,52 @@ def _facts(record: dict[str, Any]) -> list[_Fact]:
     return list(facts.values())
 
 
-def of_puzzle(puzzle: Puzzle) -> Decomposition:
-    """Takes a question over the invented world apart, in the world's own wording."""
-    hops: list[SubQuestion] = []
-    found: list[Entity | int] = []
-    for place, relation in zip(puzzle.chain, puzzle.path):
-        passage = puzzle.passages[place]
-        subject = passage.entity.mention
-        if any(each is passage.entity for each in found):
-            subject = f"#{next(i for i, each in enumerate(found, 1) if each is passage.entity)}"
-        text = relation.questions[0].format(x=subject)
-        value = passage.facts[relation]
-        found.append(value)
-        answer = value.title if isinstance(value, Entity) else str(value)
-        hops.append(SubQuestion(text[0].upper() + text[1:], (answer,)))
-    return Decomposition(tuple(hops), (puzzle.answer,))
+def of_own(record: dict[str, Any], columns: own.Columns) -> Decomposition:
+    """Takes a record of one's own data apart: `hops`, `[{"question", "answers"}, ...]`."""
+    hops = []
+    for hop in fields.items(fields.present(record, "hops"), "hops"):
+        if not isinstance(hop, dict):
+            raise BadRecord("field 'hops' is not a list of objects")
+        text = fields.text(fields.present(hop, "question"), "sub-question").strip()
+        answers = fields.texts(fields.present(hop, "answers"), "sub-answers")
+        hops.append(SubQuestion(text, tuple(answers)))
+    return Decomposition(tuple(hops), own.parse(record, columns=columns).answers)
 
 
-# Data source → how its records are taken apart.
-SOURCES: dict[str, Callable[[dict[str, Any]], Decomposition]] = {
-    musique.NAME: of_musique,
-    two_wiki.NAME: of_two_wiki,
-}
+KNOWN = (musique.NAME, "two_wiki", own.NAME)  # sources
 
 
-def read(source: str, files: Sequence[Path]) -> tuple[dict[str, Decomposition], ReadReport]:
-    """Reads the decompositions of files of records.
-
-    Args:
-        source: a name in `SOURCES`.
-        files: the files, in reading order.
+def read(
+    source: str, path: str, split: Split, columns: own.Columns | None = None
+) -> tuple[dict[str, Decomposition], ReadReport]:
+    """Reads the decompositions of one split of one of the sources `KNOWN`; see `load_samples`.
 
     Returns:
         Decompositions by the records' ids, and the report of the records that have none.
     """
-    if source not in SOURCES:
-        raise InputError(
-            f"the data source {source!r} has no decompositions; use {' or '.join(SOURCES)}"
-        )
-    report = ReadReport(source, tuple(map(str, files)))
+    columns = columns or own.USUAL
+    names, records = read_source(source, path, split, columns)
+    report = ReadReport(source, names)
     found: dict[str, Decomposition] = {}
-    for file in files:
-        for where, record in read_records(file):
-            report.read += 1
-            try:
+    for where, record in records:
+        report.read += 1
+        try:
+            if source == own.NAME:
+                name = own.parse(record, columns=columns).id
+                apart = of_own(record, columns)
+            else:
                 name = fields.text(fields.present(record, "_id", "id"), "id")
-                if name in found:
-                    raise BadRecord("duplicate id")
-                found[name] = SOURCES[source](record)
-            except BadRecord as bad:
-                report.skip(str(bad), where)
+                apart = (of_musique if source == musique.NAME else of_two_wiki)(record)
+            if name in found:
+                raise BadRecord("duplicate id")
+            found[name] = apart
+        except BadRecord as bad:
+            report.skip(str(bad), where)
     report.kept = len(found)
     if not found:
         reason, where = next(iter(report.first.items()), ("no record", "no file"))
         raise InputError(
-            f"{', '.join(report.files)} has no {source} record with a decomposition among "
+            f"{', '.join(names)} has no {source} record with a decomposition among "
             f"{report.read} (the first is {where}: {reason}); give {source} data"
         )
     return found, report

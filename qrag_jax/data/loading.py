@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
-from qrag_jax.data.config import SYNTHETIC, DataConfig
-from qrag_jax.data.generators import haystacks, synthetic
+from qrag_jax.data.config import DataConfig
+from qrag_jax.data.generators import haystacks
 from qrag_jax.data.lazy_samples import LazySamples, joined
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
-from qrag_jax.data.sample import Sample, is_held_out
+from qrag_jax.data.sample import Sample, Split, is_held_out
 from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.registry import (
-    SOURCES,
-    Split,
-    is_one_part,
-    load_samples,
-    mix_weights,
-)
+from qrag_jax.data.sources.registry import is_one_part, load_samples, mix_weights
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import new_folder, reason
-
-GENERATED = (babilong.NAME, niah.NAME)  # sources that generate their own documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +36,18 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
         config: the sources and where their data is.
         split: "train" or "dev".
         hold_out: whether to split a path that is a single file or split of the hub (it has no dev
-            part): "dev" gets a
-            tenth, chosen by a hash of the id, and "train" gets the rest. Without it, each split
-            gets the whole file.
+            part): "dev" gets a tenth, chosen by a hash of the id, and "train" gets the rest.
+            Without it, each split gets the whole file.
     """
     limit = config.limit if split == "train" else 0
     paths = paths_of(config)
     by_source: dict[str, Sequence[Sample]] = {}
     report = []
     for name in mix_weights(config.sources):
-        if name == SYNTHETIC:
-            made = _made(config)
-            count = made.train if split == "train" else made.dev
-            count = min(count, limit) if limit else count
-            by_source[name] = synthetic.generate(made, split, count)
-            line = f"synthetic: made {count} {split} questions"
-        elif name == babilong.NAME:
-            stories = "" if paths[name] == SYNTHETIC else paths[name]
-            settings = dataclasses.replace(config.babilong, stories=stories)
+        if name == babilong.NAME:
+            settings = dataclasses.replace(config.babilong, stories=paths[name])
             by_source[name], line = babilong.read_documents(settings, split, count=limit)
-        elif name == niah.NAME and paths[name] in ("", SYNTHETIC):
+        elif name == niah.NAME and not paths[name]:
             by_source[name], line = haystacks.read_documents(config.niah, split, count=limit)
         else:
             path = paths[name]
@@ -114,60 +94,17 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
 
 def paths_of(config: DataConfig) -> dict[str, str]:
     """The path of each source."""
-    names = [name for name in config.sources if name != SYNTHETIC]
-    if config.path == SYNTHETIC:
-        return {
-            name: SYNTHETIC if name in GENERATED else str(_written_corpus(config, name))
-            for name in names
-        }
     if "=" not in config.path:
-        return dict.fromkeys(names, config.path)
+        return dict.fromkeys(config.sources, config.path)
     pairs = [pair.partition("=") for pair in config.path.split(",")]
     paths = {name.strip(): path.strip() for name, _, path in pairs}
-    absent = [name for name in names if not paths.get(name)]
+    absent = [name for name in config.sources if not paths.get(name)]
     if absent:
         raise InputError(
             f"config.data.path {config.path!r} gives no path for {', '.join(absent)}; write "
             "name=path for every source, separated by commas."
         )
     return paths
-
-
-def _made(config: DataConfig) -> synthetic.SyntheticConfig:
-    return config.synthetic
-
-
-def _written_corpus(config: DataConfig, name: str) -> Path:
-    """The folder of invented questions in the official format of source `name`, written once."""
-    if name not in SOURCES:
-        known = ", ".join([*SOURCES, *GENERATED, SYNTHETIC])
-        raise InputError(f"config.data.sources names {name!r}; the known sources are {known}.")
-    key = hashlib.sha256(repr((name, _made(config))).encode()).hexdigest()[:16]
-    cache = config.cache_folder
-    folder = cache / "synthetic" / f"{name}-{key}"
-    if not folder.exists():
-        try:
-            _write_corpus(config, name, folder)
-        except OSError as error:
-            raise InputError(
-                f"{cache} cannot be written ({reason(error)}); free space there, or give another "
-                "folder as config.data.cache."
-            ) from None
-    return folder
-
-
-def _write_corpus(config: DataConfig, name: str, folder: Path) -> None:
-    building = new_folder(folder.parent, ".building-")
-    made = _made(config)
-    try:
-        synthetic.write_corpus(building, SOURCES[name], made, made.train, made.dev)
-        try:
-            building.rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _all_lazy(loaded: LoadedSamples) -> bool:

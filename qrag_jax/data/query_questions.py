@@ -1,4 +1,4 @@
-"""Reads the questions of query writers: parts of data sets, and the invented world's.
+"""Reads the questions of query writers: parts of data sets.
 
 Of data sets, HotpotQA, 2WikiMultiHopQA and MuSiQue bring passages; HoVer's claims, and questions in
 the layout of the first two that lack a context, do not.
@@ -17,9 +17,8 @@ from qrag_jax.data.dataset_parts import (
     read_part_as,
     titled_sample,
 )
-from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.sample import BadRecord, Page, QueryQuestion
-from qrag_jax.data.sources import hover, titled_context
+from qrag_jax.data.sources import titled_context
 from qrag_jax.data.sources.registry import ReadReport
 from qrag_jax.errors import InputError
 
@@ -70,17 +69,6 @@ def of_titled(given: TitledSample) -> QueryQuestion:
     return QueryQuestion(sample.id, sample.question, sample.answers, gold, passages, sample.source)
 
 
-def of_bridge(given: BridgeQuestion) -> QueryQuestion:
-    """A question of the invented world; its gold pages are in the order of the hops."""
-    return QueryQuestion(
-        given.id,
-        given.question,
-        (given.answer,),
-        gold=tuple(Page(each.title, each.text) for each in given.supporting),
-        passages=tuple(Page(each.title, each.text) for each in given.passages),
-    )
-
-
 def _read(part: DatasetPart) -> tuple[list[QueryQuestion], ReadReport]:
     def parse(record: dict[str, Any]) -> tuple[str, QueryQuestion]:
         question = _parsed(record, part.config)
@@ -90,8 +78,8 @@ def _read(part: DatasetPart) -> tuple[list[QueryQuestion], ReadReport]:
 
 
 def _parsed(record: dict[str, Any], config: str) -> QueryQuestion:
-    if config == hover.NAME or "claim" in record:
-        return hover.parse(record)
+    if config == "hover" or "claim" in record:
+        return titled_context.parse_claim(record)
     if record.get("paragraphs") is not None or record.get("context") is not None:
         return of_titled(titled_sample(record, config))
     if "question" in record:

@@ -7,15 +7,13 @@ are what an agent may search where there is no larger corpus.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from qrag_jax.data import decompositions
-from qrag_jax.data.config import SYNTHETIC, DataConfig
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import Decomposition
-from qrag_jax.data.generators.synthetic import puzzle_at
 from qrag_jax.data.loading import LoadedSamples, load_split, paths_of, without_questions
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources.registry import Split, files_of
+from qrag_jax.data.sample import Sample, Split
 from qrag_jax.errors import InputError
 
 
@@ -83,7 +81,8 @@ def load_questions(
             if not taken_apart:
                 found[split] += map(RagQuestion, samples)
                 continue
-            apart = _decompositions(own, source, split, samples)
+            path = paths_of(own)[source]
+            apart, _ = decompositions.read(source, path, split, own.columns)
             kept = [
                 RagQuestion(sample, apart[sample.id])
                 for sample in samples
@@ -103,26 +102,11 @@ def load_questions(
     return RagQuestions(found["train"], found["dev"], report)
 
 
-def _decompositions(
-    config: DataConfig, source: str, split: Split, samples: Sequence[Sample]
-) -> Mapping[str, Decomposition]:
-    if source == SYNTHETIC:
-        made = config.synthetic
-        numbers = {sample.id: int(sample.id.rsplit("-", 1)[1]) for sample in samples}
-        return {
-            name: decompositions.of_puzzle(puzzle_at(made, split, number))
-            for name, number in numbers.items()
-        }
-    files = files_of(source, paths_of(config)[source], split)
-    return decompositions.read(source, files)[0]
-
-
 def _check_taken_apart(config: DataConfig) -> None:
     for source in config.sources:
-        has_files = config.path not in ("", SYNTHETIC) and source in decompositions.SOURCES
-        if source != SYNTHETIC and not has_files:
-            known = ", ".join([*decompositions.SOURCES, SYNTHETIC])
+        if not config.path or source not in decompositions.KNOWN:
             raise InputError(
                 f"the data source '{source}' has no decompositions here, which the scripted agent "
-                f"needs; use {known}, with the files of their data sets in config.data.path."
+                f"needs; use {', '.join(decompositions.KNOWN)}, with the files of their data sets "
+                "in config.data.path."
             )

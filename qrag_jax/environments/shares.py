@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError, check_least
 
 _FINE = 1 << 53

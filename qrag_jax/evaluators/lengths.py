@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.config import SYNTHETIC, DataConfig
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.generators import haystacks
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong, niah
@@ -53,23 +53,18 @@ def documents_of_lengths(
     }
 
 
-def documents_of_length(config: DataConfig, chunks: int, count: int) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the data's source, made `chunks` chunks long."""
-    return _documents(config, chunks, count, 0).samples
-
-
 def _documents(config: DataConfig, chunks: int, count: int, most_facts: int) -> Documents:
     names = [name for name, weight in config.sources.items() if weight]
     if names == [babilong.NAME]:
         limits = [limit for limit in (config.babilong.most_facts, most_facts) if limit]
         made = dataclasses.replace(
             config.babilong,
-            stories="" if config.path == SYNTHETIC else config.path,
+            stories=config.path,
             most_facts=min(limits, default=0),
         )
         samples, line = babilong.read_documents(made, "dev", chunks, count)
         return Documents(samples, babilong.fit(made, "dev", chunks), line)
-    if names == [niah.NAME] and config.path in ("", SYNTHETIC):
+    if names == [niah.NAME] and not config.path:
         needles = config.niah
         samples, line = haystacks.read_documents(needles, "dev", chunks, count)
         return Documents(samples, Fit(needles.dev, needles.dev, chunks), line)

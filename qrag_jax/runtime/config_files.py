@@ -1,4 +1,4 @@
-"""Finds experiment files: in the working folder, else in the package."""
+"""Finds experiment files and examples: in the working folder, else in the package."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FLAGS = ("config", "eval_config")  # flags whose values name experiment files
-FOLDER = "configs"
+FOLDER, EXAMPLES = "configs", "examples"
+# Something that tells ours from another program's folder of this name.
+_MARKS = {FOLDER: "common.py", EXAMPLES: "worlds"}
 
 
-def own_folder() -> Path:
+def own_folder(name: str = FOLDER) -> Path:
     """The folder of this version's experiment files: in an installed package, or in a checkout."""
-    installed = PACKAGE / FOLDER
-    return installed if installed.is_dir() else PACKAGE.parent / FOLDER
+    installed = PACKAGE / name
+    return installed if installed.is_dir() else PACKAGE.parent / name
+
+
+def example(path: str) -> Path:
+    """A file of code that a user names; one of `examples/` that is not there is the package's.
+
+    After the call, this file can use `from examples.worlds import world`.
+    """
+    file = Path(path).expanduser()
+    if not file.exists() and file.parts[:1] == (EXAMPLES,):
+        file = own_folder(EXAMPLES).joinpath(*file.parts[1:])
+    _import_own()
+    return file.absolute()
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
@@ -55,14 +69,15 @@ def _found(value: str) -> str:
 
 
 def _import_own() -> None:
-    """Makes `configs` the package's own folder, unless another one with `common.py` is found."""
-    if FOLDER in sys.modules:
-        return
-    found = importlib.util.find_spec(FOLDER)
-    places = list(found.submodule_search_locations or ()) if found else []
-    if any((Path(place) / "common.py").exists() for place in places):
-        return
-    spec = importlib.util.spec_from_loader(FOLDER, loader=None, is_package=True)
-    assert spec is not None
-    spec.submodule_search_locations = [str(own_folder())]
-    sys.modules[FOLDER] = importlib.util.module_from_spec(spec)
+    """Makes `configs` and `examples` the package's own folders, unless ours are found already."""
+    for name, mark in _MARKS.items():
+        if name in sys.modules:
+            continue
+        found = importlib.util.find_spec(name)
+        places = list(found.submodule_search_locations or ()) if found else []
+        if any((Path(place) / mark).exists() for place in places):
+            continue
+        spec = importlib.util.spec_from_loader(name, loader=None, is_package=True)
+        assert spec is not None
+        spec.submodule_search_locations = [str(own_folder(name))]
+        sys.modules[name] = importlib.util.module_from_spec(spec)

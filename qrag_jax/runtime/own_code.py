@@ -12,11 +12,11 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import config_files
 
 SUFFIX = ".py"
 
@@ -59,7 +59,7 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     check_form(spec, field)
     file, _, name = spec.rpartition(":")
     module = run_file(file, field)
-    path = Path(file).expanduser().absolute()
+    path = config_files.example(file)
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
@@ -78,7 +78,7 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
 
 def run_file(file: str, field: str) -> ModuleType:
     """Runs a file as a module of its own name."""
-    path = Path(file).expanduser().absolute()
+    path = config_files.example(file)
     if not path.is_file():
         raise InputError(f"{field} is {file}, but there is no file {path}; give its path.")
     module_name = f"qrag_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.data.config import SYNTHETIC, DataConfig
+from qrag_jax.data.config import DataConfig
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 
 HEAD = """\
@@ -73,8 +73,6 @@ def _model_index(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str
 
 def _dataset(sources: list[str], path: str) -> str:
     names = " + ".join(sources)
-    if path == SYNTHETIC:
-        return f"{names}, invented questions in its format"
     return f"{names} ({without_folders(path)})" if path else names
 
 

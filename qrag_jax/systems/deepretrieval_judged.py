@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from qrag_jax.data.generators.synthetic import Split
-from qrag_jax.data.generators.talkative import BLOCK, TalkativeQuestion, talkative_question
 from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Passage
@@ -90,8 +90,7 @@ class MadeQueries:
     @functools.cached_property
     def questions(self) -> list[TalkativeQuestion]:
         """Training questions: all whose passages are searched."""
-        queries = self.config.queries
-        return [self._one("train", number) for number in range(queries.made_corpus)]
+        return self._made("train", 0, self.config.queries.made_corpus)
 
     def train(self) -> list[JudgedQuery]:
         """Training queries."""
@@ -108,19 +107,18 @@ class MadeQueries:
     def passages(self) -> Iterator[Passage]:
         """Those of all questions, and of all in the blocks of the others."""
         test, dev = self._others
-        more = -(len(test) + len(dev)) % BLOCK
         last = len(test) + len(dev)
-        filled = [self._one("dev", last + number) for number in range(more)]
+        filled = self._made("dev", last, last + -last % BLOCK)
         for each in (*self.questions, *test, *dev, *filled):
             yield from (Passage(*document) for document in each.documents)
 
     @functools.cached_property
     def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
         queries = self.config.queries
-        count = queries.made_test + queries.held_out
-        made = [self._one("dev", number) for number in range(count)]
+        made = self._made("dev", 0, queries.made_test + queries.held_out)
         return made[: queries.made_test], made[queries.made_test :]
 
-    def _one(self, split: Split, number: int) -> TalkativeQuestion:
+    def _made(self, split: Split, first: int, end: int) -> list[TalkativeQuestion]:
         queries = self.config.queries
-        return talkative_question(queries.made_seed, split, number, queries.clauses)
+        numbers = range(first, end)
+        return talkative_questions(queries.made_seed, split, numbers, queries.clauses)

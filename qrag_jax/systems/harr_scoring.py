@@ -42,7 +42,7 @@ from qrag_jax.systems.scored_ways import of_others
 from qrag_jax.systems.scoring import check_own_data
 
 SUMMARY = "summary.json"
-_OF_QUESTIONS = ("data.path", "data.sources", "data.synthetic.seed", "eval.path")
+_OF_QUESTIONS = ("data.path", "data.sources", "eval.path")
 AT_ONCE = 256  # questions played side by side, and written together
 _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.data.generators import book_record
+from qrag_jax.data.generators import noise
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample, fingerprint
@@ -88,7 +88,7 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
         print("best = untrained: the best checkpoint is that of step 0")
     out = options.out or run.workdir / "lengths"
     # All lengths are checked before anything is computed.
-    book_record.check_unseen(run.workdir, config.dev_data.backgrounds)
+    noise.check_unseen(run.workdir, config.dev_data.backgrounds)
     for length in chunks:
         positions.check_chunks(config.env.positions, length)
     sets = documents_of_lengths(config.dev_data, chunks, samples, every_story=options.every_story)

@@ -61,8 +61,7 @@ if TYPE_CHECKING:
 import dataclasses
 from collections.abc import Iterator
 
-from qrag_jax.data.generators.bridge_world import BridgeQuestion
-from qrag_jax.data.query_questions import of_bridge
+from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import Pool, QueryState
 from qrag_jax.environments.query_writing.styles import (
@@ -123,7 +122,7 @@ def script_of(
 ) -> Script:
     """Demonstrations of these questions, whose passages `library` has."""
     by_id = {each.id: each for each in made}
-    states = states_on([*map(of_bridge, made)], library.corpus, config.search.gold_by).states
+    states = states_on([each.query for each in made], library.corpus, config.search.gold_by).states
     words = config.writing.passage_words
     prompt = QueryPrompt(prompts.load(config.writing.prompt), style_variants(), words)
     return Script(library, [(state, by_id[state.id]) for state in states], prompt)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.query_questions import read_query_questions, unseen
 from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import QueryState
@@ -87,9 +87,9 @@ def load_inputs(
     pages: Iterable[Page] | None = None
     if trains or pool is not None:
         if is_made:
-            numbers = range(asked.bridge_corpus)
-            made = [bridge_question(asked.bridge_seed, "train", n) for n in numbers]
-        tried = [*map(of_bridge, made[: asked.bridge_train])] if is_made else _read(asked.train)
+            made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
+        few = made[: asked.bridge_train]
+        tried = [each.query for each in few] if is_made else _read(asked.train)
         train = unseen(tried, dev)
         train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
@@ -137,10 +137,8 @@ def _dev(config: LeretConfig) -> list[QueryQuestion]:
     asked = config.questions
     if asked.dev != BRIDGE:
         return _read(asked.dev)
-    return [
-        of_bridge(bridge_question(asked.bridge_seed, "dev", number))
-        for number in range(asked.bridge_dev)
-    ]
+    made = bridge_questions(asked.bridge_seed, "dev", range(asked.bridge_dev))
+    return [each.query for each in made]
 
 
 def _read(text: str) -> list[QueryQuestion]:
@@ -157,8 +155,9 @@ def _pages(
     yield from (page for each in (*train, *dev) for page in each.passages)
     asked = config.questions
     if asked.train == BRIDGE:
-        for number in range(asked.bridge_train, asked.bridge_corpus):
-            yield from of_bridge(bridge_question(asked.bridge_seed, "train", number)).passages
+        more = range(asked.bridge_train, asked.bridge_corpus)
+        for each in bridge_questions(asked.bridge_seed, "train", more):
+            yield from each.query.passages
 
 
 def _states(

@@ -220,7 +220,7 @@ def _training(facts: Facts) -> str:
     if config.data.mixture == BY_SIZE and len(weights) > 1:
         sources += ", each times its size"
     path = without_folders(config.data.path)
-    on_hub = all(getattr(SOURCES.get(name), "HUB", None) for name in weights)
+    on_hub = all(getattr(SOURCES.get(name), "hub", None) for name in weights)
     place = f"from `{path}`" if path else "from the hub" if on_hub else "invented"
     muon = config.optimizer.matrices == MUON
     method = "Muon on the layers' linear maps, else AdamW" if muon else "AdamW"

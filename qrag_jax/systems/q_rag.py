@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.episodes import training_batches
-from qrag_jax.data.generators import book_record
+from qrag_jax.data.generators import noise
 from qrag_jax.data.sample import OF_VALUES
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
@@ -96,7 +96,7 @@ def open_system(
         config = QRagConfig.of(given)
 
         def write() -> None:
-            book_record.write_books(run.workdir, config.data.backgrounds)
+            noise.write_books(run.workdir, config.data.backgrounds)
             save_config(q_rag_config.settled(given, inputs.encoder.encoder), run.config_path)
 
         run.begin(write)

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import (
     SETTINGS,
-    SYNTHETIC,
     DataConfig,
 )
 from qrag_jax.data.sources import own
@@ -252,12 +251,10 @@ def unread(fields: Mapping[str, Any]) -> list[str]:
     # BabiLong and needles make their own documents.
     sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
     official, kind = sources - SETTINGS.keys(), _reward_kind(_name_of(fields, "reward."))
-    invented = SYNTHETIC in (fields["data.path"], fields["eval.path"])
     by_model = kind is ModelReward
     read = {
         "imitate": IMITATE in fields["stages"],
         "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
-        "data.synthetic": SYNTHETIC in official or bool(official and invented),
         "data.columns": own.NAME in official,
         "llm": by_model,
         "llm.server": by_model and not fields["llm.url"],

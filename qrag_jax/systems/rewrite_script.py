@@ -18,8 +18,7 @@ from qrag_jax.data.generators.dropped_words import (
     is_among,
     sentences_of,
 )
-from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.data.generators.talkative import TalkativeQuestion
+from qrag_jax.data.scripted import Draw, TalkativeQuestion
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent
 from qrag_jax.environments.query_rewriting.styles import draw_rewriting
 from qrag_jax.environments.query_rewriting.task import RewriteTask

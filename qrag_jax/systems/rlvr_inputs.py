@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import parse_parts, read_part
-from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
-from qrag_jax.data.generators.synthetic import Split
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.documents import bridge_task, tasks_of
 from qrag_jax.environments.tools.episode import ToolTask
@@ -208,7 +208,7 @@ class _Bridge:
     def questions(self) -> list[BridgeQuestion]:
         given = self.config.questions
         count = given.bridge_train if self.split == "train" else given.bridge_dev
-        return [bridge_question(given.bridge_seed, self.split, index) for index in range(count)]
+        return bridge_questions(given.bridge_seed, self.split, range(count))
 
     @property
     def tasks(self) -> list[ToolTask]:

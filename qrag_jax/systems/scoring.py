@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.generators import book_record
+from qrag_jax.data.generators import noise
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import load_split, tokenise_samples
 from qrag_jax.data.sample import Sample, fingerprint
@@ -104,7 +104,7 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)
-    book_record.check_unseen(workdir, config.dev_data.backgrounds)
+    noise.check_unseen(workdir, config.dev_data.backgrounds)
     scene = _scene(run, loaded_samples.all, options)
     out = options.out or workdir / "eval"
     trained, step = run.trained(options.checkpoint)

@@ -22,8 +22,9 @@ from benchmarks.quality.parts import MAIN, PARTS, QUICK, Part
 from benchmarks.quality.peers import batches
 from benchmarks.quality.rankings import HOW
 from benchmarks.quality.runner import ROOT, Kept, once, write_lines
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
+from tests.support.worlds import record_of
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 
@@ -33,9 +34,11 @@ def test_halves_share_no_question_with_each_other_nor_with_training(
     source: str, tmp_path: Path
 ) -> None:
     data, dev = tmp_path / "data", [f"d{i}" for i in range(200)]
-    make = SOURCES[source].to_record
     for file, names in (("train", ["t1", "t2", "d3", "d4", "d5", "d6"]), ("dev", dev)):
-        records = (make(name, f"Question {name}?", "Oslo", PARAGRAPHS, [0, 2]) for name in names)
+        records = (
+            record_of(source, name, f"Question {name}?", "Oslo", PARAGRAPHS, [0, 2])
+            for name in names
+        )
         write_lines(data / f"{file}.jsonl", records)
     ids = {
         name: {sample.id for sample in load_samples(source, str(path), "dev")[0]}

@@ -22,17 +22,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qrag_jax.data import episodes
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.data.files import babi, beir, corpora, query_lists, records
 from qrag_jax.data.files.asked_questions import read_questions
 from qrag_jax.data.files.judged_rows import judged_row
 from qrag_jax.data.generators.haystacks import NiahConfig
-from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
+from tests.support import worlds
+from tests.support.worlds import record_of
 from tests.test_mutated_inputs import mutants
 
 QUICK = settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -124,7 +125,7 @@ def a_story(draw: st.DrawFn) -> babi.Story:
 
 @st.composite
 def a_question(draw: st.DrawFn) -> dict[str, Any]:
-    """A question as `to_record` takes it, its supporting paragraphs in any order."""
+    """A question as `record_of` takes it, its supporting paragraphs in any order."""
     titles = draw(listed(LINES, unique=True))
     support = draw(st.lists(st.sampled_from(range(len(titles))), min_size=1, unique=True))
     paragraphs = [(title, [f"{text}." for text in draw(listed(LINES))]) for title in titles]
@@ -133,9 +134,8 @@ def a_question(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def as_source(source: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
-    (official,) = SOURCES[source].OFFICIAL["train"]
-    make = SOURCES[source].to_record
-    rows = [make(id=f"r{n}", **item) for n, item in enumerate(questions)]
+    (official,) = SOURCES[source].official["train"]
+    rows = [record_of(source, id=f"r{n}", **item) for n, item in enumerate(questions)]
     as_lines(folder / f"{official.partition('.json')[0]}.jsonl", rows)
 
 
@@ -258,15 +258,11 @@ def test_a_damaged_file_is_read_or_refused_in_a_line_that_names_it(
             assert not any(mark in said for mark in "\n\r\x00"), damaged[:200]
 
 
-SYNTHETIC = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, train=6, dev=4)
-
-
-@pytest.mark.parametrize("source", [*SOURCES, "babilong", "synthetic"])
+@pytest.mark.parametrize("source", [*SOURCES, "babilong"])
 def test_every_source_has_questions_without_files(source: str, tmp_path: Path) -> None:
     config = DataConfig(
-        path="synthetic",
+        path="" if source in SETTINGS else worlds.path_of(f"six_{source}"),
         sources={source: 1.0},
-        synthetic=SYNTHETIC,
         babilong=BabilongConfig(chunks=15, train=6, dev=4),
         niah=NiahConfig(chunks=15, train=6, dev=4),
         cache=str(tmp_path),

@@ -9,8 +9,8 @@ import pytest
 from datasets.arrow_reader import ReadInstruction
 
 from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
-from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.errors import InputError
+from tests.support.worlds import record_of
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
 
@@ -18,9 +18,9 @@ PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Twelve questions of MuSiQue for training, five of HotpotQA for evaluation."""
-    for name, source, count in (("train", musique, 12), ("dev", hotpotqa, 5)):
+    for name, source, count in (("train", "musique", 12), ("dev", "hotpotqa", 5)):
         records = [
-            source.to_record(f"{name}{number}", "Where?", "a lake", PARAGRAPHS, [0])
+            record_of(source, f"{name}{number}", "Where?", "a lake", PARAGRAPHS, [0])
             for number in range(count)
         ]
         lines = "".join(json.dumps(record) + "\n" for record in records)

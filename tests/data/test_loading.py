@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
 from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.sources.babilong import BabilongConfig
@@ -22,14 +21,15 @@ from qrag_jax.data.sources.registry import SOURCES, load_samples, mix_weights
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import ROOT, real
+from tests.support.worlds import record_of
 
+WORLD = "examples/worlds/records.py:tiny_hotpotqa"
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 
 
 def two_facts(source: str, count: int, prefix: str = "r") -> list[dict[str, Any]]:
-    make = SOURCES[source].to_record
     return [
-        make(f"{prefix}{number}", f"Question {number}?", "Oslo", PARAGRAPHS, [0, 2])
+        record_of(source, f"{prefix}{number}", f"Question {number}?", "Oslo", PARAGRAPHS, [0, 2])
         for number in range(count)
     ]
 
@@ -110,19 +110,18 @@ def test_what_is_fatal(tmp_path: Path) -> None:
     # A limit stops reading before what is broken.
     path.write_bytes(path.read_bytes() + b"broken")
     assert load_samples("musique", str(path), "train", limit=2)[1].read == 2
-    for source in ("squad", "synthetic", "babilong", "hover"):
+    for source in ("squad", "babilong", "hover"):
         with pytest.raises(InputError, match=f"'{source}'"):
             load_samples(source, str(tmp_path), "train")
 
 
 def config(sources: Mapping[str, float], path: str = "", limit: int = 0) -> DataConfig:
-    made = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, seed=0, train=12, dev=5)
-    return DataConfig(path=path, limit=limit, synthetic=made, sources=sources)
+    return DataConfig(path=path, limit=limit, sources=sources)
 
 
 def records(source: str, count: int) -> list[dict[str, Any]]:
-    make = SOURCES[source].to_record
-    return [make(f"r{i}", f"{source} question {i}?", "Oslo", PARAGRAPHS, [0]) for i in range(count)]
+    asked = ((f"r{i}", f"{source} question {i}?") for i in range(count))
+    return [record_of(source, *each, "Oslo", PARAGRAPHS, [0]) for each in asked]
 
 
 def write(path: Path, items: list[dict[str, Any]]) -> Path:
@@ -184,18 +183,11 @@ def test_mixtures(tmp_path: Path) -> None:
 
 
 def test_limit_keeps_the_first_invented_questions(tmp_path: Path) -> None:
-    every = load(config({"synthetic": 1.0}), "train", tmp_path).all
-    settings = config({"synthetic": 1.0}, limit=4)
+    every = load(config({"hotpotqa": 1.0}, WORLD), "train", tmp_path).all
+    settings = config({"hotpotqa": 1.0}, WORLD, limit=4)
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     assert train.all == every[:4]
     assert not {s.question for s in every} & {s.question for s in dev.all}
-    # Invented files of a source are written once.
-    settings = config({"hotpotqa": 1.0}, "synthetic")
-    first = load(settings, "train", tmp_path)
-    (folder,) = (tmp_path / "synthetic").iterdir()
-    stamp = (folder / "train.jsonl").stat().st_mtime_ns
-    assert load(settings, "train", tmp_path) == first
-    assert (folder / "train.jsonl").stat().st_mtime_ns == stamp
 
 
 def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
@@ -219,13 +211,13 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     alone = config(one, str(write(tmp_path / "alone.jsonl", records("hotpotqa", 1))))
     empty = "train" if is_held_out("r0") else "dev"  # the record is in the other part
     assert "config.eval.path" in refusal(alone, empty, tmp_path)
-    assert "'squad'" in refusal(config({"squad": 1.0}, "synthetic"), "train", tmp_path)
-    assert "data.sources" in refusal(config({}, "synthetic"), "train", tmp_path)
+    assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)
+    assert "data.sources" in refusal(config({}, "a"), "train", tmp_path)
 
 
 def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:
     stories = BabilongConfig(chunks=15, train=40, dev=40)
-    settings = dataclasses.replace(config({"babilong": 1}, "synthetic"), babilong=stories)
+    settings = dataclasses.replace(config({"babilong": 1}), babilong=stories)
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     assert {s.question for s in train.all} & {s.question for s in dev.all}
     assert len(without_questions(train, [*dev.all]).all) == 40

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.worlds.records import LAYOUTS, hops, questions
+from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import (
     Decomposition,
     SubQuestion,
     of_musique,
-    of_puzzle,
+    of_own,
     of_two_wiki,
     read,
 )
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.data.generators.synthetic import SyntheticConfig, puzzle_at
 from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
-from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.query_questions import read_query_questions, unseen
 from qrag_jax.data.rag_questions import RagQuestions, load_questions
 from qrag_jax.data.sample import Page, QueryQuestion
-from qrag_jax.data.sources import hotpotqa, musique
+from qrag_jax.data.sources.own import Columns
 from qrag_jax.environments.rag.scripted import named
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
+from tests.support import worlds
+from tests.support.worlds import record_of
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
 PAGES = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
@@ -45,8 +46,8 @@ def write(path: Path, *records: dict[str, Any]) -> Path:
 
 
 def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
-    hotpot = hotpotqa.to_record("a", "Where?", "a lake", PARAGRAPHS, [1, 0])
-    steps = musique.to_record("b", "Where else?", "a lake", PARAGRAPHS, [1])
+    hotpot = record_of("hotpotqa", "a", "Where?", "a lake", PARAGRAPHS, [1, 0])
+    steps = record_of("musique", "b", "Where else?", "a lake", PARAGRAPHS, [1])
     parts = [
         write(tmp_path / "hotpot.jsonl", hotpot),
         write(tmp_path / "musique.jsonl", steps),
@@ -89,7 +90,7 @@ def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) ->
 
 def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None:
     made = bridge_question(0, "train", 0)
-    found = of_bridge(made)
+    found = made.query
     assert (found.id, found.question, found.answers) == (made.id, made.question, (made.answer,))
     assert [page.title for page in found.gold] == [made.entity, made.bridge]
     assert [page.whole for page in found.passages] == list(made.sample.chunks)
@@ -100,11 +101,8 @@ def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None
         unseen([same], [dev])
 
 
-MADE = SyntheticConfig(hops=(2, 3, 4), train=30, dev=10)
-
-
-def synthetic(**fields: Any) -> DataConfig:
-    return DataConfig(path="synthetic", synthetic=MADE, sources={"synthetic": 1.0}, **fields)
+def own(name: str = "chains") -> DataConfig:
+    return DataConfig(path=worlds.path_of(name), sources={"own": 1.0})
 
 
 def load(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> RagQuestions:
@@ -112,19 +110,18 @@ def load(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> 
 
 
 def test_questions_of_the_invented_world_with_their_decompositions() -> None:
-    found = load(synthetic())
+    found = load(own())
     assert (len(found.train), len(found.dev)) == (30, 10)
     # Also where questions before it are left out, as those are that evaluation has, too.
-    crowded = dataclasses.replace(MADE, train=200, dev=200)
-    every = load(dataclasses.replace(synthetic(), synthetic=crowded)).train
+    every = load(own("many_chains")).train
     for each in (*found.train, *found.dev, *every):
         assert each.decomposition.answers == each.sample.answers
         text = " ".join(each.gold).casefold()
         assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
-    few = load(synthetic(), max_hops=2).train
+    few = load(own(), max_hops=2).train
     assert 0 < len(few) < 30
     assert all(len(each.decomposition.hops) <= 2 for each in few if each.decomposition)
-    whole = load(synthetic(), taken_apart=False)
+    whole = load(own(), taken_apart=False)
     assert whole.train[0].decomposition is None
     passages = whole.passages()  # those of all questions, once
     assert len(set(passages)) == len(passages)
@@ -134,18 +131,18 @@ def test_questions_of_the_invented_world_with_their_decompositions() -> None:
 def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         paragraphs = [("Ada", ["Born in Oslo."]), ("Oslo", ["In Norway."]), ("Rome", ["Old."])]
-        record = musique.to_record(split, f"{split}: where?", "Norway", paragraphs, [0, 1])
+        record = record_of("musique", split, f"{split}: where?", "Norway", paragraphs, [0, 1])
         for step, text in zip(record["question_decomposition"], ("Ada?", "Where is #1 ?")):
             step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
         write(tmp_path / f"{split}.jsonl", record)
     (question,) = load(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
     assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
     assert [*question.gold] == ["Ada. Born in Oslo.", "Oslo. In Norway."]
-    for source in ("hotpotqa", "musique"):  # whose invented questions are not taken apart
+    for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
-            load(DataConfig(path="synthetic", sources={source: 1.0}))
+            load(DataConfig(path=path, sources={source: 1.0}))
     with pytest.raises(InputError, match="1 hop"):
-        load(synthetic(), max_hops=1)
+        load(own(), max_hops=1)
 
 
 ALL = JudgedQuery("all", "a", (("d1", 1), ("d2", 2)))
@@ -228,10 +225,10 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
 
 
 def test_the_invented_world_leads_to_its_answer() -> None:
-    config, kinds = SyntheticConfig(), set()
-    for index in range(150):
-        puzzle = puzzle_at(config, "train", index)
-        found = of_puzzle(puzzle)
+    kinds = set()
+    for puzzle, question in questions("train", 150):
+        record = LAYOUTS["own"](question) | {"hops": hops(puzzle)}
+        found = of_own(record, Columns())
         assert found.answers == (puzzle.answer,)
         for hop, place in zip(found.hops, puzzle.chain, strict=True):
             assert named(hop.answers, [" ".join(puzzle.passages[place].sentences)])
@@ -249,13 +246,11 @@ def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     later = [{"question": "#1?", "answer": "a"}]  # a step that needs its own answer
     broken = [MUSIQUE | {"id": "b", "question_decomposition": steps} for steps in ([], later)]
-    found, report = read("musique", [write(path, MUSIQUE, MUSIQUE, *broken)])
+    found, report = read("musique", str(write(path, MUSIQUE, MUSIQUE, *broken)), "train")
     assert found == {"3hop1__1_2_3": of_musique(MUSIQUE)}
     assert (report.read, report.kept, [*report.skipped.values()]) == (4, 1, [1, 1, 1])
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
-        read("musique", [write(path, broken[0])])
-    with pytest.raises(InputError, match="'hotpotqa'"):
-        read("hotpotqa", [path])
+        read("musique", str(write(path, broken[0])), "train")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +258,7 @@ def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
     [("musique", "musique/dev.jsonl.gz"), ("two_wiki", "2wikimultihopqa/train.jsonl.gz")],
 )
 def test_the_passages_of_real_records_have_the_answers(source: str, name: str) -> None:
-    found, report = read(source, [real(name)])
+    found, report = read(source, str(real(name)), "train")
     assert report.skipped == {}
     hops = answered = 0
     for _, record in read_records(real(name)):

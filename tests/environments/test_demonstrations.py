@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question, talkative_question
 from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
-from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.data.generators.talkative import TalkativeQuestion, talkative_question
+from qrag_jax.data.scripted import Draw, TalkativeQuestion
 from qrag_jax.environments.query_rewriting.styles import (
     COPY,
     NO_STOP_WORDS,

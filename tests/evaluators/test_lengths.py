@@ -10,7 +10,7 @@ import pytest
 from configs import hotpotqa
 from qrag_jax.data.config import DataConfig
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.lengths import documents_of_length, documents_of_lengths
+from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.systems.parts import only_source, samples_of
 
@@ -30,6 +30,10 @@ def of(config: ml_collections.ConfigDict, source: str, **fields) -> ml_collectio
 
 def data(config: ml_collections.ConfigDict) -> DataConfig:
     return QRagConfig.of(config).dev_data
+
+
+def documents_of_length(data: DataConfig, chunks: int, count: int):
+    return documents_of_lengths(data, [chunks], [count], every_story=True)[chunks].samples
 
 
 @pytest.mark.parametrize("source", ["babilong", "niah"])

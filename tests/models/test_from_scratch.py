@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.compute.rope import rotate_halves

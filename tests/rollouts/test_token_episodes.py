@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import Searched
 from qrag_jax.environments.query_writing.styles import (

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.compute.lora import Adapted, merge

@@ -27,6 +27,7 @@ from qrag_jax.runtime.not_learning import (
     findings,
 )
 from tests.entry_points import ROOT, Commands
+from tests.support import worlds
 
 SOUND = {"entropy": 0.6, "grad_norm": 0.3, "flat_groups": 0.2}
 
@@ -208,7 +209,7 @@ def test_a_training_that_does_not_learn_says_so_and_goes_on(
         "--config=configs/quickstart.py:tiny",
         f"--workdir={tmp_path / 'run'}",
         "--config.optimizer.learning_rate=1e-12",
-        "--config.data.synthetic.dev=40",
+        f"--config.data.path={worlds.path_of('more_questions')}",
         "--config.eval.samples=40",
         "--config.train.steps=10",
         "--config.train.eval_every=2",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools.demonstrations import (
     Demonstration,
     DemonstrationsConfig,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from configs import common
 from qrag_jax.data.config import source_section
 from qrag_jax.data.loading import LoadedSamples, load_split, tokenise_samples
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources.registry import Split
+from qrag_jax.data.sample import Sample, Split
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -23,6 +23,7 @@ def only_source(config: ConfigDict, name: str) -> None:
     """Replaces all sources of a config by one."""
     with config.unlocked():
         config.data.sources = ConfigDict({name: source_section(name)})
+        config.data.path = common.invented(config)
 
 
 def samples_of(config: ConfigDict, split: Split, *, hold_out: bool = True) -> LoadedSamples:

@@ -18,6 +18,7 @@ from qrag_jax.systems import (
     leret_config,
     rlvr_config,
 )
+from tests.support import worlds
 
 HARR_MEMBERS, RLVR_MEMBERS = 4, 3
 
@@ -34,7 +35,7 @@ def small_q_rag(**fields: Any) -> ConfigDict:
     config = hotpotqa.get_config("tiny").unlock()
     config.encoder.scratch.update(layers=1, hidden=16, vocab=300)
     config.encoder.update(length_buckets=1, block_sizes=1, dtype="float32")
-    config.data.synthetic.update(train=24, dev=8)
+    config.data.path = worlds.path_of("few_hotpotqa")
     config.imitate.update(steps=4, batch_size=8, learning_rate=1e-2)
     config.stages = ("imitate", "pqn")
     config.train.update(steps=2, batch_size=8, accumulation=1, eval_every=6, checkpoint_every=2)
@@ -44,11 +45,10 @@ def small_q_rag(**fields: Any) -> ConfigDict:
 
 
 def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
-    config = harr_config.default_config(algorithm, "synthetic")
+    config = harr_config.default_config(algorithm, "own")
     harr_config.with_scratch(config, layers=1, hidden=16, heads=2, vocab=300, positions=160)
-    config.data.path = "synthetic"
+    config.data.path = worlds.path_of("few_chains")
     config.data.max_chunk_tokens = 64
-    config.data.synthetic.update(hops=(2,), comparison=0.0, chunks=8, train=24, dev=8)
     config.state.update(max_tokens=96, instruction=False)
     config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1, dtype="float32")
     config.policy.update(pool=10, passages=2)

@@ -122,7 +122,6 @@ def test_ppo_without_a_history(tmp_path: Path, fields: dict[str, Any]) -> None:
 
 def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
     config = small(policy__pool=300, data__limit=2)
-    config.data.synthetic.dev = 2
     with Run.open(tmp_path / "run", 0.0) as run, harr.open_system(config, run) as system:
         batch = batch_of(system, NewRun())
         count = len(system.inputs.index.corpus)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.data.generators.bridge_world import bridge_question
+from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm

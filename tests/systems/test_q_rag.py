@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from benchmarks.quality.runner import write_lines
 from configs import hotpotqa, hotpotqa_musique, own
+from examples.worlds.records import records
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.generators import synthetic
-from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources.registry import SOURCES
+from qrag_jax.data.sample import SPLITS, Sample
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.rollouts.limits import check_fit
@@ -44,6 +44,7 @@ from qrag_jax.systems.reward_labels import Labelled, with_labels
 from qrag_jax.systems.scoring import check_own_data
 from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
+from tests.support import worlds
 from tests.systems.parts import prepared, samples_of, tokenised
 
 
@@ -51,8 +52,7 @@ from tests.systems.parts import prepared, samples_of, tokenised
 def config(tmp_path: Path) -> ml_collections.ConfigDict:
     result = hotpotqa.get_config("tiny")
     result.data.cache = str(tmp_path / "cache")
-    result.data.synthetic.train = 20
-    result.data.synthetic.dev = 6
+    result.data.limit = 20
     return result
 
 
@@ -119,8 +119,9 @@ def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
     config = hotpotqa_musique.get_config("tiny")
     sizes = {"hotpotqa": 30, "musique": 12}
     for name, size in sizes.items():
-        made = SyntheticConfig((2,), 0.0, 8, 0)
-        synthetic.write_corpus(tmp_path / name, SOURCES[name], made, size, 4)
+        few = partial(records, layout=name, hops=(2,), comparison=0.0, chunks=8, train=size, dev=4)
+        for split in SPLITS:
+            write_lines(tmp_path / name / f"{split}.jsonl", few(split))
     config.data.path = str(tmp_path)
     config.data.cache = str(tmp_path / "cache")
     taken = QRagConfig.of(config)
@@ -390,7 +391,7 @@ def no_musique(config_scored: ConfigDict) -> None:
 
 
 def seed(config_scored: ConfigDict) -> None:
-    config_scored.data.synthetic.seed = 1
+    config_scored.data.path = f"{worlds.WORLD}:other_world"
 
 
 def question_tokens(config_scored: ConfigDict) -> None:
@@ -401,7 +402,7 @@ def question_tokens(config_scored: ConfigDict) -> None:
     ("change", "name"),
     [
         (no_musique, "data.sources.musique.weight"),
-        (seed, "data.synthetic.seed"),
+        (seed, "data.path"),
         (question_tokens, "data.max_question_tokens"),
     ],
 )

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from configs.rlvr import get_config
-from qrag_jax.data.generators.bridge_world import bridge_question
-from qrag_jax.data.generators.synthetic import Split
+from examples.worlds.scripts import bridge_question
+from qrag_jax.data.sample import Split
 from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Look, ToolTask
 from qrag_jax.errors import InputError

@@ -10,12 +10,10 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
-
-Split = Literal["train", "dev"]
 
 TASKS = tuple(f"qa{number}" for number in range(1, 21))
 FOLDER = "babi"  # name of the stories' folder in a parent folder that sources share

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from qrag_jax.data.files.babi import Split, Story
-from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.files.babi import Story
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError
 
 PEOPLE = ("Nora", "Felix", "Ruth", "Oscar")

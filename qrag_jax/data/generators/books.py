@@ -11,7 +11,7 @@ from pathlib import Path
 import sentencex
 
 from qrag_jax.data.files.text_files import read_text, text_files
-from qrag_jax.data.generators.synthetic import Split
+from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 
 # Dev's share of a folder's sentences. It is more than half: training documents have tens of

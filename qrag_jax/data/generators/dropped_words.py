@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.scripted import Draw
 
 STREAM = 15  # of `Draw`, for the words that are dropped; lower ones draw questions and styles
 _END = re.compile(r"[.!?]['\")\]]*$")

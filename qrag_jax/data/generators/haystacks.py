@@ -8,18 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.files.babi import Split
-from qrag_jax.data.generators.niah_words import SINGULAR, TYPES, distinct
-from qrag_jax.data.generators.noise import Noise, NoiseConfig, noise
-from qrag_jax.data.generators.shelf import Shelf
+from qrag_jax.data.generators.noise import Noise, NoiseConfig, Shelf, noise
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.redrawn import RedrawnSamples, composed
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import SPLITS, Sample, Split
 from qrag_jax.data.sources.niah import NAME
 from qrag_jax.errors import InputError
 
-SPLITS: tuple[Split, ...] = ("train", "dev")
 HAYSTACKS = ("noise", "essay", "needle")
+TYPES = ("words", "numbers", "uuids")
+SINGULAR = {"words": "word", "numbers": "number", "uuids": "uuid"}
 CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
 # The haystack "noise": these sentences, repeated in this order.
 FILLER = (
@@ -77,7 +75,7 @@ class NiahConfig:
     value_type: str = ""  # words, numbers or uuids; "": the preset's
     chunks: int = 0  # C, sentences per document; 0: as many as make up `tokens`
     tokens: int = 4096  # approximate length of a document; used if chunks is 0
-    noise: str = ""  # folder of books; "": sentences of an invented world
+    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
     noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
     seed: int = 0  # seed of all random draws
     train: int = 10_000  # documents made for training
@@ -121,11 +119,6 @@ class NiahConfig:
         if self.knobs.haystack != "essay":
             return None
         return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
-
-
-def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
-    """Documents of one length, each with one question; see `read_documents`."""
-    return read_documents(config, split, chunks, count)[0]
 
 
 def read_documents(
@@ -285,3 +278,70 @@ def _question(knobs: Preset, asked: list[str]) -> str:
         return f"What is the special magic {kind} for {query} mentioned in the provided text?"
     kind = knobs.value_type
     return f"What are all the special magic {kind} for {query} mentioned in the provided text?"
+
+
+# ---------------------------------------------------------------- keys and values
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST = _listed(
+    "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
+    "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
+    "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
+    "kind late lazy little lively lone loud lucky mellow mild misty modest narrow nimble noble "
+    "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
+    "silent simple slim smooth solid stern tidy"
+)
+SECOND = _listed(
+    "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
+    "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
+    "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
+    "island jacket kettle ladder lantern lemon letter magnet maple market meadow mirror mountain "
+    "needle ocean orchard otter paddle parrot pebble pillow planet pocket pumpkin rabbit ribbon "
+    "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
+    "window"
+)
+
+
+def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
+    """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs."""
+    if kind == "uuids":
+        digits = rng.bytes(16 * count).hex()
+        return [_uuid(digits[i : i + 32]) for i in range(0, 32 * count, 32)]
+    if kind == "numbers":
+        return [str(10**6 + n) for n in _numbers(kind, rng, 9 * 10**6, count)]
+    pairs = len(FIRST) * len(SECOND)
+    if count <= pairs:
+        numbers, word = _numbers(kind, rng, pairs, count), _pair
+    else:
+        numbers, word = _numbers(kind, rng, pairs * len(FIRST), count), _triple
+    return [word(number) for number in numbers]
+
+
+def _uuid(digits: str) -> str:
+    """A UUID of version 4: one digit is fixed, and one digit has four possible values."""
+    variant = "89ab"[int(digits[16], 16) % 4]
+    groups = digits[:8], digits[8:12], "4" + digits[13:16], variant + digits[17:20], digits[20:]
+    return "-".join(groups)
+
+
+def _pair(number: int) -> str:
+    first, second = divmod(number, len(SECOND))
+    return f"{FIRST[first]}-{SECOND[second]}"
+
+
+def _triple(number: int) -> str:
+    first, rest = divmod(number, len(FIRST) * len(SECOND))
+    return f"{FIRST[first]}-{_pair(rest)}"
+
+
+def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> list[int]:
+    if count > space:
+        raise InputError(
+            f"a document asks for {count} different {kind}, but there are {space}; set "
+            "config.data.sources.niah.key_type or value_type to uuids."
+        )
+    return rng.choice(space, size=count, replace=False).tolist()

@@ -1,7 +1,7 @@
-"""Background text: sentences of books, or of an invented world, in runs from random places.
+"""Background text: sentences of books, or of a function, in runs from random places.
 
 Training and dev documents share no background sentence, except with `dev="shared"`. They draw from
-different books or worlds, and sentences that are in both are left out of dev.
+different books or parts, and sentences that are in both are left out of dev.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from qrag_jax.data.generators.books import Book, read_books, split_books
-from qrag_jax.data.generators.shelf import Shelf
-from qrag_jax.data.generators.synthetic import Split, SyntheticConfig, passages_at
+from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import own_code
+from qrag_jax.runtime.whole_files import write_whole
 
+RUN = 100  # most consecutive sentences, as in BABILong (Kuratov et al., 2024)
+RECORD = "books.json"  # in the run's folder: digests of the books that it was trained on
+SHOWN = 5  # books named in one sentence
 SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
-INVENTED_BOOK = 1000  # sentences
-INVENTED_STEP = 5000  # pool sizes of the invented world are multiples of this
+WORLD = "examples/worlds/records.py:sentences"  # where no books are named
+CODE_BOOK = 1000  # sentences of a function that count as a book
+CODE_STEP = 5000  # pool sizes of a function's sentences are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +37,14 @@ class NoiseConfig:
     """Where background text comes from.
 
     Attributes:
-        train: folder of books, or "" for sentences of an invented world.
+        train: folder of books, or FILE.py:FUNCTION, which is called with `split` and `seed` and
+            gives sentences; "": `WORLD`.
         dev: folder of books for dev documents. "": the books of `train` are split (see
-            `split_books`), or each split has its own invented world. "shared": no book is held
-            out, as in runs made before this field existed.
+            `split_books`), or the function gives dev's. "shared": no book is held out.
         repeats: how often a document may use one sentence; 0 for any number.
-        seed: seed of the invented worlds.
-        train_chunks: length of a training document. It determines how many sentences of the
-            invented world are training sentences, which dev must not use.
+        seed: of the function.
+        train_chunks: length of a training document. It determines how many of a function's
+            sentences are training sentences, which dev must not use.
         source: source of the documents, for messages.
     """
 
@@ -51,6 +59,12 @@ class NoiseConfig:
     def section(self) -> str:
         """The config section of these fields."""
         return f"config.data.sources.{self.source}"
+
+    @property
+    def code(self) -> str:
+        """The function that gives the sentences; "": books do."""
+        spec = self.train or WORLD
+        return spec if own_code.is_own_code(spec) else ""
 
     @property
     def is_shared(self) -> bool:
@@ -124,29 +138,29 @@ def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
 def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
     """The books that documents of a split draw from; none if the noise is invented."""
     own = split == "dev" and config.dev not in ("", SHARED)
-    return _books(config, split)[1] if own or config.train else ()
+    return _books(config, split)[1] if own or not config.code else ()
 
 
 def _train(config: NoiseConfig, count: int) -> Noise:
-    if not config.train:
-        return _invented("train", config.seed, _made(_least(config, count)), config.source)
+    if config.code:
+        return _of_code(config, "train", _size(_least(config, count)))
     return _of_books(*_books(config, "train"), config.source)
 
 
 def _dev(config: NoiseConfig, count: int) -> Noise:
     least = _least(config, count)
     if config.dev == SHARED:
-        if config.train:
+        if not config.code:
             return _train(config, count)
-        return _invented("dev", config.seed, _made(least), config.source)
+        return _of_code(config, "dev", _size(least))
     train = _train(config, config.train_chunks)
-    if config.dev or config.train:
+    if config.dev or not config.code:
         return _without(_of_books(*_books(config, "dev"), config.source), train)
-    for made in itertools.count(_made(least), INVENTED_STEP):
-        left = _without(_invented("dev", config.seed, made, config.source), train)
+    for size in itertools.count(_size(least), CODE_STEP):
+        left = _without(_of_code(config, "dev", size), train)
         if len(left.sentences) >= least:
             return left
-    raise AssertionError("an invented world has no end")
+    raise AssertionError("the function refuses when it has no more")
 
 
 def _least(config: NoiseConfig, count: int) -> int:
@@ -154,9 +168,9 @@ def _least(config: NoiseConfig, count: int) -> int:
     return -(-count // config.repeats) if config.repeats else 1
 
 
-def _made(least: int) -> int:
-    """How many sentences to invent: a quarter more than needed, so that documents differ."""
-    return -(-max(least * 5 // 4, 1) // INVENTED_STEP) * INVENTED_STEP
+def _size(least: int) -> int:
+    """How many sentences of a function to take: a quarter too many, so that documents differ."""
+    return -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
 
 
 def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
@@ -199,10 +213,10 @@ def _of_books(name: str, books: tuple[Book, ...], source: str) -> Noise:
 
 
 @functools.lru_cache(maxsize=8)
-def _invented(split: Split, seed: int, count: int, source: str) -> Noise:
-    texts = _Invented.of(split, seed).first(count)
-    books = [texts[i : i + INVENTED_BOOK] for i in range(0, count, INVENTED_BOOK)]
-    return _pool("the invented world", books, source)
+def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
+    texts = _Sentences.of(config.code, split, config.seed).first(count)
+    books = [texts[i : i + CODE_BOOK] for i in range(0, count, CODE_BOOK)]
+    return _pool(Path(config.code.rpartition(":")[0]).name, books, config.source)
 
 
 def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
@@ -210,28 +224,171 @@ def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
     return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64), source)
 
 
-class _Invented:
-    """The sentences of the passages of an invented world, made on demand and kept."""
+class _Sentences:
+    """What a user's function gives, asked for as it is needed and kept."""
 
-    def __init__(self, split: Split, seed: int) -> None:
-        self._made: list[str] = []
-        self._more = self._passages(split, SyntheticConfig(seed=seed))
+    def __init__(self, spec: str, split: Split, seed: int) -> None:
+        code = own_code.load(spec, "the noise", ("split", "seed"))
+        self._known: list[str] = []
+        self._more = iter(code.function(split=split, seed=seed))
 
     @staticmethod
     @functools.cache
-    def of(split: Split, seed: int) -> _Invented:
-        """The only instance of a world; all pools of this world share its sentences."""
-        return _Invented(split, seed)
+    def of(spec: str, split: Split, seed: int) -> _Sentences:
+        """The only instance; all pools share its sentences."""
+        return _Sentences(spec, split, seed)
 
     def first(self, count: int) -> list[str]:
-        while len(self._made) < count:
-            self._made.extend(next(self._more))
-        return self._made[:count]
+        self._known.extend(itertools.islice(self._more, max(count - len(self._known), 0)))
+        if len(self._known) < count:
+            raise InputError(
+                f"the function of noise gives {len(self._known)} sentences, but {count} are asked "
+                "for; give more, or let it go on without end."
+            )
+        return self._known[:count]
 
-    @staticmethod
-    def _passages(split: Split, config: SyntheticConfig) -> Iterator[list[str]]:
-        index = 0
-        while True:
-            for _, sentences in passages_at(config, split, index).paragraphs:
-                yield sentences
-            index += 1
+
+# ---------------------------------------------------------------- what a run was trained on
+
+
+# The choice of dev books depends on all books of a folder: if one book is added, a training book
+# may become a dev book. So a run keeps the digests of its training books, and scoring compares.
+def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+    """Writes the digests of the books that training documents draw from; no file without books."""
+    found = {config.source: _digests(books_of(config, "train")) for config in backgrounds}
+    if any(found.values()):
+        write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
+
+
+def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+    """Refuses dev books that the run in `workdir` was trained on.
+
+    Runs without such a record, and backgrounds whose splits share all books, are not checked.
+    """
+    path = workdir / RECORD
+    if not path.exists():
+        return
+    trained = json.loads(path.read_text())
+    for config in backgrounds:
+        if config.is_shared:
+            continue
+        # Books that are still training books do no harm: `noise` takes their sentences out of dev.
+        now = set(_digests(books_of(config, "train")).values())
+        known = set(trained.get(config.source, {}).values()) - now
+        dev = _digests(books_of(config, "dev"))
+        if seen := [name for name, digest in dev.items() if digest in known]:
+            more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
+            raise InputError(
+                f"the books {', '.join(seen[:SHOWN])}{more} would be scored on, but {workdir} was "
+                f"trained among them ({RECORD}): which books are for evaluation depends on all "
+                f"books of {config.section}.noise; give that folder as it was in training, and "
+                f"others as {config.section}.noise_dev."
+            )
+
+
+def _digests(books: Sequence[Book]) -> dict[str, str]:
+    return {
+        book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
+        for book in books
+    }
+
+
+# ---------------------------------------------------------------- places
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shelf:
+    """The places of the sentences of several books, without their texts.
+
+    Attributes:
+        starts: `[books + 1]` int64, where each book begins; the last entry is the number of places.
+    """
+
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles only the books' limits; a worker computes the runs again."""
+        return Shelf, (self.starts,)
+
+    def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
+        """Places of the background of one document, in the order drawn.
+
+        Runs of at most `RUN` consecutive sentences begin at random places of random books.
+
+        Args:
+            rng: source of the draws.
+            count: number of sentences; at most `repeats` times the number of places.
+            repeats: how often one place may be used; 0 for any number.
+
+        Returns:
+            `[count]` int64.
+        """
+        places = self._anywhere.draw(rng, count)
+        if repeats:
+            places = places[_earlier(places) < repeats]
+        found = places[:count]
+        while len(found) < count:
+            used = np.bincount(found, minlength=len(self))
+            free = used < repeats if repeats else used >= 0
+            more = self._runs(free).draw(rng, count - len(found))
+            if repeats:
+                more = more[_earlier(more) + used[more] < repeats]
+            found = np.concatenate([found, more[: count - len(found)]])
+        return found
+
+    @functools.cached_property
+    def _anywhere(self) -> _Runs:
+        return self._runs(np.ones(len(self), bool))
+
+    def _runs(self, free: np.ndarray) -> _Runs:
+        """The runs over the free places.
+
+        Args:
+            free: `[sentences]` bool, whether a place is free.
+        """
+        # A run ends at the end of its book, or before the next place that is not free.
+        ends = np.where(free, len(free), np.arange(len(free)))
+        inner = self.starts[1:-1]
+        ends[inner - 1] = np.minimum(ends[inner - 1], inner)
+        ends = np.minimum.accumulate(ends[::-1])[::-1]
+        places = np.flatnonzero(free)
+        lengths = np.minimum(ends[places] - places, RUN)
+        return _Runs(places, lengths, np.searchsorted(places, self.starts))
+
+
+class _Runs:
+    """Runs of places to draw from.
+
+    Args:
+        places: `[free]` where a run may begin, ascending.
+        lengths: `[free]` length of the run that begins there.
+        firsts: `[books + 1]` where each book begins in `places`.
+    """
+
+    def __init__(self, places: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> None:
+        self._places, self._lengths, self._firsts = places, lengths, firsts
+        self._sizes = np.diff(firsts)
+        self._books = np.flatnonzero(self._sizes)
+        self._typical = lengths.mean()
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws runs with about `count` places or more in all; some places may be drawn twice."""
+        runs = int(count / self._typical * 1.1) + 2
+        book = self._books[rng.integers(len(self._books), size=runs)]
+        spot = self._firsts[book] + rng.integers(self._sizes[book])
+        length = self._lengths[spot]
+        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        return np.repeat(self._places[spot], length) + within
+
+
+def _earlier(values: np.ndarray) -> np.ndarray:
+    """How often each value has appeared earlier in the array, `[values]`."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.searchsorted(ordered, ordered)
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.arange(len(values)) - first
+    return ranks

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.data.files.babi import Split, Story, read_stories, story_file
+from qrag_jax.data.files.babi import Story, read_stories, story_file
 from qrag_jax.data.generators import babi_stories
-from qrag_jax.data.generators.noise import NoiseConfig, noise
-from qrag_jax.data.generators.shelf import Shelf
+from qrag_jax.data.generators.noise import NoiseConfig, Shelf, noise
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.redrawn import RedrawnSamples, composed
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import SPLITS, Sample, Split
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.config_fields import internal
 
 NAME = "babilong"
-SPLITS: tuple[Split, ...] = ("train", "dev")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +32,7 @@ class BabilongConfig:
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
     chunks: int = 100  # C, sentences per document, facts included
-    noise: str = ""  # folder of books; "": sentences of an invented world
+    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
     noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
     seed: int = 0  # seed of places, background and generated stories
     train: int = 10_000  # stories generated for training if there are no files

@@ -1,19 +1,24 @@
-"""Typed access to the fields of a record, and the final checks that all sources share."""
+"""Typed access to the fields of a record, and the final checks that all sources share.
+
+All raise BadRecord, which names the field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
 
+Mend = Callable[[str], None]  # is called with each harmless fault of a record
+
+
+def ignore(fault: str) -> None:
+    """A `Mend` for callers who count no faults."""
+
 
 def present(record: dict[str, Any], *names: str) -> Any:
-    """Returns the first value that is not null under `names`, the spellings of one field.
-
-    Raises:
-        BadRecord: there is no such value; the message names the first spelling.
-    """
+    """Returns the first value that is not null under `names`, the spellings of one field."""
     for name in names:
         if record.get(name) is not None:
             return record[name]
@@ -56,9 +61,6 @@ def answers(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
 
     An empty string as an answer means that there is no answer.
-
-    Raises:
-        BadRecord: `answer` is missing, or one of the two has the wrong type.
     """
     answer = text(present(record, "answer"), "answer")
     aliases = texts(record.get("answer_aliases") or [], "answer_aliases")
@@ -85,10 +87,6 @@ def make_sample(
         support: positions in `chunks`; the caller has checked that they are in range.
         answer_texts: as `answers` returns them.
         needs_support: whether empty support is refused.
-
-    Raises:
-        BadRecord: the id, the question, a chunk or the support is empty, or a text contains half a
-            surrogate pair, which would make a tokeniser fail later.
     """
     question = question.strip()
     distinct = tuple(dict.fromkeys(support))
@@ -118,10 +116,6 @@ def make_question(
         titles: of the gold pages; one that is there twice counts once.
         ids: of the different pages, in their order, in the corpus that comes with the data; ():
             none does.
-
-    Raises:
-        BadRecord: the id, the question or a title is empty, there are no titles, there are ids but
-            not as many as pages, or a text contains half a surrogate pair.
     """
     question = question.strip()
     pages = tuple(dict.fromkeys(title.strip() for title in titles))

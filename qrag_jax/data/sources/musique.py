@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.data.sources.fields import Mend, ignore
 from qrag_jax.runtime.retriever_config import passage_text
 
 NAME = "musique"
 TITLE_SEPARATOR = ". "
-FOLDERS: tuple[str, ...] = ("musique",)
-OFFICIAL: dict[str, tuple[str, ...]] = {
-    "train": ("musique_ans_v1.0_train.jsonl",),
-    "dev": ("musique_ans_v1.0_dev.jsonl",),
-}
-HUB: tuple[str, str | None, dict[str, str]] = (
-    "dgslibisey/MuSiQue",
-    None,
-    {"train": "train", "dev": "validation"},
-)
 
 
-def parse(record: dict[str, Any]) -> Sample:
+def parse(record: dict[str, Any], mend: Mend = ignore) -> Sample:
     """Turns one record into a sample; a chunk is title, `TITLE_SEPARATOR` and text.
 
     The supporting facts are the paragraphs whose `idx` is named by a step of
     `question_decomposition`. Without a decomposition, they are those marked `is_supporting`.
-
-    Raises:
-        BadRecord: the question is not answerable from its paragraphs (MuSiQue-Full), a field is
-            missing or has the wrong type, the id, the question or a paragraph is empty, there are
-            no paragraphs, two paragraphs have the same `idx`, or the supporting facts are missing
-            or out of range.
     """
     answerable = record.get("answerable", True)
     if not isinstance(answerable, bool):
@@ -51,51 +35,6 @@ def parse(record: dict[str, Any]) -> Sample:
     return fields.make_sample(
         NAME, record_id, question, chunks, support=support, answer_texts=answers
     )
-
-
-def mended(record: dict[str, Any]) -> str:
-    """Returns "": `parse` refuses every record with a fault."""
-    return ""
-
-
-def to_record(
-    id: str,
-    question: str,
-    answer: str,
-    paragraphs: Sequence[tuple[str, Sequence[str]]],
-    support: Sequence[int],
-) -> dict[str, Any]:
-    """Makes an official record, the inverse of `parse`.
-
-    Args:
-        id: id, unique in its file.
-        question: question text.
-        answer: answer text, may be empty.
-        paragraphs: (title, sentences) in document order.
-        support: positions in `paragraphs`. The decomposition has one step for each, in this order;
-            its sub-question and sub-answer are empty.
-    """
-    steps = [
-        {"id": step, "question": "", "answer": "", "paragraph_support_idx": place}
-        for step, place in enumerate(support)
-    ]
-    return {
-        "id": id,
-        "paragraphs": [
-            {
-                "idx": place,
-                "title": title,
-                "paragraph_text": " ".join(sentence.strip() for sentence in sentences),
-                "is_supporting": place in support,
-            }
-            for place, (title, sentences) in enumerate(paragraphs)
-        ],
-        "question": question,
-        "question_decomposition": steps,
-        "answer": answer,
-        "answer_aliases": [],
-        "answerable": True,
-    }
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:

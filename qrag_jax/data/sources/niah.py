@@ -9,19 +9,14 @@ from typing import Any
 from qrag_jax.data.generators.books import sentences_of
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.data.sources.fields import Mend, ignore
 
 NAME = "niah"
-FOLDERS: tuple[str, ...] = ("niah", "ruler_niah")
-OFFICIAL: dict[str, tuple[str, ...]] = {
-    "train": ("train.jsonl",),
-    "dev": ("validation.jsonl",),  # the name that RULER's generator uses
-}
-HUB = None  # RULER publishes a generator, not data
 # The last sentence of the instruction in RULER's prompt; the text begins after it.
 _INSTRUCTION = "I will quiz you about"
 
 
-def parse(record: dict[str, Any]) -> Sample:
+def parse(record: dict[str, Any], mend: Mend = ignore) -> Sample:
     """Turns one record into a sample. Its chunks are sentences; its answers are all outputs.
 
     Two layouts are read:
@@ -31,11 +26,6 @@ def parse(record: dict[str, Any]) -> Sample:
 
     The supporting facts are the sentences whose indices are in `supporting`. Without this field,
     they are the sentences that contain one of the `outputs`.
-
-    Raises:
-        BadRecord: a field is missing or has the wrong type, there is no question or no sentence,
-            one of the outputs is in no sentence, or the supporting facts are missing or out of
-            range.
     """
     outputs = fields.texts(fields.present(record, "outputs"), "outputs")
     if record.get("sentences") is not None:
@@ -57,38 +47,6 @@ def parse(record: dict[str, Any]) -> Sample:
     return fields.make_sample(
         NAME, _id(record), question, chunks, support=support, answer_texts=answers
     )
-
-
-def mended(record: dict[str, Any]) -> str:
-    """Returns "": `parse` refuses every record with a fault."""
-    return ""
-
-
-def to_record(
-    id: str,
-    question: str,
-    answer: str,
-    paragraphs: Sequence[tuple[str, Sequence[str]]],
-    support: Sequence[int],
-) -> dict[str, Any]:
-    """Makes a record in the already split layout, the inverse of `parse`.
-
-    Args:
-        id: id, unique in its file.
-        question: question text, one line.
-        answer: answer text, may be empty.
-        paragraphs: (title, sentences) in document order; each is one chunk.
-        support: positions in `paragraphs`.
-    """
-    chunks = [" ".join([title, *sentences]).strip() for title, sentences in paragraphs]
-    return {
-        "id": id,
-        "input_prefix": "",
-        "sentences": chunks,
-        "input_suffix": f"\n{question}",
-        "outputs": [answer] if answer else [],
-        "supporting": list(support),
-    }
 
 
 def _id(record: dict[str, Any]) -> str:

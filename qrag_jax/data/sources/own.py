@@ -7,7 +7,8 @@ A record has
   needed; optional;
 - `answers`: a list of texts, or one text: the right answer, then other ways to say it; optional.
   One of `support` and `answers` must be there;
-- `id`: a text or a whole number, unique; optional.
+- `id`: a text or a whole number, unique; optional;
+- `hops`: the question taken apart, for HARR's scripted agent; optional (`data.decompositions`).
 
 Other names of these fields are set by `Columns`. In a table (CSV) a list is written as JSON in one
 cell: `["first passage", "second passage"]`.
@@ -24,6 +25,7 @@ from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.data.sources.fields import Mend, ignore
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
@@ -79,107 +81,69 @@ class Columns:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Own:
-    """The source of one's own data; see `registry.Source`."""
+USUAL = Columns()
 
-    columns: Columns = Columns()
-    NAME: str = NAME
-    FOLDERS: tuple[str, ...] = (NAME,)
-    HUB: tuple[str, str | None, dict[str, str]] | None = None  # the path names the data set
 
-    @property
-    def OFFICIAL(self) -> dict[str, tuple[str, ...]]:
-        """Names of the files of a folder."""
-        return {"train": ("train.jsonl",), "dev": ("dev.jsonl",)}
+def checked(
+    records: Iterator[tuple[str, dict[str, Any]]], columns: Columns
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records as they are.
 
-    def checked(
-        self, records: Iterator[tuple[str, dict[str, Any]]]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The records of one file, as they are.
+    The first must have the needed columns, and one at least each column that is renamed.
+    """
+    needed = {field: getattr(columns, field) for field in NEEDED}
+    unseen = columns.renamed()
+    first: tuple[str, dict[str, Any]] | None = None
+    for where, record in records:
+        if first is None:
+            first = where, record
+            _check_there(needed, *first)
+        unseen = {field: name for field, name in unseen.items() if name not in record}
+        yield where, record
+    if first is not None:
+        _check_there(unseen, *first)
 
-        The first must have the needed columns, and one at least each column that is renamed.
-        """
-        needed = {field: getattr(self.columns, field) for field in NEEDED}
-        unseen = self.columns.renamed()
-        first: tuple[str, dict[str, Any]] | None = None
-        for where, record in records:
-            if first is None:
-                first = where, record
-                _check_there(needed, *first)
-            unseen = {field: name for field, name in unseen.items() if name not in record}
-            yield where, record
-        if first is not None:
-            _check_there(unseen, *first)
 
-    def parse(self, record: dict[str, Any]) -> Sample:
-        """Turns one record into a sample.
-
-        Raises:
-            BadRecord: a field is missing or has the wrong type, the question or a chunk is empty,
-                there are no chunks, a place of a supporting one is out of range, or there are
-                neither support nor answers.
-        """
-        names = self.columns
-        question = fields.text(fields.present(record, names.question), names.question)
-        chunks = fields.texts(
-            _listed(fields.present(record, names.chunks), names.chunks), names.chunks
+def parse(record: dict[str, Any], mend: Mend = ignore, columns: Columns = USUAL) -> Sample:
+    """Turns one record into a sample, or raises BadRecord."""
+    question = fields.text(fields.present(record, columns.question), columns.question)
+    chunks = fields.texts(
+        _listed(fields.present(record, columns.chunks), columns.chunks), columns.chunks
+    )
+    if not chunks:
+        raise BadRecord(f"field '{columns.chunks}' has no chunk")
+    places = _listed(_value(record, columns.support) or [], columns.support)
+    support = [fields.index(each, columns.support) for each in places]
+    if not all(0 <= place < len(chunks) for place in support):
+        raise BadRecord(f"field '{columns.support}' has an index out of range (they begin at 0)")
+    answers = _answers(_value(record, columns.answers), columns.answers)
+    if not support and not answers:
+        raise BadRecord(
+            f"neither '{columns.support or 'support'}' nor '{columns.answers or 'answers'}' says "
+            "anything"
         )
-        if not chunks:
-            raise BadRecord(f"field '{names.chunks}' has no chunk")
-        places = _listed(_value(record, names.support) or [], names.support)
-        support = [fields.index(each, names.support) for each in places]
-        if not all(0 <= place < len(chunks) for place in support):
-            raise BadRecord(f"field '{names.support}' has an index out of range (they begin at 0)")
-        answers = _answers(_value(record, names.answers), names.answers)
-        if not support and not answers:
-            raise BadRecord(
-                f"neither '{names.support or 'support'}' nor '{names.answers or 'answers'}' says "
-                "anything"
-            )
-        return fields.make_sample(
-            NAME,
-            self._id(record, question, chunks),
-            question,
-            chunks,
-            support=support,
-            answer_texts=answers,
-            needs_support=False,
-        )
+    return fields.make_sample(
+        NAME,
+        record_id(record, columns, question, chunks),
+        question,
+        chunks,
+        support=support,
+        answer_texts=answers,
+        needs_support=False,
+    )
 
-    def mended(self, record: dict[str, Any]) -> str:
-        """Returns "": `parse` refuses every record with a fault."""
-        return ""
 
-    def to_record(
-        self,
-        id: str,
-        question: str,
-        answer: str,
-        paragraphs: Sequence[tuple[str, Sequence[str]]],
-        support: Sequence[int],
-    ) -> dict[str, Any]:
-        """Makes a record of the schema, the inverse of `parse` with the usual columns.
-
-        Args:
-            id: id, unique in its file.
-            question: question text.
-            answer: answer text, may be empty.
-            paragraphs: (title, sentences) in document order; each is one chunk.
-            support: positions in `paragraphs`.
-        """
-        chunks = [" ".join([title, *sentences]).strip() for title, sentences in paragraphs]
-        answers = (answer,) if answer else ()
-        return neutral_record(Sample(id, question, tuple(chunks), tuple(support), answers, NAME))
-
-    def _id(self, record: dict[str, Any], question: str, chunks: Sequence[str]) -> str:
-        given = _value(record, self.columns.id)
-        if isinstance(given, int) and not isinstance(given, bool):
-            return str(given)
-        if given is not None:
-            return fields.text(given, self.columns.id)
-        content = json.dumps([question, chunks])  # ASCII: half surrogate pairs are refused later
-        return f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+def record_id(
+    record: dict[str, Any], columns: Columns, question: str, chunks: Sequence[str]
+) -> str:
+    """The record's own id, or one made from its content."""
+    given = _value(record, columns.id)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return str(given)
+    if given is not None:
+        return fields.text(given, columns.id)
+    content = json.dumps([question, chunks])  # ASCII: half surrogate pairs are refused later
+    return f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def neutral_record(sample: Sample) -> dict[str, Any]:
@@ -213,11 +177,7 @@ def _value(record: dict[str, Any], name: str) -> Any:
 
 
 def _listed(value: Any, name: str) -> list[Any]:
-    """A list, or a text that is one in JSON.
-
-    Raises:
-        BadRecord: it is neither.
-    """
+    """A list, or a text that is one in JSON."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -227,11 +187,7 @@ def _listed(value: Any, name: str) -> list[Any]:
 
 
 def _answers(value: Any, name: str) -> tuple[str, ...]:
-    """Distinct answers that are not empty; a text that begins with `[` must be a JSON list.
-
-    Raises:
-        BadRecord: it is neither a text nor a list of texts.
-    """
+    """Distinct answers that are not empty; a text that begins with `[` must be a JSON list."""
     if isinstance(value, str) and not value.lstrip().startswith("["):
         value = [value]
     listed = fields.texts(_listed([] if value is None else value, name), name)
@@ -241,7 +197,7 @@ def _answers(value: Any, name: str) -> tuple[str, ...]:
 FIELD = "data.path"
 
 
-def own_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Pairs (where, record) of a split; `where` has the number of the record, from 1.
 
     Args:

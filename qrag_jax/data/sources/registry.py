@@ -1,93 +1,104 @@
-"""The registry of data sources; loads the samples of a source and counts skipped records."""
+"""The table of data sets, how their records become samples, and how sources are mixed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple
 
 from qrag_jax.data.files.hub import HubPath, load_hub
 from qrag_jax.data.files.records import find_split, read_records, split_files
-from qrag_jax.data.sample import BadRecord, QueryQuestion, Sample
-from qrag_jax.data.sources import hotpotqa, hover, musique, niah, own, two_wiki
-from qrag_jax.data.sources.own import own_records
+from qrag_jax.data.sample import BadRecord, Sample, Split
+from qrag_jax.data.sources import musique, niah, own, titled_context
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
-Split = Literal["train", "dev"]
+Records = Iterator[tuple[str, dict[str, Any]]]  # pairs (place such as "train.jsonl:17", record)
 
 
-class Files(Protocol):
-    """Where the files of a source are."""
+class Hub(NamedTuple):
+    """A data set of the hub."""
 
-    @property
-    def NAME(self) -> str:
-        """The source's name."""
-
-    @property
-    def FOLDERS(self) -> tuple[str, ...]:
-        """Names of its folder in a parent folder that sources share."""
-
-    @property
-    def OFFICIAL(self) -> dict[str, tuple[str, ...]]:
-        """Split -> official file names."""
+    repo: str
+    config: str | None
+    splits: Mapping[Split, str]
 
 
-class OpenSource(Files, Protocol):
-    """The module of a source whose questions bring no passages; see `data.query_question`."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set. A new one is a row in `SOURCES` and a parser.
 
-    def parse(self, record: dict[str, Any]) -> QueryQuestion:
-        """Turns one record into a question, or raises BadRecord."""
+    Attributes:
+        parse: a record → a sample, or it raises BadRecord; also called with `mend` (see `fields`).
+        official: the names of its files.
+        folders: names of its folder in a parent folder that sources share.
+        hub: None: it is not on the hub by itself.
+        rule: how answers are scored, a name in `metrics.answers.RULES`.
+    """
 
-
-class Source(Files, Protocol):
-    """The interface of a source's module. A new source is such a module and a line in `SOURCES`."""
-
-    @property
-    def HUB(self) -> tuple[str, str | None, dict[str, str]] | None:
-        """(repository, configuration, split -> hub split); None if the source is not on the hub."""
-
-    def parse(self, record: dict[str, Any]) -> Sample:
-        """Turns one record into a sample, or raises BadRecord."""
-
-    def mended(self, record: dict[str, Any]) -> str:
-        """A harmless fault of a record that `parse` accepts; "" if it has none."""
-
-    def to_record(
-        self,
-        id: str,
-        question: str,
-        answer: str,
-        paragraphs: Sequence[tuple[str, Sequence[str]]],
-        support: Sequence[int],
-    ) -> dict[str, Any]:
-        """Makes a record in the official layout, the inverse of `parse`."""
+    parse: Callable[..., Sample]
+    official: Mapping[Split, tuple[str, ...]]
+    folders: tuple[str, ...]
+    hub: Hub | None = None
+    rule: str = "squad"
 
 
+HUB_SPLITS: Mapping[Split, str] = {"train": "train", "dev": "validation"}
 SOURCES: dict[str, Source] = {
-    hotpotqa.NAME: hotpotqa,
-    musique.NAME: musique,
-    two_wiki.NAME: two_wiki,
-    niah.NAME: niah,
-    own.NAME: own.Own(),
+    # Distractor setting (Yang et al., EMNLP 2018).
+    "hotpotqa": Source(
+        partial(titled_context.parse, source="hotpotqa"),
+        {"train": ("hotpot_train_v1.1.json",), "dev": ("hotpot_dev_distractor_v1.json",)},
+        ("hotpotqa",),
+        Hub("hotpotqa/hotpot_qa", "distractor", HUB_SPLITS),
+        "hotpotqa",
+    ),
+    musique.NAME: Source(
+        musique.parse,
+        {"train": ("musique_ans_v1.0_train.jsonl",), "dev": ("musique_ans_v1.0_dev.jsonl",)},
+        ("musique",),
+        Hub("dgslibisey/MuSiQue", None, HUB_SPLITS),
+        "musique",
+    ),
+    # 2WikiMultiHopQA (Ho et al., COLING 2020). The authors' copy needs a loading script, which
+    # `datasets` no longer runs. This copy has the same splits in HotpotQA's hub layout.
+    "two_wiki": Source(
+        partial(titled_context.parse, source="two_wiki"),
+        {"train": ("train.json",), "dev": ("dev.json",)},
+        ("two_wiki", "2wikimultihopqa"),
+        Hub("framolfese/2WikiMultihopQA", None, HUB_SPLITS),
+        "hotpotqa",
+    ),
+    # RULER publishes a generator, not data; "validation" is the name that it uses.
+    niah.NAME: Source(
+        niah.parse,
+        {"train": ("train.jsonl",), "dev": ("validation.jsonl",)},
+        ("niah", "ruler_niah"),
+        rule="ruler",
+    ),
+    own.NAME: Source(own.parse, {"train": ("train.jsonl",), "dev": ("dev.jsonl",)}, (own.NAME,)),
 }
-# How answers are scored: a name in `metrics.answers.RULES`; of other sources, "squad".
-ANSWER_RULES = {
-    hotpotqa.NAME: "hotpotqa",
-    two_wiki.NAME: "hotpotqa",
-    musique.NAME: "musique",
-    niah.NAME: "ruler",
-    "babilong": "babilong",
+# Data sets whose questions bring no passages: for query writers, who search a corpus.
+OPEN_SOURCES: dict[str, Source] = {
+    "hover": Source(
+        titled_context.parse_claim,  # type: ignore[arg-type]
+        {
+            "train": ("hover_train_release_v1.1.json",),
+            "dev": ("hover_dev_release_v1.1.json",),
+        },
+        ("hover",),
+    ),
 }
-HUB_SPLITS = {"train": "train", "dev": "validation"}  # of a data set that a path names
-OPEN_SOURCES: dict[str, OpenSource] = {hover.NAME: hover}
 
 
 def answer_rule(source: str) -> str:
     """The rule by which answers of a source are scored; SQuAD's for data of one's own."""
-    return ANSWER_RULES.get(source, "squad")
+    if source == "babilong":
+        return source
+    return SOURCES[source].rule if source in SOURCES else "squad"
 
 
 @dataclasses.dataclass
@@ -136,6 +147,17 @@ class ReadReport:
         return line + "".join(f"; {count} with {what}" for what, count in self.mended.items())
 
 
+def read_source(
+    source: str, path: str, split: Split, columns: own.Columns | None = None
+) -> tuple[tuple[str, ...], Records]:
+    """What is read, as reports name it, and the records of one split; see `load_samples`."""
+    known = _source(source)
+    names, records = _origin(source, known, path, split)
+    if source == own.NAME:
+        records = own.checked(records, columns or own.Columns())
+    return names, records
+
+
 def load_samples(
     source: str, path: str, split: Split, limit: int = 0, columns: own.Columns | None = None
 ) -> tuple[list[Sample], ReadReport]:
@@ -144,63 +166,39 @@ def load_samples(
     Args:
         source: a name in `SOURCES`.
         path: a data file, a folder with the split's files, or a folder that has them in a
-            sub-folder named after the source (so that one folder serves a mixture). Empty: the
-            records come from the hub. Of one's own data it may name a data set of the hub, or a
-            function, FILE.py:FUNCTION.
-        split: "train" or "dev".
+            sub-folder named after the source (so that one folder serves a mixture); a data set of
+            the hub in the source's layout, hub:NAME; or a function that gives records in it,
+            FILE.py:FUNCTION. Empty: the records come from the hub.
         limit: stop after this many samples; 0 is no limit.
         columns: names of the fields of one's own data; None: the usual ones.
     """
-    module = own.Own(columns or own.Columns()) if source == own.NAME else _module(source)
-    records: Iterator[tuple[str, dict[str, Any]]]
-    if isinstance(module, own.Own) and (named := HubPath.parse(path)):
-        report = ReadReport(source, (f"hub:{named.repo}",))
-        wanted = named.split or HUB_SPLITS[split]
-        records = module.checked(_hub_records(named.repo, named.config, wanted))
-    elif isinstance(module, own.Own) and own_code.is_own_code(path):
-        report = ReadReport(source, (path,))
-        records = module.checked(own_records(path, split))
-    elif path:
-        files = files_of(source, path, split)
-        report = ReadReport(source, tuple(str(file) for file in files))
-        records = (pair for file in files for pair in _records(module, file))
-    elif isinstance(module, own.Own):
-        raise InputError(
-            "data.path is empty, but your own data are nowhere by themselves; set data.path to a "
-            "file, a folder, or hub:NAME"
-        )
-    elif module.HUB is None:
-        raise InputError(f"the data source '{source}' is not on the hub; set data.path to files")
-    else:
-        report = ReadReport(source, (f"hub:{module.HUB[0]}",))
-        repo, config, splits = module.HUB
-        records = _hub_records(repo, config, splits[split])
-    samples: list[Sample] = []
-    seen: set[str] = set()
+    names, records = read_source(source, path, split, columns)
+    parse = _source(source).parse
+    if source == own.NAME and columns:
+        parse = partial(parse, columns=columns)
+    report = ReadReport(source, names)
+    samples: dict[str, Sample] = {}
     for where, record in records:
         report.read += 1
         try:
-            sample = module.parse(record)
-            if sample.id in seen:
+            sample = parse(record, partial(report.mend, where=where))
+            if sample.id in samples:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
             report.skip(str(bad), where)
             continue
-        if wrong := module.mended(record):
-            report.mend(wrong, where)
-        seen.add(sample.id)
-        samples.append(sample)
+        samples[sample.id] = sample
         if len(samples) == limit:
             break
     report.kept = len(samples)
     if not samples:
-        reason, where = next(iter(report.first.items()), ("no record", report.files[0]))
+        reason, where = next(iter(report.first.items()), ("no record", names[0]))
         raise InputError(
-            f"{', '.join(report.files)} has no usable {source} record among {report.read} "
+            f"{', '.join(names)} has no usable {source} record among {report.read} "
             f"(skipped: {report.losses()}; the first is {where}: {reason}); check that it is "
             f"{source} data, with python -m qrag_jax.validate_data --source {source} --path FILE"
         )
-    return samples, report
+    return list(samples.values()), report
 
 
 def is_one_part(path: str) -> bool:
@@ -210,14 +208,52 @@ def is_one_part(path: str) -> bool:
 
 
 def files_of(source: str, path: str, split: Split) -> list[Path]:
-    """The files of one split; the arguments are those of `load_samples`, with a path.
+    """The files of one split of a source, or of one of `OPEN_SOURCES`."""
+    known = OPEN_SOURCES.get(source) or _source(source)
+    folder, official = Path(path), known.official[split]
+    if folder.is_dir() and not find_split(folder, split, official):
+        # Perhaps the source's sub-folder has them.
+        there = (folder / name for name in known.folders)
+        folder = next((each for each in there if each.is_dir()), folder)
+    return split_files(folder, split, official)
 
-    Args:
-        source: may be one of `OPEN_SOURCES`, too.
-    """
-    module: Files = OPEN_SOURCES[source] if source in OPEN_SOURCES else _module(source)
-    folder = _source_folder(Path(path), split, module)
-    return split_files(folder, split, module.OFFICIAL[split])
+
+def _origin(source: str, known: Source, path: str, split: Split) -> tuple[tuple[str, ...], Records]:
+    if named := HubPath.parse(path):
+        hub = Hub(named.repo, named.config, HUB_SPLITS)
+        return (f"hub:{hub.repo}",), _hub_records(hub, named.split or hub.splits[split])
+    if own_code.is_own_code(path):
+        return (path,), own.code_records(path, split)
+    if path:
+        files = files_of(source, path, split)
+        return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
+    if source == own.NAME:
+        raise InputError(
+            "data.path is empty, but your own data are nowhere by themselves; set data.path to a "
+            "file, a folder, or hub:NAME"
+        )
+    if known.hub is None:
+        raise InputError(f"the data source '{source}' is not on the hub; set data.path to files")
+    return (f"hub:{known.hub.repo}",), _hub_records(known.hub, known.hub.splits[split])
+
+
+def _hub_records(hub: Hub, split: str) -> Records:
+    for number, record in enumerate(load_hub(hub.repo, hub.config, split), 1):
+        yield f"hub:{hub.repo}:{number}", record
+
+
+def _source(name: str) -> Source:
+    if name == "babilong":
+        raise InputError("the data source 'babilong' has stories and books, no files of records")
+    if name in OPEN_SOURCES:
+        raise InputError(
+            f"the data source '{name}' has no passages to choose from; use it for query writers, "
+            "who search a corpus"
+        )
+    if name not in SOURCES:
+        known = ", ".join([*SOURCES, "babilong"])
+        raise InputError(f"unknown data source '{name}'; the known ones are {known}")
+    return SOURCES[name]
 
 
 BY_SIZE = "size"
@@ -246,36 +282,3 @@ def mix_weights(
     parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
     total = math.fsum(parts.values())
     return {name: part / total for name, part in parts.items()}
-
-
-def _module(source: str) -> Source:
-    if source == "synthetic":
-        raise InputError("the data source 'synthetic' is made by the program, it has no files")
-    if source == "babilong":
-        raise InputError("the data source 'babilong' has stories and books, no files of records")
-    if source in OPEN_SOURCES:
-        raise InputError(
-            f"the data source '{source}' has no passages to choose from; use it for query writers, "
-            "who search a corpus"
-        )
-    if source not in SOURCES:
-        known = ", ".join([*SOURCES, "babilong", "synthetic"])
-        raise InputError(f"unknown data source '{source}'; the known ones are {known}")
-    return SOURCES[source]
-
-
-def _source_folder(path: Path, split: str, module: Files) -> Path:
-    """Returns `path`, or the source's sub-folder if `path` itself has no file of the split."""
-    if not path.is_dir() or find_split(path, split, module.OFFICIAL[split]):
-        return path
-    return next((path / name for name in module.FOLDERS if (path / name).is_dir()), path)
-
-
-def _records(module: Source, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    records = read_records(file)
-    return module.checked(records) if isinstance(module, own.Own) else records
-
-
-def _hub_records(repo: str, config: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, record in enumerate(load_hub(repo, config, split), 1):
-        yield f"hub:{repo}:{number}", record

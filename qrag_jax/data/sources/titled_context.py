@@ -1,10 +1,14 @@
-"""The record layout that HotpotQA and 2WikiMultiHopQA share: titled paragraphs of sentences.
+"""The record layouts of HotpotQA, 2WikiMultiHopQA and HoVer: titled paragraphs of sentences.
 
 In the official files, `context` is `[[title, [sentence, ...]], ...]` and `supporting_facts` is
 `[[title, sentence index], ...]`. The hub's copies have the same data as columns:
 `{"title": [...], "sentences": [[...], ...]}` and `{"title": [...], "sent_id": [...]}`. A third
 form has only the titles of the supporting facts: `supporting_titles` is `[title, ...]`. Questions
 over a corpus have no `context`, and perhaps `gold_doc_ids`, the ids of their pages there.
+
+HoVer (Jiang et al., Findings of EMNLP 2020) has claims that up to four pages support or do not:
+`uid`, `claim`, `label`, and `supporting_facts` as above or, on the hub, as
+`[{"key": title, "value": sentence index}, ...]`. It has no passages.
 """
 
 from __future__ import annotations
@@ -14,97 +18,74 @@ from typing import Any
 
 from qrag_jax.data.sample import BadRecord, QueryQuestion, Sample
 from qrag_jax.data.sources import fields
+from qrag_jax.data.sources.fields import Mend, ignore
 from qrag_jax.runtime.retriever_config import passage_text
 
 Paragraph = tuple[str, Sequence[str]]  # title, sentences
 
 
-def parse(record: dict[str, Any], source: str) -> Sample:
-    """Turns one record into a sample of `source`; a chunk is `title + " " + sentences`.
+def parse(record: dict[str, Any], mend: Mend = ignore, *, source: str) -> Sample:
+    """One record as a sample of `source`; a chunk is `title + " " + sentences`.
 
     Only the paragraph of a supporting fact matters: a sentence index outside the paragraph is
-    accepted (see `mended`). If two paragraphs have the same title, the first one counts.
-
-    Raises:
-        BadRecord: a field is missing or has the wrong type, the id, the question, the context or a
-            chunk is empty, or the supporting facts are missing or not in the context.
+    accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
     """
-    record_id = fields.text(fields.present(record, "_id", "id"), "_id")
-    question = fields.text(fields.present(record, "question"), "question")
+    record_id, question, answers = _asked(record)
     paragraphs = _paragraphs(fields.present(record, "context"))
     if not paragraphs:
         raise BadRecord("no chunks")
-    answers = fields.answers(record)
     position: dict[str, int] = {}
     for place, (title, _) in enumerate(paragraphs):
         position.setdefault(title, place)
-    support = []
-    for title, _ in _supporting_facts(record):
+    support, sound = [], True
+    for title, sentence in _supporting_facts(record):
         if title not in position:
             raise BadRecord("support title not in the context")
         support.append(position[title])
+        sound &= sentence is None or 0 <= sentence < len(paragraphs[position[title]][1])
     chunks = [_chunk(title, sentences) for title, sentences in paragraphs]
-    return fields.make_sample(
+    sample = fields.make_sample(
         source, record_id, question, chunks, support=support, answer_texts=answers
     )
+    if not sound:
+        mend("sentence index out of range, paragraph kept")
+    return sample
 
 
 def parse_open(record: dict[str, Any]) -> QueryQuestion:
-    """Turns one record without a context into a question whose gold pages are known by title.
-
-    Raises:
-        BadRecord: a field is missing or has the wrong type, the id, the question or a title is
-            empty, or the supporting facts are missing, or not as many as `gold_doc_ids` if these
-            are there.
-    """
-    record_id = fields.text(fields.present(record, "_id", "id"), "_id")
-    question = fields.text(fields.present(record, "question"), "question")
-    answers = fields.answers(record)
+    """One record without a context as a question whose gold pages are known by title."""
+    record_id, question, answers = _asked(record)
     titles = [title for title, _ in _supporting_facts(record)]
     ids = fields.texts(record.get("gold_doc_ids") or [], "gold_doc_ids")
     return fields.make_question(record_id, question, answers, titles=titles, ids=ids)
 
 
-def mended(record: dict[str, Any]) -> str:
-    """A harmless fault of a record that `parse` accepts; "" if it has none."""
-    sizes: dict[str, int] = {}
-    for title, sentences in _paragraphs(fields.present(record, "context")):
-        sizes.setdefault(title, len(sentences))
-    facts = _supporting_facts(record)
-    sound = all(sentence is None or 0 <= sentence < sizes[title] for title, sentence in facts)
-    return "" if sound else "sentence index out of range, paragraph kept"
+# HoVer's labels; the hub's copies have numbers.
+_ANSWERS: dict[Any, str] = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", 1: "yes", 0: "no"}
 
 
-def to_record(
-    record_id: str,
-    question: str,
-    answer: str,
-    paragraphs: Sequence[Paragraph],
-    support: Sequence[int],
-) -> dict[str, Any]:
-    """Makes a record in the official layout; each supporting fact is a paragraph's first sentence.
+def parse_claim(record: dict[str, Any]) -> QueryQuestion:
+    """One record of HoVer as a question that is answered by yes or no."""
+    record_id = fields.text(fields.present(record, "uid"), "uid")
+    claim = fields.text(fields.present(record, "claim"), "claim").strip()
+    if not claim:
+        raise BadRecord("empty claim")
+    titles = []
+    for fact in fields.items(record.get("supporting_facts") or [], "supporting_facts"):
+        if isinstance(fact, dict):
+            fact = [fact.get("key"), fact.get("value")]
+        titles.append(_titled_index(fact)[0])
+    label = fields.present(record, "label")
+    if isinstance(label, bool) or not isinstance(label, str | int) or label not in _ANSWERS:
+        raise BadRecord("field 'label' is neither SUPPORTED nor NOT_SUPPORTED")
+    question = f"Is the following claim supported: {claim.rstrip(' .?')}?"
+    return fields.make_question(record_id, question, (_ANSWERS[label],), titles=titles)
 
-    Args:
-        record_id: id, unique in its file.
-        question: question text.
-        answer: answer text, may be empty.
-        paragraphs: (title, sentences) in document order, with distinct titles and at least one
-            sentence each.
-        support: positions in `paragraphs`.
 
-    Raises:
-        ValueError: two paragraphs have the same title, but the layout refers to them by title.
-    """
-    titles = [title for title, _ in paragraphs]
-    if len(set(titles)) < len(titles):
-        raise ValueError("paragraph titles must be distinct")
-    return {
-        "_id": record_id,
-        "question": question,
-        "answer": answer,
-        "supporting_facts": [[titles[place], 0] for place in support],
-        "context": [[title, list(sentences)] for title, sentences in paragraphs],
-    }
+def _asked(record: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    record_id = fields.text(fields.present(record, "_id", "id"), "_id")
+    question = fields.text(fields.present(record, "question"), "question")
+    return record_id, question, fields.answers(record)
 
 
 def _chunk(title: str, sentences: Sequence[str]) -> str:
@@ -141,10 +122,11 @@ def _supporting_facts(record: dict[str, Any]) -> list[tuple[str, int | None]]:
         if len(titles) != len(sentences):
             raise BadRecord("supporting_facts has not as many titles as sentence indices")
         facts = [list(pair) for pair in zip(titles, sentences)]
-    pairs: list[tuple[str, int | None]] = []
-    for fact in fields.items(facts, "supporting_facts"):
-        if not isinstance(fact, list) or len(fact) != 2:
-            raise BadRecord("field 'supporting_facts' is not a list of [title, sentence index]")
-        title = fields.text(fact[0], "supporting_facts title")
-        pairs.append((title, fields.index(fact[1], "supporting_facts sentence index")))
-    return pairs
+    return [_titled_index(fact) for fact in fields.items(facts, "supporting_facts")]
+
+
+def _titled_index(fact: Any) -> tuple[str, int]:
+    if not isinstance(fact, list) or len(fact) != 2:
+        raise BadRecord("field 'supporting_facts' is not a list of [title, sentence index]")
+    title = fields.text(fact[0], "supporting_facts title")
+    return title, fields.index(fact[1], "supporting_facts sentence index")

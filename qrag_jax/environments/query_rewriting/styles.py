@@ -11,8 +11,7 @@ import dataclasses
 from typing import NamedTuple
 
 from qrag_jax.data.generators.dropped_words import content_words, words_of
-from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.data.generators.talkative import TalkativeQuestion
+from qrag_jax.data.scripted import Draw, TalkativeQuestion
 from qrag_jax.environments.shares import check_shares, drawn
 
 COPY, NO_STOP_WORDS, SOME_WORDS, ENTITY, WRONG_CLAUSE = STYLES = (

@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
 from qrag_jax.environments.query_writing.state import Pool, QueryState, key_of
 from qrag_jax.errors import InputError, check_least

@@ -16,9 +16,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.generators.bridge_world import BridgeQuestion
-from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.data.generators.renamed import Renaming
+from qrag_jax.data.scripted import BridgeQuestion, Draw, renaming
 from qrag_jax.environments.query_writing.prompt import Variant
 from qrag_jax.environments.query_writing.state import BY_HOP, Pool, QueryState, grown
 from qrag_jax.environments.shares import check_shares, drawn_point, name_at
@@ -232,16 +230,13 @@ def draw_renamed(
     draw = Draw(seed, _RENAMING_STREAM, index)
     if not draw.chance(config.renamed):
         return tuple(hops)
-    renaming = Renaming(draw)
+    new = renaming(draw)
 
     def pool(given: Pool) -> Pool:
-        return tuple(
-            each._replace(title=renaming.of(each.title), text=renaming.of(each.text))
-            for each in given
-        )
+        return tuple(each._replace(title=new(each.title), text=new(each.text)) for each in given)
 
     def state(given: QueryState) -> QueryState:
-        question = renaming.of(given.question)
+        question = new(given.question)
         return dataclasses.replace(given, question=question, pool=pool(given.pool))
 
-    return tuple(Written(state(hop.state), renaming.of(hop.query), pool(hop.found)) for hop in hops)
+    return tuple(Written(state(hop.state), new(hop.query), pool(hop.found)) for hop in hops)

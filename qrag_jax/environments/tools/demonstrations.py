@@ -16,8 +16,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.data.generators.bridge_world import BridgePassage, BridgeQuestion
-from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.scripted import BridgePassage, BridgeQuestion, Draw
 from qrag_jax.environments.shares import check_shares, drawn
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 

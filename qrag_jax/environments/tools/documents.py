@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 
 from qrag_jax.data.dataset_parts import TitledSample, untitled
-from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.tools.episode import Document, ToolTask
 from qrag_jax.errors import InputError, check_least
 

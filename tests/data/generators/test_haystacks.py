@@ -7,11 +7,23 @@ import re
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.haystacks import FILLER, PRESETS, NiahConfig, documents
-from qrag_jax.data.generators.niah_words import FIRST, SECOND, distinct
+from qrag_jax.data.generators.haystacks import (
+    FILLER,
+    FIRST,
+    PRESETS,
+    SECOND,
+    NiahConfig,
+    distinct,
+    read_documents,
+)
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.errors import InputError
+
+
+def documents(*args, **fields):
+    return read_documents(*args, **fields)[0]
+
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
 

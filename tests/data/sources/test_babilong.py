@@ -9,14 +9,18 @@ import pytest
 
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.data.sample import SPLITS
 from qrag_jax.data.sources.babilong import (
-    SPLITS,
     BabilongConfig,
-    documents,
     read_documents,
     stories,
 )
 from qrag_jax.errors import InputError
+
+
+def documents(*args, **fields):
+    return read_documents(*args, **fields)[0]
+
 
 SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
 LONG = (

@@ -13,10 +13,10 @@ from qrag_jax.convert_data import main as convert
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.sample import BadRecord
-from qrag_jax.data.sources import hotpotqa
-from qrag_jax.data.sources.own import Columns, Own
+from qrag_jax.data.sources.own import Columns, parse
 from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
+from tests.support.worlds import record_of
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who?", "chunks": ["Ada is.", "Bo is."], "support": [0]},
@@ -48,18 +48,18 @@ def table(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def test_the_schema() -> None:
-    first, second, third = map(Own().parse, RECORDS)
+    first, second, third = map(parse, RECORDS)
     assert (first.id, first.question, first.chunks) == ("a", "Who?", ("Ada is.", "Bo is."))
     assert (first.support, first.answers, first.source) == ((0,), (), "own")
     assert (second.id, second.support, second.answers) == ("7", (), ("Oslo", "Oslo city"))
     assert (third.support, third.answers) == ((1, 0), ("1999",))
-    assert third.id == Own().parse(RECORDS[2]).id  # its content decides
-    assert third.id != Own().parse(RECORDS[2] | {"question": "Why?"}).id
+    assert third.id == parse(RECORDS[2]).id  # its content decides
+    assert third.id != parse(RECORDS[2] | {"question": "Why?"}).id
     # Facts or answers can be hidden; what has neither teaches nothing.
-    assert Own(Columns(support="")).parse(RECORDS[2]).support == ()
-    assert Own(Columns(answers="")).parse(RECORDS[2]).answers == ()
+    assert parse(RECORDS[2], columns=Columns(support="")).support == ()
+    assert parse(RECORDS[2], columns=Columns(answers="")).answers == ()
     with pytest.raises(BadRecord, match="'support'"):
-        Own(Columns(answers="truth")).parse(RECORDS[1])
+        parse(RECORDS[1], columns=Columns(answers="truth"))
 
 
 @pytest.mark.parametrize(("write", "name"), [(jsonl, "r.jsonl"), (table, "r.csv")])
@@ -69,7 +69,7 @@ def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, nam
     path = write(tmp_path / name, records)
     columns = Columns(**NAMES) if other else None
     samples, report = load_samples("own", str(path), "train", columns=columns)
-    assert samples == [Own().parse(record) for record in RECORDS]
+    assert samples == [parse(record) for record in RECORDS]
     assert (report.read, report.kept) == (3, 3)
 
 
@@ -110,7 +110,7 @@ def nothing(split):
 
 def test_conversion_of_any_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paragraphs = [("Dusk", ["By Ada."]), ("Dawn", ["A film."])]
-    record = hotpotqa.to_record("h1", "Who?", "Ada", paragraphs, [0])
+    record = record_of("hotpotqa", "h1", "Who?", "Ada", paragraphs, [0])
     path, out = jsonl(tmp_path / "dev.jsonl", [record, {}]), tmp_path / "out.jsonl"
     flags = ["--source=hotpotqa", f"--path={tmp_path}", "--split=dev"]
     assert convert([*flags, f"--out={out}"]) == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from examples.worlds.scripts import bridge_question
+from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError

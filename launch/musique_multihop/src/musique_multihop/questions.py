@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.dataset_parts import parse_parts, read_part
-from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.data.sample import is_held_out
+from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.environments.tools.documents import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools.episode import (
     Closed,
@@ -88,7 +88,7 @@ class Questions:
         """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
         settings = self.settings
         if settings.questions == BRIDGE:
-            made = (bridge_question(settings.seed, split, n) for n in range(settings.count))
+            made = bridge_questions(settings.seed, split, range(settings.count))
             return [bridge_task(question) for question in made]
         samples: list[Any] = []
         for part in parse_parts(settings.questions):

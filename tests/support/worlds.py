@@ -1,0 +1,34 @@
+"""Small parts of the invented world, as `config.data.path` names them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from examples.worlds.records import LAYOUTS, Question, records
+
+PATH = __file__
+WORLD = "examples/worlds/records.py"
+_few = partial(records, hops=(2,), chunks=8)
+few_hotpotqa = partial(_few, layout="hotpotqa", train=24, dev=8)
+few_chains = partial(_few, comparison=0.0, train=24, dev=8)
+chains = partial(records, train=30, dev=10)
+many_chains = partial(records, train=200, dev=200)
+more_chains = partial(_few, comparison=0.0, train=96)
+more_questions = partial(_few, dev=40)
+
+_six = partial(_few, comparison=0.0, train=6, dev=4)
+six_own = _six
+six_hotpotqa = partial(_six, layout="hotpotqa")
+six_musique = partial(_six, layout="musique")
+six_two_wiki = partial(_six, layout="two_wiki")
+
+
+def path_of(name: str) -> str:
+    """The path of a function of this file."""
+    return f"{PATH}:{name}"
+
+
+def record_of(source: str, *parts: Any, **named: Any) -> dict[str, Any]:
+    """A record in the layout of a source; the other arguments are those of `Question`."""
+    return LAYOUTS[source](Question(*parts, **named))
