@@ -27,7 +27,6 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from benchmarks.report import ROOT
-from qrag_jax.data.config import SYNTHETIC
 from qrag_jax.errors import InputError
 from qrag_jax.models import pretrained, pretrained_lm
 from qrag_jax.models.compute.precision import precision
@@ -103,6 +102,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": _decoder("qwen2", 152064, 3584, 28, (28, 4), 18944),
     "meta-llama/Meta-Llama-3-8B-Instruct": _decoder("llama", 128256, 4096, 32, (32, 8), 14336),
 }
+
+
+INVENTED = "examples/worlds/records.py:large_hotpotqa"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +219,7 @@ def config_of(recipe: Recipe, mesh: Sequence[int], models: Path, *, drawn: bool)
             section.path = str(model_folder(name, models, drawn=drawn).absolute())
         if config.system == "q_rag" and recipe.data:
             folder = DATA / recipe.data
-            config.data.path = str(folder.absolute()) if folder.exists() else SYNTHETIC
+            config.data.path = str(folder.absolute()) if folder.exists() else INVENTED
         if "data" in config and "cache" in config.data:
             config.data.cache = str((models / "cache").absolute())
         config.runtime.mesh = tuple(mesh)

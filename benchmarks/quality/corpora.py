@@ -32,6 +32,7 @@ from benchmarks.quality.runner import command, once, read_lines, write_lines, wr
 from examples.worlds.records import Question, two_wiki
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.files.records import read_records, split_files
+from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.data.sources import titled_context
 from qrag_jax.data.sources.registry import SOURCES
@@ -93,7 +94,7 @@ def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
     return neutral
 
 
-def _split(source: str, folder: Path, split: str) -> Iterable[Record]:
+def _split(source: str, folder: Path, split: Split) -> Iterable[Record]:
     for path in split_files(folder, split, SOURCES[source].official[split]):
         yield from _records(path)
 
