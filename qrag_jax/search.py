@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.files.asked_questions import Asked, read_questions
+from qrag_jax.data.files.queries import Asked, read_questions
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.retrieval.multi_step import Hit

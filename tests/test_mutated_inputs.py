@@ -28,9 +28,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data.files import babi, beir, corpora, query_lists
+from qrag_jax.data.dataset_parts import read_query_questions
+from qrag_jax.data.files import babi, corpora, queries
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.query_questions import read_query_questions
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
 from qrag_jax.environments.rag import reading, search_r1
@@ -256,8 +256,8 @@ def of_source(name: str) -> Reader:
 
 
 def collection(folder: Path) -> None:
-    list(beir.read_documents(folder))
-    beir.read_queries(folder)
+    list(corpora.read_corpus(folder))
+    queries.read_queries(folder)
     read_judged_queries(f"{folder},test")
 
 
@@ -387,7 +387,7 @@ READERS = [
     Reader("a collection in BEIR's layout", lambda: BEIR, collection),
     one("wiki.jsonl", lines(WIKI), lambda path: list(corpora.read_corpus(path))),
     one("judged.jsonl", lines(ROWS), lambda path: read_judged_queries(f"{path},judged")),
-    one("queries.txt", b"where is oslo\nwho is king\n", query_lists.read_query_list),
+    one("queries.txt", b"where is oslo\nwho is king\n", queries.read_query_list),
     one("qrels.tsv", QRELS, trec.read_qrels),
     one("run.txt", b"q1 Q0 d1 1 2.5 tag\nq1 Q0 d2 2 1.5 tag\n", trec.read_run),
     Reader("a language model", lambda: model_files("language model"), read_lm, WEIGHTS),

@@ -22,7 +22,8 @@ from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax import Retriever
-from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
+from qrag_jax.data.files.corpora import read_corpus
+from qrag_jax.data.files.queries import qrels_path, read_queries
 from qrag_jax.data.files.records import read_records
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
@@ -141,7 +142,7 @@ def bm25_cases(setting: Setting) -> Iterator[Case]:
     folder, named = DATA / "ir" / "scifact", {}
     if folder.exists() and not setting.quick:
         named = read_queries(folder, "dev")
-        passages = [Passage(*document) for document in read_documents(folder)]
+        passages = [Passage(*read.document) for read in read_corpus(folder)]
         texts = Texts(passages, list(named.values()))
     else:
         texts = texts_of(setting, 200 if setting.quick else 5_000, 16)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from qrag_jax.data.files.hub import load_hub
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.sample import BadRecord, Sample, Split
-from qrag_jax.data.sources import musique
+from qrag_jax.data.files.records import load_hub, read_records
+from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample, Split
+from qrag_jax.data.sources import musique, titled_context
 from qrag_jax.data.sources.registry import OPEN_SOURCES, SOURCES, ReadReport, files_of
 from qrag_jax.errors import InputError
 
@@ -226,3 +225,70 @@ def _titles(record: dict[str, Any]) -> list[str]:
         return [paragraph["title"] for paragraph in record["paragraphs"]]
     context = record.get("context") or []
     return context["title"] if isinstance(context, dict) else [title for title, _ in context]
+
+
+# ---------------------------------------------------------------- questions of query writers
+
+_QUERY_DATA = "HotpotQA, 2WikiMultiHopQA, MuSiQue or HoVer"
+
+
+def read_query_questions(text: str) -> tuple[list[QueryQuestion], list[ReadReport]]:
+    """The questions of a dataset string, and for each part the report of what was skipped.
+
+    Questions without gold pages are skipped, too.
+
+    Args:
+        text: `path,config,split;path,config,split`, see `dataset_parts`. A path may be the file of
+            questions without a context.
+    """
+    found: dict[str, QueryQuestion] = {}
+    reports = []
+    for part in parse_parts(text):
+        questions, report = _read(part)
+        reports.append(report)
+        for each in questions:
+            if each.id in found:
+                raise InputError(
+                    f"the question {each.id!r} is there twice; name parts of data that do not "
+                    "overlap."
+                )
+            found[each.id] = each
+    return [*found.values()], reports
+
+
+def unseen(train: Sequence[QueryQuestion], dev: Sequence[QueryQuestion]) -> list[QueryQuestion]:
+    """The training questions that are not evaluated on, by their text."""
+    asked = {each.question for each in dev}
+    kept = [each for each in train if each.question not in asked]
+    if not kept:
+        raise InputError(
+            "config.questions.train and config.questions.dev name the same questions, so none is "
+            "left to train on; name other parts."
+        )
+    return kept
+
+
+def of_titled(given: TitledSample) -> QueryQuestion:
+    """A sample as a question; its gold pages are its supporting passages."""
+    sample, titles = given
+    passages = tuple(Page(title, given.body(place)) for place, title in enumerate(titles))
+    gold = tuple(passages[place] for place in sample.support)
+    return QueryQuestion(sample.id, sample.question, sample.answers, gold, passages, sample.source)
+
+
+def _read(part: DatasetPart) -> tuple[list[QueryQuestion], ReadReport]:
+    def parse(record: dict[str, Any]) -> tuple[str, QueryQuestion]:
+        question = _parsed(record, part.config)
+        return question.id, question
+
+    return read_part_as(part, parse, _QUERY_DATA)
+
+
+def _parsed(record: dict[str, Any], config: str) -> QueryQuestion:
+    if config == "hover" or "claim" in record:
+        return titled_context.parse_claim(record)
+    if record.get("paragraphs") is not None or record.get("context") is not None:
+        return of_titled(titled_sample(record, config))
+    if "question" in record:
+        return dataclasses.replace(titled_context.parse_open(record), source=config)
+    raise BadRecord("neither 'question' nor 'claim'")

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from qrag_jax.data.files.beir import Document
-from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.data.files.corpora import Document
+from qrag_jax.data.files.queries import JudgedQuery
 from qrag_jax.data.sample import Page, QueryQuestion, Sample, Split
 from qrag_jax.runtime import own_code
 

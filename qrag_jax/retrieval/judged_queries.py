@@ -1,7 +1,7 @@
 """Reads judged queries of the usual formats, told apart by what is there.
 
-- A folder in BEIR's layout (`data.files.beir`), with the judgements of `metrics.trec`.
-- A file of rows (`data.files.judged_rows`), `.json` or `.jsonl`, gzip'd or not, or a folder with
+- A folder in BEIR's layout (`data.files.queries`), with the judgements of `metrics.trec`.
+- A file of rows (`data.files.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
   such a file for each split.
 """
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts
-from qrag_jax.data.files import beir
-from qrag_jax.data.files.judged_rows import judged_row
+from qrag_jax.data.files import queries
+from qrag_jax.data.files.queries import JudgedQuery, judged_row
 from qrag_jax.data.files.records import read_records, split_files
-from qrag_jax.data.judged_query import JudgedQuery
 from qrag_jax.data.sources.registry import ReadReport
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.trec import read_qrels
@@ -47,7 +46,7 @@ def read_judged_queries(text: str) -> tuple[list[JudgedQuery], list[ReadReport]]
 
 def _read(part: DatasetPart) -> tuple[list[JudgedQuery], ReadReport]:
     path = Path(part.path).expanduser()
-    folder = path.is_dir() and beir.is_collection(path)
+    folder = path.is_dir() and queries.is_collection(path)
     files, read = _collection(path, part.split) if folder else _rows(path, part.split)
     if part.bounds:
         read = [read[place] for place in part.of(len(read))]
@@ -74,16 +73,16 @@ Placed = list[tuple[str, JudgedQuery]]  # (where it is, the query)
 
 def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
     """The queries of a split: those of its own file, and those that are judged."""
-    queries, judgements = beir.queries_path(folder, split), beir.qrels_path(folder, split)
-    texts, qrels = beir.read_queries(folder, split), read_qrels(judgements)
-    own = queries.name.startswith(f"queries_{split}.")
+    asked, judgements = queries.queries_path(folder, split), queries.qrels_path(folder, split)
+    texts, qrels = queries.read_queries(folder, split), read_qrels(judgements)
+    own = asked.name.startswith(f"queries_{split}.")
     read: Placed = []
     for name in dict.fromkeys([*(texts if own else ()), *qrels]):
         judged = qrels.get(name, {})
         grades = tuple((each, grade) for each, grade in judged.items() if grade >= 1)
-        where = f"{queries.name}: {name}"
+        where = f"{asked.name}: {name}"
         read.append((where, JudgedQuery(name, texts.get(name, "").strip(), grades)))
-    return [queries, judgements], read
+    return [asked, judgements], read
 
 
 def _rows(path: Path, split: str) -> tuple[list[Path], Placed]:

@@ -12,9 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
-from qrag_jax.data.files import beir
-from qrag_jax.data.files.query_lists import ListedQuery
-from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.data.files import queries
+from qrag_jax.data.files.queries import JudgedQuery, ListedQuery
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -216,7 +215,7 @@ def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]
         for report in reports:
             log(report.summary())
         folder = Path(part.path).expanduser()
-        name = folder.resolve().name if beir.is_collection(folder) else ""
+        name = folder.resolve().name if queries.is_collection(folder) else ""
         found += [_task(each, name) for each in read]
     return found
 
@@ -290,7 +289,7 @@ def _folders(texts: Sequence[str]) -> dict[str, str]:
             continue
         for part in parse_parts(text, WITHOUT):
             folder = Path(part.path).expanduser()
-            if not beir.is_collection(folder):
+            if not queries.is_collection(folder):
                 continue
             name = folder.resolve().name
             if name in (_MADE, OWN):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.query_rewriting.task import RewriteTask

@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.files.query_lists import read_query_list
+from qrag_jax.data.files.queries import read_query_list
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
@@ -164,7 +164,7 @@ def open_rewriter(
     Args:
         given: the config.
         workdir: the run's folder.
-        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        queries: a file of them, see `data.files.queries`; None: `config.queries.test`.
         samples: so many of them; 0: all.
         out: the file that is named for them; None: none is.
     """

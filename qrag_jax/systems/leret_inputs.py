@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.query_questions import read_query_questions, unseen
+from qrag_jax.data.dataset_parts import read_query_questions, unseen
 from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.query_writing.agent import QueryAgent

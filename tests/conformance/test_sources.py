@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 
 from qrag_jax.data import episodes
 from qrag_jax.data.config import SETTINGS, DataConfig
-from qrag_jax.data.files import babi, beir, corpora, query_lists, records
-from qrag_jax.data.files.asked_questions import read_questions
-from qrag_jax.data.files.judged_rows import judged_row
+from qrag_jax.data.files import babi, corpora, queries, records
+from qrag_jax.data.files.queries import judged_row, read_questions
 from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.sources.babilong import BabilongConfig
@@ -90,15 +89,15 @@ def records_of(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in records.read_records(path)]
 
 
-def documents_of(path: Path) -> list[beir.Document]:
+def documents_of(path: Path) -> list[corpora.Document]:
     return [read.document for read in corpora.read_corpus(path)]
 
 
-def rows_of(documents: Sequence[beir.Document]) -> list[dict[str, Any]]:
+def rows_of(documents: Sequence[corpora.Document]) -> list[dict[str, Any]]:
     return [{"id": d.name, "title": d.title, "text": d.text} | d.metadata for d in documents]
 
 
-def as_collection(folder: Path, content: tuple[list[beir.Document], dict[str, str]]) -> None:
+def as_collection(folder: Path, content: tuple[list[corpora.Document], dict[str, str]]) -> None:
     rows = [
         {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata}
         for d in content[0]
@@ -153,7 +152,9 @@ def source_of(source: str, folder: Path) -> list[Any]:
 JSON_ROWS = listed(st.dictionaries(TEXTS, VALUES, max_size=4))
 NAMED = st.tuples(LINES, TEXTS, LINES | st.just(""), st.none() | TEXTS)
 DOCUMENTS = listed(NAMED, unique_by=lambda item: item[0]).map(
-    lambda rows: [beir.Document(name, text, title, {"k": more}) for name, text, title, more in rows]
+    lambda rows: [
+        corpora.Document(name, text, title, {"k": more}) for name, text, title, more in rows
+    ]
 )
 CELLS = st.none() | TEXTS.filter(bool)
 TABLES = st.lists(WORDS, min_size=2, max_size=3, unique=True).flatmap(
@@ -193,16 +194,16 @@ FORMATS = [
         "a BEIR folder",
         st.tuples(DOCUMENTS, st.dictionaries(WORDS, LINES, min_size=1, max_size=3)),
         as_collection,
-        lambda at: (documents_of(at), beir.read_queries(at)),
+        lambda at: (documents_of(at), queries.read_queries(at)),
     ),
     one("qa1_train.txt", listed(a_story()), as_stories, babi.read_stories),
     one(
         "asked.txt",
         listed(LINES),
         lambda at, rows: at.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8"),
-        lambda at: [item.text for item in query_lists.read_query_list(at)],
+        lambda at: [item.text for item in queries.read_query_list(at)],
     ),
-    one("asked.jsonl", QUERIES, as_lines, queries_of(query_lists.read_query_list)),
+    one("asked.jsonl", QUERIES, as_lines, queries_of(queries.read_query_list)),
     one("questions.csv", QUERIES, as_table, queries_of(read_questions)),
     one("judged.jsonl", JUDGED, as_lines, judged_of),
 ]

@@ -12,6 +12,7 @@ import pytest
 from examples.worlds.records import LAYOUTS, hops, questions
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
+from qrag_jax.data.dataset_parts import read_query_questions, unseen
 from qrag_jax.data.decompositions import (
     Decomposition,
     SubQuestion,
@@ -20,9 +21,8 @@ from qrag_jax.data.decompositions import (
     of_two_wiki,
     read,
 )
+from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.data.files.records import read_records
-from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
-from qrag_jax.data.query_questions import read_query_questions, unseen
 from qrag_jax.data.rag_questions import RagQuestions, load_questions
 from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.data.sources.own import Columns

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
+from qrag_jax.data.files.corpora import read_corpus
+from qrag_jax.data.files.queries import qrels_path, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels
@@ -173,7 +174,7 @@ def test_the_quality_on_real_collections_is_that_of_the_books(
 ) -> None:
     """nDCG@10 of the defaults on the dev queries: SciFact 0.701, Cranfield 0.383 as of writing."""
     folder = real(f"ir/{name}")
-    documents = [Passage(*each) for each in read_documents(folder)]
+    documents = [Passage(*read.document) for read in read_corpus(folder)]
     corpus = write_corpus(tmp_path, (each for each in documents if each.text))
     index = BM25Index.build(corpus)
     queries = read_queries(folder, "dev")

@@ -11,7 +11,7 @@ import pytest
 
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.data.rag_questions import load_questions
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.data.files.records import read_text, text_files
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 

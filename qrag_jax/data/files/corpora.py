@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.files.beir import Document
 from qrag_jax.data.files.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
@@ -77,6 +76,21 @@ class Columns:
             f"{where}: there is no field {' or '.join(map(repr, names))}, only "
             f"{', '.join(map(repr, record)) or 'none'}; name the column with --columns={kind}=NAME."
         )
+
+
+class Document(NamedTuple):
+    """One document; the fields are those of `retrieval.protocol.Passage`, in its order.
+
+    Attributes:
+        name: `_id`.
+        text, title: either may be empty; the old collections have documents without a word.
+        metadata: the fields of `metadata` and the line's further ones.
+    """
+
+    name: str
+    text: str
+    title: str
+    metadata: Mapping[str, Any]
 
 
 class Read(NamedTuple):

@@ -1,20 +1,22 @@
-"""Reads records from JSON, JSON-lines, CSV and Parquet files, and finds the files of a split."""
+"""Reads records from JSON, JSON-lines, CSV and Parquet files and the hub, and texts of files."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from qrag_jax.data.files.csv_rows import CSV, csv_rows
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
 
-PARQUET = ".parquet"
+CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
+TEXTS = (".txt", ".txt.gz")
+MARK = "hub:"  # before the name of a data set of the hub
 _ROWS = 1024  # in memory at a time
 
 
@@ -198,3 +200,144 @@ def _object(path: Path, number: int, value: Any) -> dict[str, Any]:
             f"{path}, record {number}, is not a JSON object; write each record as one object"
         )
     return value
+
+
+# ---------------------------------------------------------------- tables
+
+
+def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Pairs (where, record) of an open CSV file; `where` has the line on which the row ends.
+
+    Cells are texts; an empty cell is None.
+    """
+    # The library's own limit is for the whole process, and too low for the chunks of a document.
+    csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))
+    rows = csv.reader(_decoded(path, file), strict=True)
+    names: list[str] = []
+    try:
+        for cells in rows:
+            place = f"{path}, line {rows.line_num},"
+            if not cells:  # an empty line
+                continue
+            if not names:
+                names = [cell.strip() for cell in cells]
+                if len(set(names)) < len(names) or not all(names):
+                    raise InputError(
+                        f"{place} has an empty name or one name twice; name each column once"
+                    )
+                continue
+            if len(cells) != len(names):
+                raise InputError(
+                    f"{place} has {len(cells)} cells, but there are {len(names)} columns; put a "
+                    "text that has commas or line breaks into double quotes"
+                )
+            record = {name: cell or None for name, cell in zip(names, cells)}
+            yield f"{path.name}:{rows.line_num}", record
+    except csv.Error as error:
+        raise InputError(
+            f"{path}, line {rows.line_num}, is not CSV ({error}); put texts into double quotes, "
+            "and double each one inside"
+        ) from None
+
+
+def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(bounded_files.lines(file, path, "write one row a line"), 1):
+        try:
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}, line {number}, is not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from None
+
+
+# ---------------------------------------------------------------- texts
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a UTF-8 file without its byte-order mark."""
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            data = bounded_files.whole(cast(BinaryIO, file), path)
+    except EOFError:
+        raise InputError(f"{path} is truncated gzip; download it again.") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is not sound gzip ({error}); download it again.") from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); give a file that can."
+        ) from None
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}, is not UTF-8; save the file as UTF-8.") from None
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Returns the text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out."""
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; give a folder of .txt or .txt.gz files.")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file; give the folder that it lies in.")
+    named: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(TEXTS) and path.is_file():
+            named.setdefault(path.name.removesuffix(".gz"), path)
+    return list(named.values())
+
+
+# ---------------------------------------------------------------- the hub
+
+
+class HubPath(NamedTuple):
+    """A data set of the hub, as a path that a user writes: `hub:NAME[,CONFIG[,SPLIT]]`.
+
+    Attributes:
+        config: the data set's configuration; None if it has only one.
+        split: the hub's name of the split that is read for everything; None: each split is read
+            by its own name.
+    """
+
+    repo: str
+    config: str | None = None
+    split: str | None = None
+
+    @classmethod
+    def parse(cls, path: str) -> HubPath | None:
+        """The data set that a path names; None: it is a file or folder."""
+        if not path.startswith(MARK):
+            return None
+        repo, *rest = (part.strip() for part in path.removeprefix(MARK).split(","))
+        if not repo or len(rest) > 2:
+            raise InputError(
+                f"data.path is {path!r}; write {MARK}NAME, {MARK}NAME,CONFIG or "
+                f"{MARK}NAME,CONFIG,SPLIT"
+            )
+        return cls(repo, *(part or None for part in rest))
+
+
+def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
+    """Returns an iterator over the records of one split, downloaded once and then cached.
+
+    Args:
+        repo: hub name, e.g. "hotpotqa/hotpot_qa".
+        config: the data set's configuration; None if it has only one.
+        split: the hub's name of the split, e.g. "validation".
+    """
+    try:
+        import datasets  # optional, slow to import
+    except ImportError:
+        raise InputError(
+            f"reading {repo} from the hub needs the package datasets: run pip install "
+            "'qrag_jax[hub]', or set data.path to a file or folder"
+        ) from None
+    try:
+        table = datasets.load_dataset(repo, config, split=split)
+    # All failures here (network, name, cache, disk) have the same remedy for the user.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"split {split} of {repo} could not be had from the hub ({reason}); check the name and "
+            "the network, or set data.path to a file or folder"
+        ) from None
+    return iter(table)

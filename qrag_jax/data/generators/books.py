@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sentencex
 
-from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.data.files.records import read_text, text_files
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 

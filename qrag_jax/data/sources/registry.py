@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.files.hub import HubPath, load_hub
-from qrag_jax.data.files.records import find_split, read_records, split_files
+from qrag_jax.data.files.records import HubPath, find_split, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Sample, Split
 from qrag_jax.data.sources import musique, niah, own, titled_context
 from qrag_jax.errors import InputError

@@ -13,14 +13,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.beir import (
-    Document,
-    is_collection,
-    qrels_path,
-    read_documents,
-    read_queries,
-)
-from qrag_jax.data.files.corpora import Columns, read_corpus, split_contents
+from qrag_jax.data.files.corpora import Columns, Document, read_corpus, split_contents
+from qrag_jax.data.files.queries import is_collection, qrels_path, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.systems.corpus_source import CorpusSource
 
@@ -217,7 +211,7 @@ def test_fields_of_documents(tmp_path: Path) -> None:
         {"_id": "a", "title": None, "text": "", "metadata": None},
     ]
     written(tmp_path / "corpus.jsonl.gz", rows)
-    assert list(read_documents(tmp_path)) == [
+    assert documents(tmp_path) == [
         Document("b", "words", "T", {"year": 1999, "url": "u"}),
         Document("a", "", "", {}),
     ]

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.asked_questions import read_questions
-from qrag_jax.data.files.judged_rows import judged_row, last_day
-from qrag_jax.data.files.query_lists import ListedQuery, read_query_list
-from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.data.files.queries import (
+    JudgedQuery,
+    ListedQuery,
+    judged_row,
+    last_day,
+    read_query_list,
+    read_questions,
+)
 from qrag_jax.errors import InputError
 
 QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}

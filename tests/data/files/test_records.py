@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.hub import load_hub
-from qrag_jax.data.files.records import read_records, split_files
-from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.data.files.records import load_hub, read_records, read_text, split_files, text_files
 from qrag_jax.data.sources.registry import load_samples
 from qrag_jax.errors import InputError
 from tests.data.real_data import ROOT

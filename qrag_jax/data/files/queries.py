@@ -1,0 +1,477 @@
+"""Files of queries: with judgements, to be rewritten, or to search for.
+
+- BEIR's layout (Thakur et al., 2021): `queries.jsonl`, lines `{"_id", "text"}`, and the judgements
+  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv` (`metrics.trec` reads them). A split may have
+  queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+- Rows of judged queries. DeepRetrieval (arXiv 2503.00223) searches publications for a review:
+  `pico`, an object with the parts P (patient), I (intervention), C (comparison) and O (outcome) of
+  what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
+  Rows of the remake have `query` and `relevant_doc_ids`, even if they have a `pico`, and perhaps
+  `answers`. Both may have an `id`. Ids are texts or whole numbers.
+- Lists of queries that shall be rewritten, without judgements: a text file, a query a line, whose
+  id is the line's number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
+- Questions to search for.
+"""
+
+from __future__ import annotations
+
+import calendar
+import dataclasses
+import datetime
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.data.files.records import SUFFIXES, read_records, read_text
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.bounded_json import shown
+
+PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
+_DIGITS = 8  # of the hash, in hex
+_ASKED = ("question", "query", "text")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JudgedQuery:
+    """One query.
+
+    Attributes:
+        id: unique within its data.
+        text: what a user asks, and a language model rewrites.
+        grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
+            more.
+        answers: short answers of which a document may have one; () if none is known.
+        until: only documents up to this day may be found, as YYYY-MM-DD; "": all may.
+    """
+
+    id: str
+    text: str
+    grades: tuple[tuple[str, int], ...]
+    answers: tuple[str, ...] = ()
+    until: str = ""
+
+
+class InCorpus(NamedTuple):
+    """What becomes of judged queries on a corpus.
+
+    Attributes:
+        queries: those of which the corpus has a relevant document, in their order. Their grades are
+            as they were, so that a document that the corpus lacks counts as not found.
+        dropped: ids of the others, which no search could solve.
+        documents: how many different documents are relevant for the `queries`.
+        lacking: how many of these the corpus lacks.
+    """
+
+    queries: list[JudgedQuery]
+    dropped: tuple[str, ...]
+    documents: int
+    lacking: int
+
+    @property
+    def summary(self) -> str:
+        """One line for the screen; "" if the corpus lacks nothing."""
+        told = []
+        if self.dropped:
+            told.append(
+                f"{len(self.dropped)} of {len(self.dropped) + len(self.queries)} queries left out, "
+                f"of which the corpus has no relevant document; the first is {self.dropped[0]}"
+            )
+        if self.lacking:
+            told.append(
+                f"the corpus lacks {self.lacking} of the {self.documents} documents that are "
+                "relevant for the queries that are kept"
+            )
+        return "; ".join(told)
+
+
+class Origin(NamedTuple):
+    """Where judged queries and their corpus are from, as sentences name it.
+
+    Attributes:
+        queries: the field of the queries, such as "config.queries.train".
+        corpus: the documents, such as "the corpus of data/scifact".
+        fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
+            about in config.search.index".
+    """
+
+    queries: str
+    corpus: str
+    fix: str
+
+
+def check_in_corpus(
+    queries: Sequence[JudgedQuery],
+    known_ids: AbstractSet[str],
+    origin: Origin,
+    max_missing_share: float = 0.0,
+) -> InCorpus:
+    """Drops the queries of which the corpus has no relevant document, and refuses too many.
+
+    Args:
+        queries: see `JudgedQuery`.
+        known_ids: ids of the corpus' documents; those of judged documents are enough.
+        origin: of queries and corpus.
+        max_missing_share: of the queries, those that may be dropped.
+    """
+    if not queries:
+        raise InputError(f"{origin.queries} has no judged query; name data that have some.")
+    kept: list[JudgedQuery] = []
+    dropped: list[JudgedQuery] = []
+    for each in queries:
+        there = any(document in known_ids for document, _ in each.grades)
+        (kept if there else dropped).append(each)
+    if not kept or len(dropped) > max_missing_share * len(queries):
+        first = dropped[0]
+        raising = f", or raise config.search.max_missing_share, {max_missing_share}"
+        raise InputError(
+            f"{origin.queries}: {origin.corpus} has no relevant document of {len(dropped)} of "
+            f"{len(queries)} queries (the first is {first.id!r}{_such_as(first)}), so these seem "
+            f"to be judgements of another collection; {origin.fix}{raising if kept else ''}."
+        )
+    documents = {document for each in kept for document, _ in each.grades}
+    lacking = sum(document not in known_ids for document in documents)
+    return InCorpus(kept, tuple(each.id for each in dropped), len(documents), lacking)
+
+
+def _such_as(query: JudgedQuery) -> str:
+    return f", with document {query.grades[0][0]!r}" if query.grades else ""
+
+
+# ---------------------------------------------------------------- BEIR's layout
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether a folder has queries or judgements of BEIR's layout, so that it should be one."""
+    names = ("queries*.jsonl", "queries*.jsonl.gz", "qrels*.tsv", "qrels*.tsv.gz", "qrels/*.tsv*")
+    return any(next(folder.glob(name), None) is not None for name in names)
+
+
+def read_queries(folder: Path, split: str = "") -> dict[str, str]:
+    """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
+    queries: dict[str, str] = {}
+    for where, record in read_records(queries_path(folder, split)):
+        name, text = _field(where, record, "_id"), _field(where, record, "text")
+        if not text.strip():
+            raise InputError(f"{where}: the query {name} has no text; write one, or drop the line")
+        if name in queries:
+            raise InputError(f"{where}: there is a query {name} before; give each its own '_id'")
+        queries[name] = text
+    return queries
+
+
+def queries_path(folder: Path, split: str = "") -> Path:
+    """The file with the queries of a split if it has its own, else the one with those of all."""
+    names = [f"queries_{split}.jsonl"] if split else []
+    return _one_of(folder, [*names, "queries.jsonl"])
+
+
+def qrels_path(folder: Path, split: str) -> Path:
+    """The file with the judgements of a split, such as "test"."""
+    return _one_of(folder, [f"qrels/{split}.tsv", f"qrels_{split}.tsv"])
+
+
+def _one_of(folder: Path, names: list[str]) -> Path:
+    """The first of the files that is there, gzip'd or not."""
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise InputError(
+        f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
+    )
+
+
+def _field(where: str, record: Mapping[str, Any], field: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str) or (field == "_id" and not value):
+        raise InputError(f"{where}: field {field!r} is missing or is no text; write it as a string")
+    return value
+
+
+# ---------------------------------------------------------------- judged rows
+
+
+def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
+    """One row as a query; its grades are () if it has no relevant document.
+
+    The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
+    parts that are empty are left out. Where there is only the year or month of a review, documents
+    may be found until its end. A row without an id gets one from its place and content.
+
+    Args:
+        where: the row's place, such as "train.jsonl:17".
+        row: the object.
+    """
+    if "query" in row:
+        text, field = _text(where, "query", row["query"]), "relevant_doc_ids"
+    elif "pico" in row:
+        text, field = _pico(where, row["pico"]), "publication_pmids"
+    else:
+        raise InputError(
+            f"{where}: there is neither a field 'query' nor a field 'pico'; write query and "
+            "relevant_doc_ids, or pico and publication_pmids."
+        )
+    if field not in row:
+        raise InputError(f"{where}: field {field!r} is missing; write the ids of documents.")
+    listed = _list(where, field, row[field])
+    documents = tuple(dict.fromkeys(_id(where, field, each) for each in listed))
+    return JudgedQuery(
+        _own_id(where, row, text, documents),
+        text,
+        tuple((document, 1) for document in documents),
+        _answers(where, row),
+        _until(where, row),
+    )
+
+
+def _pico(where: str, pico: Any) -> str:
+    if not isinstance(pico, dict) or not pico.keys() <= PARTS.keys():
+        raise InputError(
+            f"{where}: field 'pico' is {shown(pico)}; write an object with {', '.join(PARTS)}."
+        )
+    parts = {key: _text(where, key, pico[key]) for key in PARTS if pico.get(key) not in (None, "")}
+    if not parts:
+        raise InputError(f"{where}: field 'pico' has no part; write one, or drop the row.")
+    return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
+
+
+def _text(where: str, field: str, value: Any) -> str:
+    """The value in one line."""
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a text with words.")
+    return _checked(where, field, " ".join(value.split()))
+
+
+def _list(where: str, field: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a list.")
+    return value
+
+
+def _id(where: str, field: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(
+            f"{where}: field {field!r} has the id {shown(value)}; write a text or a whole number."
+        )
+    return _checked(where, field, value)
+
+
+def _own_id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
+    if row.get("id") is not None:
+        return _id(where, "id", row["id"])
+    content = "\0".join((where, text, *documents))
+    digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
+    return f"row-{where.rpartition(':')[2]}-{digest}"
+
+
+def _answers(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    value = row.get("answers")
+    listed = [] if value is None else _list(where, "answers", value)
+    return tuple(dict.fromkeys(_text(where, "answers", each) for each in listed))
+
+
+def _until(where: str, row: Mapping[str, Any]) -> str:
+    value = row.get("pub_date")
+    if value is None:
+        return ""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError
+        return last_day(str(value))  # a year may be a number
+    except ValueError:
+        raise InputError(
+            f"{where}: field 'pub_date' is {shown(value)}, no date that can be read; write it as "
+            "YYYY-MM-DD."
+        ) from None
+
+
+def _checked(where: str, field: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{where}: field {field!r} has half a surrogate pair; write valid Unicode."
+        ) from None
+    return text
+
+
+# Not those of `calendar`, which are in the language of the machine.
+_NAMES = "january february march april may june july august september october november december"
+_MONTHS = _NAMES.split()
+_YEAR = r"(?P<year>[12]\d{3})"
+_DAY = r"(?P<day>\d{1,2})"
+_NAME = r"(?P<name>[A-Za-z]{3,9})\.?"
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        # 2015, 2015-10, 2015/10/07, 2015.10.7, 2015-10-07T08:30:00Z
+        rf"{_YEAR}(?:(?P<mark>[-/.])(?P<month>\d{{1,2}})(?:(?P=mark){_DAY}(?:[T ]\d\d:.*)?)?)?",
+        r"(?P<year>[12]\d{3})(?P<month>\d\d)(?P<day>\d\d)",  # 20151007
+        rf"{_YEAR}[ /-]{_NAME}(?:[ /-]{_DAY})?",  # 2015 Oct 7, 2015-Oct, as PubMed has it
+        rf"(?:{_DAY}(?:st|nd|rd|th)?[ /-])?{_NAME},?[ /-]{_YEAR}",  # 7 October 2015, Oct 2015
+        rf"{_NAME} {_DAY}(?:st|nd|rd|th)?,? {_YEAR}",  # October 7, 2015
+    )
+)
+
+
+def last_day(text: str) -> str:
+    """The day of a date, or the last day of a month or year, as YYYY-MM-DD.
+
+    The year comes first where the month is a number: of 7/10/2015 nobody knows what it means.
+
+    Raises:
+        ValueError: it is of no known form, or there is no such day.
+    """
+    for form in _FORMS:
+        if found := form.fullmatch(" ".join(text.split())):
+            parts = found.groupdict()
+            return _day(int(parts["year"]), _month(parts), parts.get("day"))
+    raise ValueError(f"{text!r} is no date such as 2015-10-07")
+
+
+def _month(parts: dict[str, str | None]) -> int:
+    if name := parts.get("name"):
+        # "Sept" is usual, too. A name of three letters fits one month at most.
+        for number, month in enumerate(_MONTHS, 1):
+            if month.startswith(name.lower()):
+                return number
+        raise ValueError(f"{name!r} is no month")
+    return int(parts.get("month") or 12)
+
+
+def _day(year: int, month: int, day: str | None) -> str:
+    if day is None and 1 <= month <= 12:
+        day = str(calendar.monthrange(year, month)[1])
+    return datetime.date(year, month, int(day or 1)).isoformat()
+
+
+# ---------------------------------------------------------------- lists to be rewritten
+
+
+class ListedQuery(NamedTuple):
+    """One query.
+
+    Attributes:
+        id: unique among those of its collection.
+        text: in one line.
+        until: the last day of publication of what it may find, as YYYY-MM-DD; "": any.
+        collection: "" if the row names none.
+    """
+
+    id: str
+    text: str
+    until: str = ""
+    collection: str = ""
+
+
+def read_query_list(path: Path) -> list[ListedQuery]:
+    """The queries of a file, in its order."""
+    if path.name.endswith(".txt"):
+        rows = _text_lines(path)
+    elif path.name.endswith(SUFFIXES):
+        rows = ((where, _listed(where, row)) for where, row in read_records(path))
+    else:
+        raise InputError(
+            f"the name of {path} ends in none of .txt, {', '.join(SUFFIXES)}; rename the file of "
+            "queries."
+        )
+    found: dict[tuple[str, str], ListedQuery] = {}
+    for where, query in rows:
+        key = query.collection, query.id
+        if key in found:
+            raise InputError(
+                f"{where}: there is a query {query.id!r} before; give each its own id."
+            )
+        found[key] = query
+    if not found:
+        raise InputError(f"{path} holds no query; write one a line.")
+    return [*found.values()]
+
+
+def _text_lines(path: Path) -> Iterator[tuple[str, ListedQuery]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(bounded_files.lines(file, path, "split it"), 1):
+                where = f"{path.name}:{number}"
+                try:
+                    text = " ".join(line.decode("utf-8-sig").split())
+                except UnicodeDecodeError:
+                    raise InputError(f"{where}: is not UTF-8; save the file as UTF-8.") from None
+                if text:
+                    yield where, ListedQuery(str(number), text)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); give a file of queries."
+        ) from None
+
+
+def _listed(where: str, row: Mapping[str, Any]) -> ListedQuery:
+    own = dict(row)
+    if "query" not in own and "pico" not in own:
+        if "text" not in own:
+            raise InputError(
+                f"{where}: there is no field 'query', 'pico' or 'text'; write the query in one."
+            )
+        own["query"] = own["text"]
+    if "_id" in own:
+        own.setdefault("id", own["_id"])
+    # What is relevant is not asked for here, so it may be missing, or of any form.
+    read = judged_row(where, own | {"relevant_doc_ids": [], "publication_pmids": [], "answers": []})
+    collection = own.get("collection", "")
+    if not isinstance(collection, str):
+        raise InputError(
+            f"{where}: field 'collection' is {shown(collection)}; write its name, or leave it out."
+        )
+    return ListedQuery(read.id, read.text, read.until, collection)
+
+
+# ---------------------------------------------------------------- questions to search for
+
+
+class Asked(NamedTuple):
+    """A question and its id; "": it has none."""
+
+    id: str
+    question: str
+
+
+def read_questions(path: Path) -> Iterator[Asked]:
+    """The questions of a file.
+
+    Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
+    perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
+    """
+    if path.name.endswith(SUFFIXES):
+        for where, record in read_records(path):
+            yield _asked(where, record)
+        return
+    if path.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
+    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.lstrip().startswith("{"):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = {}
+            yield _asked(f"{path.name}:{number}", record)
+        elif line.strip():
+            yield Asked("", line.strip())
+
+
+def _asked(where: str, record: Mapping[str, Any]) -> Asked:
+    question = next((record[name] for name in _ASKED if name in record), None)
+    if not isinstance(question, str) or not question.strip():
+        raise InputError(
+            f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write the "
+            "question in one."
+        )
+    name = next((record[key] for key in ("id", "_id") if record.get(key) is not None), "")
+    return Asked(str(name), question)
