@@ -87,18 +87,6 @@ def musique(question: Question) -> Record:
     }
 
 
-def niah(question: Question) -> Record:
-    """RULER's layout, already split into sentences."""
-    return {
-        "id": question.id,
-        "input_prefix": "",
-        "sentences": _chunks(question),
-        "input_suffix": f"\n{question.question}",
-        "outputs": [question.answer] if question.answer else [],
-        "supporting": list(question.support),
-    }
-
-
 def own(question: Question) -> Record:
     """The schema of one's own data (docs/own_data.md)."""
     record = {"id": question.id, "question": question.question, "chunks": _chunks(question)}
@@ -114,7 +102,6 @@ LAYOUTS: dict[str, Callable[[Question], Record]] = {
     "hotpotqa": hotpotqa,
     "musique": musique,
     "two_wiki": two_wiki,
-    "niah": niah,
     "own": own,
 }
 

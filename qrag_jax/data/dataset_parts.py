@@ -174,9 +174,6 @@ def titled_sample(record: dict[str, Any], config: str) -> TitledSample:
 
     Args:
         config: the name of its source; any other text: its layout tells the source.
-
-    Raises:
-        BadRecord: it cannot become a sample.
     """
     if config not in SOURCES:
         config = musique.NAME if "paragraphs" in record else "hotpotqa"

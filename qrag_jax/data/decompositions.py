@@ -54,10 +54,6 @@ class Decomposition:
         hops: the sub-questions in the order in which they can be asked.
         answers: the answer of the whole question and its other forms. In a chain, the answer of the
             last hop is one of them; in a comparison, the answers of all hops decide which it is.
-
-    Raises:
-        BadRecord: there is no hop or no answer, a hop's text is empty, an answer of a hop has no
-            word, or a hop needs the answer of a later hop or its own.
     """
 
     hops: tuple[SubQuestion, ...]

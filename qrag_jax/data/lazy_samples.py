@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import overload
+from typing import NamedTuple, overload
 
 from qrag_jax.data.sample import Sample
 
@@ -71,3 +71,34 @@ def joined(parts: Sequence[Sequence[Sample]]) -> Sequence[Sample]:
     if not any(isinstance(part, LazySamples) for part in parts):
         return [sample for part in parts for sample in part]
     return _Joined(parts)
+
+
+class Fit(NamedTuple):
+    """How many questions of a split fit documents of a length.
+
+    Attributes:
+        fits: number of questions with at most `most` facts.
+        stories: number of all questions.
+        most: the limit. If several lengths are scored, it is the smallest length for all of them.
+    """
+
+    fits: int
+    stories: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"fits {self.fits:,} of {self.stories:,}"
+
+
+class Documents(NamedTuple):
+    """Documents that are made, all of one length.
+
+    Attributes:
+        samples: the documents.
+        fit: how many of the split's questions fit this length.
+        line: what was read and left out, for the screen.
+    """
+
+    samples: Sequence[Sample]
+    fit: Fit
+    line: str

@@ -46,9 +46,9 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
     for name in mix_weights(config.sources):
         if name == babilong.NAME:
             settings = dataclasses.replace(config.babilong, stories=paths[name])
-            by_source[name], line = babilong.read_documents(settings, split, count=limit)
+            by_source[name], _, line = babilong.documents(settings, split, count=limit)
         elif name == niah.NAME and not paths[name]:
-            by_source[name], line = haystacks.read_documents(config.niah, split, count=limit)
+            by_source[name], _, line = haystacks.documents(config.niah, split, count=limit)
         else:
             path = paths[name]
             samples, read = load_samples(name, path, split, limit, config.columns)

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.generators import haystacks
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.lazy_samples import Documents
 from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.babilong import Fit
 from qrag_jax.errors import InputError
-
-
-class Documents(NamedTuple):
-    """Documents of one length.
-
-    Attributes:
-        samples: the documents.
-        fit: how many of the split's stories fit this length.
-        line: what was read and left out, for the screen.
-    """
-
-    samples: Sequence[Sample]
-    fit: Fit
-    line: str
 
 
 def documents_of_lengths(
@@ -62,12 +46,9 @@ def _documents(config: DataConfig, chunks: int, count: int, most_facts: int) -> 
             stories=config.path,
             most_facts=min(limits, default=0),
         )
-        samples, line = babilong.read_documents(made, "dev", chunks, count)
-        return Documents(samples, babilong.fit(made, "dev", chunks), line)
+        return babilong.documents(made, "dev", chunks, count)
     if names == [niah.NAME] and not config.path:
-        needles = config.niah
-        samples, line = haystacks.read_documents(needles, "dev", chunks, count)
-        return Documents(samples, Fit(needles.dev, needles.dev, chunks), line)
+        return haystacks.documents(config.niah, "dev", chunks, count)
     raise InputError(
         f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
         "babilong, or of niah without data files, at several lengths."

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.data.generators import noise
-from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.lazy_samples import Documents, LazySamples
 from qrag_jax.data.loading import tokenise_samples
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam
-from qrag_jax.evaluators.lengths import Documents, documents_of_lengths
+from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.evaluators.log_record import Retriever, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import until_found

@@ -158,7 +158,7 @@ NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
 def samples(config: BabilongConfig | NiahConfig) -> Any:
     module: Any = babilong if isinstance(config, BabilongConfig) else haystacks
-    return module.read_documents(config, "train")[0]
+    return module.documents(config, "train").samples
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from examples.worlds.records import LAYOUTS, Question, records
+from examples.worlds.records import LAYOUTS, Question, own, records
 
 PATH = __file__
 WORLD = "examples/worlds/records.py"
@@ -29,6 +29,18 @@ def path_of(name: str) -> str:
     return f"{PATH}:{name}"
 
 
+def _niah(question: Question) -> dict[str, Any]:
+    """RULER's layout, already split into sentences."""
+    return {
+        "id": question.id,
+        "input_prefix": "",
+        "sentences": own(question)["chunks"],
+        "input_suffix": f"\n{question.question}",
+        "outputs": [question.answer] if question.answer else [],
+        "supporting": list(question.support),
+    }
+
+
 def record_of(source: str, *parts: Any, **named: Any) -> dict[str, Any]:
     """A record in the layout of a source; the other arguments are those of `Question`."""
-    return LAYOUTS[source](Question(*parts, **named))
+    return (LAYOUTS | {"niah": _niah})[source](Question(*parts, **named))

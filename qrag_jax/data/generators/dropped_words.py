@@ -33,14 +33,7 @@ def sentences_of(
         most_words, least_words: limits of the words of a sentence; tokens without a letter or digit
             do not count. `least_words` is 1 at least.
         together: so many neighbours of one text are one sentence here; those left at its end none.
-
-    Raises:
-        ValueError: the limits hold no number of words, or `together` is below 1.
     """
-    if not 1 <= least_words <= most_words:
-        raise ValueError(f"there are no sentences of {least_words} to {most_words} words")
-    if together < 1:
-        raise ValueError(f"{together} sentences cannot be together")
     for text in texts:
         split = iter(_split(text))
         # One iterator taken several times gives its neighbours.
@@ -78,16 +71,9 @@ def dropped(sentence: str, draw: Draw, share: float, may: Callable[[str], bool] 
         share: the probability with which each token is dropped. If no word would be left, one of
             them, drawn uniformly, is all that is left.
         may: whether a token may be dropped.
-
-    Raises:
-        ValueError: the sentence has no word, or `share` is not from 0 to 1.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"words cannot be dropped with probability {share}")
     tokens = sentence.split()
     words = [token for token in tokens if _is_word(token)]
-    if not words:
-        raise ValueError(f"the sentence {sentence!r} has no word")
     kept = [token for token in tokens if not (draw.chance(share) and may(token))]
     return " ".join(kept) if any(map(_is_word, kept)) else draw.choice(words)
 

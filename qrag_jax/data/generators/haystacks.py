@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.data.generators.noise import Noise, NoiseConfig, Shelf, noise
-from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.lazy_samples import Documents, Fit, LazySamples
 from qrag_jax.data.redrawn import RedrawnSamples, composed
 from qrag_jax.data.sample import SPLITS, Sample, Split
 from qrag_jax.data.sources.niah import NAME
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
 
 HAYSTACKS = ("noise", "essay", "needle")
 TYPES = ("words", "numbers", "uuids")
@@ -84,27 +84,13 @@ class NiahConfig:
     redraw: bool = True  # training: draw a new haystack and new places in every epoch
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 1 if field.name in ("tokens", "train", "dev") else 0
-            if field.type == "int" and (
-                not isinstance(value, int) or isinstance(value, bool) or value < least
-            ):
-                raise InputError(
-                    f"config.data.sources.niah.{field.name} is {value!r}; give an integer from "
-                    f"{least} up."
-                )
-        for name, known in (
-            ("preset", tuple(PRESETS)),
-            ("haystack", (*HAYSTACKS, "")),
-            ("key_type", (*TYPES, "")),
-            ("value_type", (*TYPES, "")),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"config.data.sources.niah.{name} is {getattr(self, name)!r}; give one of "
-                    f"{', '.join(filter(None, known))}."
-                )
+        place = "data.sources.niah"
+        least = dict.fromkeys(("keys", "values", "queries", "chunks", "noise_repeats", "seed"), 0)
+        check_least(place, self, **least, tokens=1, train=1, dev=1)
+        check_known(place, self, "preset", PRESETS)
+        check_known(place, self, "haystack", (*HAYSTACKS, ""))
+        for name in ("key_type", "value_type"):
+            check_known(place, self, name, (*TYPES, ""))
 
     @property
     def knobs(self) -> Preset:
@@ -121,18 +107,14 @@ class NiahConfig:
         return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
 
 
-def read_documents(
-    config: NiahConfig, split: Split, chunks: int = 0, count: int = 0
-) -> tuple[LazySamples, str]:
-    """Documents of one length with one question each, and one line on what was made.
+def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
+    """Documents of one length with one question each.
 
     A document depends only on the config, the split, the length and its number. With
     `config.redraw`, training documents also depend on the epoch: haystack and places change, but
     the needles stay. The question of a dev document is the same at every length.
 
     Args:
-        config: which documents to make.
-        split: "train" or "dev".
         chunks: sentences of a document; 0: as the config says.
         count: number of documents, the first ones; 0: all.
     """
@@ -144,8 +126,8 @@ def read_documents(
             f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
             "config.data.sources.niah.chunks or config.data.sources.niah.tokens."
         )
-    made = config.train if split == "train" else config.dev
-    made = min(made, count) if count else made
+    every = config.train if split == "train" else config.dev
+    made, fit = min(every, count) if count else every, Fit(every, every, chunks)
     redraws = split == "train" and config.redraw
     line = f"{NAME}: made {made:,} {split} documents" + ", drawn anew in every epoch" * redraws
     background, shelf = np.array(FILLER, object), None
@@ -157,7 +139,7 @@ def read_documents(
     layout = _Layout(config, split, chunks, hidden, shelf)
     if redraws:
         parts = LazySamples(made, lambda index: _facts(config, split, chunks, index)[0])
-        return RedrawnSamples(parts, background, layout), line
+        return Documents(RedrawnSamples(parts, background, layout), fit, line)
 
     def make(index: int) -> Sample:
         facts, rng = _facts(config, split, chunks, index)
@@ -165,7 +147,7 @@ def read_documents(
         return composed(facts, places, background[hay])
 
     content = "" if shelf is None else books.content
-    return LazySamples(made, make, content), line
+    return Documents(LazySamples(made, make, content), fit, line)
 
 
 @dataclasses.dataclass(frozen=True)

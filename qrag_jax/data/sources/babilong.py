@@ -13,10 +13,10 @@ import numpy as np
 from qrag_jax.data.files.babi import Story, read_stories, story_file
 from qrag_jax.data.generators import babi_stories
 from qrag_jax.data.generators.noise import NoiseConfig, Shelf, noise
-from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.lazy_samples import Documents, Fit, LazySamples
 from qrag_jax.data.redrawn import RedrawnSamples, composed
 from qrag_jax.data.sample import SPLITS, Sample, Split
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_least
 from qrag_jax.runtime.config_fields import internal
 
 NAME = "babilong"
@@ -46,13 +46,7 @@ class BabilongConfig:
 
     def __post_init__(self) -> None:
         least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
-        for field, low in least.items():
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise InputError(
-                    f"config.data.sources.babilong.{field} is {value!r}; give an integer from "
-                    f"{low} up."
-                )
+        check_least("data.sources.babilong", self, **least)
 
     @property
     def background(self) -> NoiseConfig:
@@ -88,56 +82,22 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
     return Stories(str(path), part, _read(path, stat.st_mtime_ns, stat.st_size))
 
 
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """How many stories of a split are short enough.
-
-    Attributes:
-        fits: number of stories with at most `most` facts.
-        stories: number of all stories.
-        most: the limit. If several lengths are scored, it is the smallest length for all of them.
-    """
-
-    fits: int
-    stories: int
-    most: int
-
-    def __str__(self) -> str:
-        return f"fits {self.fits:,} of {self.stories:,}"
-
-
-def fit(config: BabilongConfig, split: Split, chunks: int) -> Fit:
-    """How many stories fit documents of `chunks` chunks and the config's limit `most_facts`."""
-    told = stories(config, split)
-    most = min(chunks, config.most_facts or chunks)
-    return Fit(sum(len(s.facts) <= most for s in told.items), len(told.items), most)
-
-
-def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
+def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
     """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
 
+    They depend only on the config, the split, the length and the story's number. With
+    `config.redraw`, those of training also depend on the epoch: noise and places change, but the
+    story and the order of its facts stay.
+
     Args:
-        config: what documents to make.
-        split: "train" or "dev".
         chunks: length of a document; 0: `config.chunks`.
         count: number of documents, those of the first stories that fit; 0: all.
-
-    Returns:
-        Samples that depend only on the config, the split, the length and the story's number. With
-        `config.redraw`, training samples also depend on the epoch: noise and places change, but
-        the story and the order of its facts stay.
     """
-    return read_documents(config, split, chunks, count)[0]
-
-
-def read_documents(
-    config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
-) -> tuple[LazySamples, str]:
-    """Returns the same as `documents`, and one line on what was read and left out."""
     chunks = chunks or config.chunks
     told = stories(config, split)
-    most = fit(config, split, chunks).most
+    most = min(chunks, config.most_facts or chunks)
     kept = [i for i, story in enumerate(told.items) if len(story.facts) <= most]
+    fit = Fit(len(kept), len(told.items), most)
     if not kept:
         least = min(len(story.facts) for story in told.items)
         raise InputError(
@@ -159,14 +119,15 @@ def read_documents(
     parts = LazySamples(len(kept), lambda index: _facts(config, told, kept[index]))
     layout = _Layout(config, split, chunks, tuple(kept), counts, shelf=pool.shelf)
     if redraws:
-        return RedrawnSamples(parts, pool.sentences, layout), line
+        return Documents(RedrawnSamples(parts, pool.sentences, layout), fit, line)
 
     def make(index: int) -> Sample:
         places, drawn = layout(index)
         return composed(parts[index], places, pool.sentences[drawn])
 
     told_digest = hashlib.sha256(repr(told.items).encode()).hexdigest()
-    return LazySamples(len(kept), make, f"{told_digest} {pool.content}"), line
+    content = f"{told_digest} {pool.content}"
+    return Documents(LazySamples(len(kept), make, content), fit, line)
 
 
 def _facts(config: BabilongConfig, told: Stories, number: int) -> Sample:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-import pytest
-
 from qrag_jax.data.generators.dropped_words import (
     STREAM,
     content_words,
@@ -38,9 +36,6 @@ def test_where_sentences_end() -> None:
     assert list(sentences_of(texts, 3, 2)) == ["One two .", "One two three - !", "a b"]
     texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
     assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
-    for limits in ((1, 2), (3, 0), (9, 1, 0)):
-        with pytest.raises(ValueError, match="sentences"):
-            list(sentences_of(texts, *limits))
     text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"  # no marks around words
     assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
 
@@ -51,9 +46,6 @@ def test_one_word_is_always_left() -> None:
     assert set(left) == {"a", "b", "c"}
     assert all(60 < left.count(word) < 140 for word in "abc")
     assert left == [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
-    for sentence, share in (("- .", 0.5), ("", 0.0), (SENTENCE, -0.1), (SENTENCE, math.nan)):
-        with pytest.raises(ValueError, match=r"\w"):
-            dropped(sentence, Draw(0, STREAM, 0), share)
     for index in range(200):
         kept = dropped(SENTENCE, Draw(1, STREAM, index), 0.8).split()
         tokens = iter(SENTENCE.split())

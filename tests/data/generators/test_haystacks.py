@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from qrag_jax.data.generators import haystacks
 from qrag_jax.data.generators.haystacks import (
     FILLER,
     FIRST,
@@ -14,7 +15,6 @@ from qrag_jax.data.generators.haystacks import (
     SECOND,
     NiahConfig,
     distinct,
-    read_documents,
 )
 from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.lazy_samples import drawn
@@ -22,7 +22,7 @@ from qrag_jax.errors import InputError
 
 
 def documents(*args, **fields):
-    return read_documents(*args, **fields)[0]
+    return haystacks.documents(*args, **fields).samples
 
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
