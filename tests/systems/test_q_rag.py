@@ -86,7 +86,7 @@ def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_pa
 def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
     config.data.limit = 4
     assert len(samples_of(config, "train").all) == 4
-    assert len(samples_of(config, "dev").all) == 6
+    assert len(samples_of(config, "dev").all) == 16
 
 
 def test_the_config_of_a_model_is_not_that_of_a_run(tmp_path: Path) -> None:
