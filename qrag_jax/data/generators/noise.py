@@ -122,11 +122,6 @@ class Noise:
                 "any number)."
             )
 
-    def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
-        """Indices in `sentences` of the noise of one document; see `Shelf.draw`."""
-        self.check(count, repeats)
-        return self.shelf.draw(rng, count, repeats)
-
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     """The noise for documents of one split; each document takes `count` sentences of it."""

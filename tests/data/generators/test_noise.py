@@ -74,16 +74,18 @@ def test_books_of_a_folder(tmp_path: Path) -> None:
 def test_no_place_is_used_too_often(repeats: int) -> None:
     pool = pool_of([10, 400, 1, 89])
     for count in (0, 1, 99, 500 * repeats - 1, 500 * repeats):
-        used = collections.Counter(pool.draw(rng(count), count, repeats).tolist())
+        used = collections.Counter(pool.shelf.draw(rng(count), count, repeats).tolist())
         assert used.total() == count
         assert not used or max(used.values()) <= repeats
     assert set(used.values()) == {repeats}
-    assert (pool.draw(rng(1), 200) == pool.draw(rng(1), 200)).all()
-    assert (pool.draw(rng(1), 200) != pool.draw(rng(2), 200)).any()
-    assert set(pool_of([3, 2]).draw(rng(), 1000, 0).tolist()) == set(range(5))  # of any number
+    assert (pool.shelf.draw(rng(1), 200) == pool.shelf.draw(rng(1), 200)).all()
+    assert (pool.shelf.draw(rng(1), 200) != pool.shelf.draw(rng(2), 200)).any()
+    assert set(pool_of([3, 2]).shelf.draw(rng(), 1000, 0).tolist()) == set(
+        range(5)
+    )  # of any number
     # Runs of neighbours, begun in any book as often as in another, hardly ever longer than `RUN`.
     starts = np.array([0, 40_000, 50_000])
-    places = pool_of([40_000, 10_000]).draw(rng(), 10_000, repeats)
+    places = pool_of([40_000, 10_000]).shelf.draw(rng(), 10_000, repeats)
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     assert sum(len(run) > RUN for run in runs) <= 2
     assert len(places) / len(runs) > 50
@@ -145,7 +147,7 @@ def test_what_gives_too_few_sentences_is_refused(tmp_path: Path) -> None:
         shared(path, 101, 2, "niah")
     assert path in str(caught.value)
     with pytest.raises(InputError, match="51"):
-        shared(path, 50).draw(rng(), 51)
+        shared(path, 50).check(51, 1)
     # One book cannot be split.
     (tmp_path / "b.txt.gz").unlink()
     for split in ("train", "dev"):
