@@ -17,9 +17,8 @@ import numpy as np
 from qrag_jax.data.files.corpora import Document
 from qrag_jax.data.files.queries import JudgedQuery
 from qrag_jax.data.sample import Page, QueryQuestion, Sample, Split
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import config_files, own_code
 
-WORLD = "examples/worlds/scripts.py"
 BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
 T = TypeVar("T")
 
@@ -190,7 +189,9 @@ class TalkativeQuestion:
 
 @functools.cache
 def _world() -> ModuleType:
-    return own_code.run_file(WORLD, "the file of scripted questions")
+    # Never one of the working folder: nobody named it.
+    path = config_files.own_folder(config_files.EXAMPLES) / "worlds" / "scripts.py"
+    return own_code.run_file(str(path), "the file of scripted questions")
 
 
 def bridge_questions(seed: int, split: Split, numbers: Iterable[int]) -> list[BridgeQuestion]:

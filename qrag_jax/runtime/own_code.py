@@ -42,6 +42,14 @@ def is_own_code(path: str) -> bool:
     return bool(colon) and file.endswith(SUFFIX) and name.isidentifier()
 
 
+def names_foreign(paths: str) -> bool:
+    """Whether a path, or one of name=path,name=path, is code that the package did not bring."""
+    specs = [part.rpartition("=")[2].strip() for part in paths.split(",")]
+    own = config_files.own_folder(config_files.EXAMPLES).resolve()
+    files = [each.rpartition(":")[0] for each in specs if is_own_code(each)]
+    return not all(config_files.example(file).resolve().is_relative_to(own) for file in files)
+
+
 def check_form(spec: str, field: str) -> None:
     """Refuses a text that names no file and function."""
     if not is_own_code(spec):

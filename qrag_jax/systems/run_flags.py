@@ -29,7 +29,10 @@ from qrag_jax.systems import (
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
-CODE_FIELDS = ("data.path", "eval.path", "agent.path", "rubric.path")
+CODE_FIELDS = (
+    *("data.path", "eval.path", "agent.path", "rubric.path"),
+    *("data.sources.babilong.noise", "data.sources.niah.noise"),
+)
 # Fields that name an environment, which is code, and the program that runs it.
 PROGRAM_FIELDS = ("env.verifiers", "env.python")
 # Fields of a server that is started, with the values that anybody may have.
@@ -228,7 +231,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
         spec = values.get(name)
         if not spec or spec == usual.get(name):
             continue
-        if name in CODE_FIELDS and not own_code.is_own_code(spec):
+        if name in CODE_FIELDS and not own_code.names_foreign(spec):
             continue
         if _argument(argv, f"config.{name}") is None:
             raise InputError(

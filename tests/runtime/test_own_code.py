@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.own_code import is_own_code, load
+from qrag_jax.runtime.own_code import is_own_code, load, names_foreign
 
 FIELD = "config.reward.path"
 CODE = """
@@ -64,6 +64,22 @@ def test_forms() -> None:
     for spec in ("", "a.py", "a.py:", "a:f", "a.py:f()", "a.py:1", "hub:a"):
         assert not is_own_code(spec)
         assert "write FILE.py:FUNCTION, such as my_code.py:score" in message(spec)
+
+
+def test_only_the_examples_of_the_package_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's folder may name these; nothing else of it is run unasked."""
+    own = "examples/worlds/records.py:quickstart"
+    for paths in (own, f"a={own},b=folder", "folder", ""):
+        assert not names_foreign(paths)
+    for paths in ("a.py:f", "a=a.py:f,b=folder", f"a={own},b=a.py:f", "examples/../a.py:f"):
+        assert names_foreign(paths)
+    monkeypatch.chdir(tmp_path)
+    assert not names_foreign(own)
+    (tmp_path / "examples" / "worlds").mkdir(parents=True)
+    (tmp_path / "examples" / "worlds" / "records.py").touch()
+    assert names_foreign(own)
 
 
 def test_what_is_refused(file: Path, tmp_path: Path) -> None:

@@ -20,14 +20,15 @@ import numpy as np
 from qrag_jax.data.generators.books import Book, read_books, split_books
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import config_files, own_code
 from qrag_jax.runtime.whole_files import write_whole
 
 RUN = 100  # most consecutive sentences, as in BABILong (Kuratov et al., 2024)
 RECORD = "books.json"  # in the run's folder: digests of the books that it was trained on
 SHOWN = 5  # books named in one sentence
 SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
-WORLD = "examples/worlds/records.py:sentences"  # where no books are named
+# Where no books are named; never a file of the working folder, which nobody named either.
+WORLD = f"{config_files.own_folder(config_files.EXAMPLES)}/worlds/records.py:sentences"
 CODE_BOOK = 1000  # sentences of a function that count as a book
 CODE_STEP = 5000  # pool sizes of a function's sentences are multiples of this
 
