@@ -26,7 +26,7 @@ from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.rollouts.limits import check_fit
-from qrag_jax.runtime import step_time
+from qrag_jax.runtime.flops import rows_of_loops
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
@@ -426,6 +426,6 @@ def test_every_loop_is_known(mesh: tuple[int, int, int], tmp_path: Path) -> None
         q_rag.open_system(config, run, dry=True, devices=devices) as system,
     ):
         for name, function, arguments, loops in system.programs():
-            found = step_time.rows_of_loops(function.lower(*arguments).compile().as_text())
+            found = rows_of_loops(function.lower(*arguments).compile().as_text())
             assert found, name
             assert found <= set(loops()), name
