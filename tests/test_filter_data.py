@@ -20,8 +20,6 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
 from tests.entry_points import Commands, refusal
 
-pytestmark = pytest.mark.long
-
 FIELDS: dict[str, Any] = {
     "encoder.scratch.layers": 1,
     "data.synthetic.train": 96,

@@ -177,13 +177,13 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
     QRagConfig.of(config)
     for threshold in (0.0, float("nan"), float("inf")):
         config.reward.completion_threshold = threshold
-        with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
+        with pytest.raises(InputError, match="completion_threshold"):
             QRagConfig.of(config)
     config.reward.name = "gt"  # which does not read the threshold
     assert QRagConfig.of(config).is_ground_truth
     with config.unlocked():
         config.reward.threshold = 1.0
-    with pytest.raises(InputError, match="threshold is unknown; there are"):
+    with pytest.raises(InputError, match="threshold"):
         QRagConfig.of(config)
 
 
