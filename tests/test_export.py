@@ -25,8 +25,6 @@ from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, ref
 from tests.support.parity import our_vectors
 from tests.systems.parts import chunks_of, opened
 
-pytestmark = pytest.mark.long
-
 sentence_transformers = pytest.importorskip("sentence_transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

@@ -23,8 +23,6 @@ from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows
 from tests.systems.parts import chunks_of, opened
 
-pytestmark = pytest.mark.long
-
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 TOLERANCE = 1e-5

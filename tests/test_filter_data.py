@@ -21,8 +21,6 @@ from qrag_jax.systems import harr
 from tests.entry_points import Commands, refusal
 from tests.support import worlds
 
-pytestmark = pytest.mark.long
-
 FIELDS: dict[str, Any] = {
     "encoder.scratch.layers": 1,
     "data.path": worlds.path_of("more_chains"),

@@ -14,8 +14,6 @@ from tests.entry_points import Commands, refusal
 from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
 from tests.systems.corpora import write_corpus_file, write_tower
 
-pytestmark = pytest.mark.long
-
 COUNT, BATCH = 60, 5
 SMALL = f"--qdrant_settings=batch={BATCH},pause=0,attempts=2"
 

@@ -23,8 +23,6 @@ from tests.disks import small_disk
 from tests.entry_points import Commands, refusal
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 
-pytestmark = pytest.mark.long
-
 COUNT, PART = 600, 8
 PARTS = COUNT // PART
 FLAGS = ("--compute=float32", f"--part={PART}", "--workers=0")

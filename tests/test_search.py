@@ -18,8 +18,6 @@ from tests.serving.served import serving
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def index(scored_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:

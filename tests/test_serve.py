@@ -21,8 +21,6 @@ from tests.serving.served import LIMIT, Served, serving, started
 from tests.serving.small_index import WORDS, damage, words_index
 from tests.systems.corpora import write_corpus_file, write_tower
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:

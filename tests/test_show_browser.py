@@ -26,8 +26,6 @@ from tests.evaluators.shown_pages import HOSTILE, prediction
 from tests.evaluators.shown_pages import Page as ReadPage
 from tests.retrieval_logs import played_rows
 
-pytestmark = pytest.mark.long
-
 EPISODES = 10_000
 # Debian's packages chromium and chromium-headless-shell, and what others call them.
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")

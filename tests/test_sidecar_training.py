@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
@@ -31,7 +32,7 @@ from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import token_counter
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.smollm2 import find_smollm2
+from qrag_jax.models.first_language_model import SMOLLM2, named_folder
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.server_sampler import ServerSampler
@@ -206,10 +207,10 @@ def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
     """SmolLM2-135M, which follows ReAct's form if its prompts show an example."""
-    found = find_smollm2()
-    if found is None:
-        pytest.skip("the package index has no SmolLM2")
-    return found
+    try:
+        return named_folder(SMOLLM2)
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 def test_agents_play_and_learn(

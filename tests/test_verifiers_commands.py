@@ -16,6 +16,7 @@ MADE = Path(__file__).parent / "rollouts" / "scripted_environment.py"
 TINY = (
     "--config=configs/rlvr.py:verifiers",
     "--config.model.tiny.layers=1",
+    "--config.model.tiny.copies=False",
     "--config.model.tiny.hidden=64",
     "--config.model.tiny.heads=2",
     "--config.model.tiny.key_heads=1",

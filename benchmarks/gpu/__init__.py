@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks.gpu.recipes import CPU, REFUSED, chosen, row_names
 from benchmarks.report import ROOT, Case
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.device_speeds import speeds_of
 from qrag_jax.runtime.dry_run import MEMORY_SHARE
+from qrag_jax.runtime.flops import SHARE_OF_PEAK, least_seconds
 from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, check_packages
 
 GIB = 2**30
@@ -36,9 +36,6 @@ OWN = ROOT / ".venv-gpu" / "bin" / "python"  # the environment of `make gpu`
 MODELS_FOLDER = ROOT / "runs" / "benchmarks" / "gpu" / "models"
 DEVICES = 8  # of the CPU, if programs are compiled for it
 DOLLARS_AN_HOUR = 3.0  # of an H100, an assumption
-# FLOPs of products over the peak of their type, as an H200 reached it on 2026-11-27: 0.26 in HARR's
-# updates, 0.27 in Q-RAG's, 0.38 in RLVR's. Prices take the lowest.
-SHARE_OF_PEAK = 0.26
 MOST_SCORES = 0.25  # of a batch's, that may exist at once where there are so many:
 MANY_SCORES = 2**30
 
@@ -163,10 +160,10 @@ def total(row: dict[str, Any]) -> int:
 
 def price(row: dict[str, Any]) -> dict[str, float | str]:
     """What an update's FLOPs take at `SHARE_OF_PEAK`; nothing for devices of unknown peaks."""
-    speeds = speeds_of(row["target"])
-    if speeds is None:
+    least = least_seconds(row["target"], row["flops"])
+    if least is None:
         return {}
-    seconds = sum(n / speeds.peak(kind) for kind, n in row["flops"].items()) / SHARE_OF_PEAK
+    seconds = least / SHARE_OF_PEAK
     found: dict[str, float | str] = {f"at {SHARE_OF_PEAK:.0%} of the peak, ms": seconds * 1e3}
     if row["learns"]:
         devices = row["mesh"][0] * row["mesh"][1] * row["mesh"][2]

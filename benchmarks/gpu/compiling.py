@@ -11,8 +11,7 @@ import math
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.hlo import Instruction, Module, arrays
-from qrag_jax.runtime.hlo_work import work_of
+from qrag_jax.runtime.flops import product_flops
+from qrag_jax.runtime.hlo import arrays
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, check_packages, described_devices
@@ -156,7 +155,7 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
-        "flops": flops(text, program.loops()),
+        "flops": product_flops(text, program.loops()),
         "attention_forward": forward,
         "attention_backward": backward,
         "attention_unfused": unfused_attention([*in_full, *hlo.products(text, "bf16")]),
@@ -217,54 +216,6 @@ def largest_floats(text: str, without: int) -> int:
     """Elements of the largest array of floats whose last size is another than `without`."""
     found = [shape for dtype, shape in arrays(text) if dtype in ("f32", "bf16", "f16") and shape]
     return max((math.prod(shape) for shape in found if shape[-1] != without), default=0)
-
-
-def flops(text: str, loops: Mapping[tuple[int, int], Any]) -> dict[str, float]:
-    """FLOPs of one run's matrix products by the type of their factors, with padding.
-
-    Args:
-        text: the program.
-        loops: for loops of unknown length the `rounds` and the `shares` of their branches, by the
-            rows `[N, L]` that they carry (`Program.loops`); others count as one round.
-    """
-    module = Module.of(text)
-
-    def of(name: str, shares: tuple[float, ...]) -> Counter[str]:
-        total: Counter[str] = Counter()
-
-        def add(found: Mapping[str, float], times: float) -> None:
-            for dtype, count in found.items():
-                total[dtype] += times * count  # type: ignore[assignment]
-
-        for line in module.computations.get(name, {}).values():
-            if line.op == "while":
-                course = next((loops[rows] for rows in _rows(line) if rows in loops), None)
-                rounds = line.rounds or (course.rounds if course else 1)
-                for called in line.called:
-                    add(of(called, course.shares if course else ()), rounds)
-            elif line.op == "conditional":
-                even = (1 / len(line.called),) * len(line.called)
-                taken = shares if len(shares) == len(line.called) else even
-                for share, called in zip(taken, line.called, strict=True):
-                    add(of(called, ()), share)
-            elif line.op == "call" or line.op.endswith("-start"):
-                for called in line.called:
-                    add(of(called, shares), 1)
-            else:
-                add(work_of(module, line).products, 1)
-        return total
-
-    return dict(of(module.entry, ()))
-
-
-def _rows(line: Instruction) -> list[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too."""
-    carried = arrays(line.type)
-    return [
-        (shape[0], shape[1])
-        for dtype, shape in carried
-        if dtype == "s32" and len(shape) == 2 and ("s32", shape[:1]) in carried
-    ]
 
 
 def main(arguments: Sequence[str]) -> int:

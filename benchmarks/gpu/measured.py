@@ -29,13 +29,13 @@ import jax.numpy as jnp
 
 from benchmarks import report
 from benchmarks.gpu import OWN
-from benchmarks.gpu.compiling import flops, with_system
+from benchmarks.gpu.compiling import with_system
 from benchmarks.gpu.recipes import CORPORA, QUICK, RECIPES, config_of, search_program
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
-from qrag_jax.runtime.device_speeds import speeds_of
 from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.flops import least_seconds, product_flops
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.saved_config import flat
 
@@ -222,9 +222,9 @@ def timed(name: str, program: Program, each: float = 0.0, unit: str = "ms") -> d
     median = statistics.median(seconds[1:])
     details: dict[str, float | str] = {"compiled in, s": took, "ms": 1e3 * median}
     device = jax.devices()[0]
-    if speeds := speeds_of(device.device_kind):
-        found = flops(compiled.as_text(), program.loops())
-        least = sum(count / speeds.peak(kind) for kind, count in found.items())
+    flops = product_flops(compiled.as_text(), program.loops())
+    least = least_seconds(device.device_kind, flops)
+    if least is not None:
         details["share of peak"] = least / median
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:

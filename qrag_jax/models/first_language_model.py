@@ -7,6 +7,7 @@ tiny model that is made for the run is written into the run's folder.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
-from qrag_jax.models.smollm2 import find_smollm2
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
-SMOLLM2 = "smollm2"
+SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
+SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder
+SMOLLM2_CACHE = Path("~/.cache/qrag_jax/models/SmolLM2-135M-Instruct")
 FOLDER = "model"  # of a tiny model, in the run's folder
 _SECTION = "model"
 
@@ -55,7 +57,7 @@ class ModelAdaptersConfig:
 class LanguageModelConfig:
     """Section `model`."""
 
-    # Folder or hub name of a chat model; "smollm2": from a PyPI package; "": the tiny one below
+    # Folder or hub name of a chat model; "smollm2": see `make llm`; "": the tiny one below
     path: str = ""
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
@@ -110,14 +112,13 @@ def named_folder(path: str) -> Path:
     """The folder of a model that a config names."""
     if path != SMOLLM2:
         return resolve_folder(path)
-    found = find_smollm2(download=False)
-    if found is None:
+    folder = Path(os.environ.get(SMOLLM2_FOLDER) or SMOLLM2_CACHE).expanduser()
+    if not (folder / "config.json").exists():
         raise InputError(
-            f"config.model.path is {SMOLLM2!r}, which is not here yet; get it by pip install "
-            "'qrag_jax[llm]' && python -m qrag_jax.models.smollm2, or name the folder of another "
-            "chat model."
+            f"config.model.path is {SMOLLM2!r}, and {folder} holds no model; get it by make llm "
+            f"(or python examples/smollm2.py), or set {SMOLLM2_FOLDER} to its folder."
         )
-    return found
+    return folder
 
 
 def prepare_language_model(

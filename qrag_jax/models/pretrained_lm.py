@@ -19,8 +19,7 @@ from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks import qwen3_weights
-from qrag_jax.models.trunks.llama import LlamaConfig
-from qrag_jax.models.trunks.qwen2 import Qwen2Config
+from qrag_jax.models.trunks.llama import LlamaConfig, Qwen2Config
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types

@@ -20,7 +20,7 @@ from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.models.compute.packing import Blocks, Filling, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.runtime.step_time import Rounds
+from qrag_jax.runtime.flops import Rounds
 
 BATCHES = 16  # of which the mean is taken
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from qrag_jax.runtime import step_time
 from qrag_jax.runtime.device_memory import saving, shown
-from qrag_jax.runtime.device_speeds import speeds_of
-from qrag_jax.runtime.step_time_lines import lines
+from qrag_jax.runtime.flops import SHARE_OF_PEAK, Loops, least_seconds, product_flops
 from qrag_jax.runtime.targets import Devices, Target
 
 # Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
@@ -21,13 +19,13 @@ MEMORY_SHARE = 0.92
 class Program(NamedTuple):
     """A jitted function and the shapes that it is called with.
 
-    loops: tells the course of its loops over blocks, see `step_time.Assumptions`.
+    loops: gives the course of its loops over blocks, for its FLOPs.
     """
 
     name: str
     function: Any
     arguments: tuple[Any, ...]
-    loops: Callable[[], Mapping[tuple[int, int], step_time.Rounds]] = dict
+    loops: Callable[[], Loops] = dict
 
 
 def program_lines(
@@ -42,13 +40,12 @@ def program_lines(
 
     Yields:
         One line of text per program, then one line with their number. For devices of known peaks,
-        the estimated time of each program follows it. With `described`, a line says whether the
+        the FLOPs of each program's products follow it. With `described`, a line says whether the
         largest one fits into the memory of a device.
     """
     largest = 0
     devices = jax.devices() if described is None else described.devices
     kind = devices[0].device_kind
-    speeds = speeds_of(kind)
     for name, function, arguments, loops in programs:
         before = time.monotonic()
         compiled = function.lower(*arguments).compile()
@@ -66,10 +63,13 @@ def program_lines(
             f"{shown(results)} new results, {shown(found.temp_size_in_bytes)} temporary), "
             f"compiled in {seconds:.1f} s"
         )
-        if speeds is not None:
-            assumed = step_time.Assumptions(loops())
-            for line in lines(step_time.estimate(compiled.as_text(), speeds, assumed)):
-                yield f"    {line}"
+        if least_seconds(kind, {}) is not None:
+            flops = product_flops(compiled.as_text(), loops())
+            least = least_seconds(kind, flops) or 0.0
+            yield (
+                f"    products of {sum(flops.values()) / 1e12:.3g} TFLOP per device: "
+                f"{1e3 * least / SHARE_OF_PEAK:.3g} ms at {SHARE_OF_PEAK:.0%} of the peak"
+            )
     yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
     if described is not None:
         yield fit(largest, described.target, system)

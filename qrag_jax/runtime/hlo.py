@@ -29,7 +29,6 @@ _CALLED = re.compile(
     r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
     r"|branch_computations=\{([^}]*)\}"
 )
-_BITS = re.compile(r"\d+")
 
 Array = tuple[str, tuple[int, ...]]  # element type and shape
 
@@ -148,13 +147,3 @@ def arrays(text: str) -> list[Array]:
 def elements(text: str) -> int:
     """Elements of all arrays of a type."""
     return sum(math.prod(shape) for _, shape in arrays(text))
-
-
-def bytes_of(text: str) -> int:
-    """Bytes of all arrays of a type; a truth value takes one byte."""
-    return sum(math.prod(shape) * _bits(dtype) // 8 for dtype, shape in arrays(text))
-
-
-def _bits(dtype: str) -> int:
-    found = _BITS.search(dtype)
-    return int(found[0]) if found else {"pred": 8}.get(dtype, 0)  # token, opaque: no bytes

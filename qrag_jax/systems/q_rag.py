@@ -41,12 +41,12 @@ from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, 
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.flops import Loops
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.step_time import Rounds
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
 from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
@@ -221,7 +221,7 @@ class QRag:
         learn = Program("update", self._update, (state, played, *base), loops)
         return [*programs, play, learn, evaluation]
 
-    def _loops(self, questions: int) -> dict[tuple[int, int], Rounds]:
+    def _loops(self, questions: int) -> Loops:
         """The course of the loops of a program that computes so many questions at a time."""
         actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
         # Devices along `tensor` compute all their rows together (`models.compute.dealing`).

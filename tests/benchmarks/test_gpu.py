@@ -15,10 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from benchmarks.gpu import cases_of, faults
-from benchmarks.gpu.compiling import arrays_of_logits, flops, unnamed
+from benchmarks.gpu.compiling import arrays_of_logits, unnamed
 from benchmarks.gpu.measured import finish
 from qrag_jax.runtime.mesh import AXES
-from qrag_jax.runtime.step_time import Rounds
 from tests.devices import mesh_of
 from tests.support.hlo import Product, collectives
 from tests.support.same_course import different_courses
@@ -55,29 +54,6 @@ def test_each_fault_of_a_program_is_found() -> None:
 def compiled_text(function: Any, *shapes: tuple[int, ...]) -> str:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jax.jit(function).lower(*arguments).compile().as_text()
-
-
-def test_flops_count_the_rounds_of_loops() -> None:
-    def counted(a, b):
-        return jax.lax.fori_loop(0, 7, lambda _, x: x @ b, a)
-
-    found = flops(compiled_text(counted, (4, 16), (16, 16)), {})
-    assert sum(found.values()) == 7 * 2 * 4 * 16 * 16
-
-    def by_lengths(tokens, lengths, a):
-        def one(state):
-            number, x, tokens, lengths = state
-            return number + 1, x @ x, tokens + number, lengths
-
-        state = (jnp.int32(0), a, tokens, lengths)
-        return jax.lax.while_loop(lambda state: state[0] < state[3].max(), one, state)
-
-    shapes = [jax.ShapeDtypeStruct((8, 5), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)]
-    square = jax.ShapeDtypeStruct((16, 16), jnp.float32)
-    text = jax.jit(by_lengths).lower(*shapes, square).compile().as_text()
-    once = sum(flops(text, {}).values())
-    assert once == 2 * 16**3
-    assert sum(flops(text, {(8, 5): Rounds(3.0)}).values()) == 3 * once
 
 
 def test_logits_of_a_block_are_seen_and_tables_are_not() -> None:

@@ -206,7 +206,6 @@ def test_flops_are_counted_by_hand() -> None:
 # ------------------------------------------------------------------------------ other cases
 
 
-@pytest.mark.long
 def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The suite's own comparison; each program is called once, and no time is read."""
     pytest.importorskip("peft", reason="peft, the adapters of the peer, is missing")

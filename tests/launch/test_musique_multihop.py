@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from qrag_jax.environments.tools.episode import Closed, Look, Said, Speak
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.feedback.rubric import preset, score
@@ -99,7 +97,6 @@ def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
     assert sorted([*train, *dev]) == sorted(names)
 
 
-@pytest.mark.long
 @needs_verifiers
 def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
     found = stored(tmp_path, COUNT)

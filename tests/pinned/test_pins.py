@@ -27,7 +27,6 @@ def test_numbers_of_pieces(name: str, tmp_path: Path) -> None:
     check(name, PIECES[name](tmp_path))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", TRAININGS)
 def test_numbers_of_trainings(name: str, tmp_path: Path) -> None:
     check(name, TRAININGS[name](tmp_path / "run"))

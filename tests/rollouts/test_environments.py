@@ -532,7 +532,6 @@ def counts_letters(text: str) -> str:
     return f"I count.\n<tool_call>\n{call}\n</tool_call>"
 
 
-@pytest.mark.long
 @needs_verifiers
 def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig
 from qrag_jax.rollouts.text_table import Counts, TextTable
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
-from qrag_jax.runtime.step_time import Rounds
+from qrag_jax.runtime.flops import Rounds
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests import reference
 from tests.rollouts.play_setup import ROW_TOKENS, loaded, params, table, text

@@ -117,7 +117,6 @@ commandline.run(main)
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_command_names_the_fields_of_its_config(system: str) -> None:
     name, variant = EXPERIMENTS[system]

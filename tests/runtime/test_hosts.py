@@ -19,7 +19,6 @@ from tests.devices import run_two_processes
 from tests.runtime.failing_hosts import LAST, asked
 
 
-@pytest.mark.long
 def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
     run_two_processes("tests.runtime.failing_hosts", str(tmp_path))
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))

@@ -141,7 +141,6 @@ def test_those_that_came_are_taken() -> None:
     assert Door(ADDRESS).taken(1, patience=0.1) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "status", "waits"),
     [

@@ -199,7 +199,6 @@ def test_the_docs_have_a_section_for_each_kind() -> None:
     assert headings >= set(KINDS)
 
 
-@pytest.mark.long
 def test_a_training_that_does_not_learn_says_so_and_goes_on(
     commands: Commands, tmp_path: Path
 ) -> None:

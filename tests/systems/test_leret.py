@@ -54,41 +54,41 @@ def texts(system: Leret, blocks: Any) -> list[str]:
     ]
 
 
-def test_demonstrations_come_first(trained: Trained) -> None:
-    system = trained.system
-    shown = texts(system, trained.batches[0].blocks)
+def test_demonstrations_come_first(leret_trained: Trained) -> None:
+    system = leret_trained.system
+    shown = texts(system, leret_trained.batches[0].blocks)
     assert len(shown) == 4 * 2  # questions, hops
-    asked = " ".join(system.inputs.train[n].question for n in trained.samples[0][:, 0])
+    asked = " ".join(system.inputs.train[n].question for n in leret_trained.samples[0][:, 0])
     assert any(query.split()[0] in asked for query in shown)
-    assert trained.metrics[SCRIPT_STEPS - 1]["loss"] < trained.metrics[0]["loss"] - 1
+    assert leret_trained.metrics[SCRIPT_STEPS - 1]["loss"] < leret_trained.metrics[0]["loss"] - 1
 
 
-def test_a_later_stage_has_moments_of_its_own(trained: Trained) -> None:
-    kept = Checkpoints(trained.system.workdir, read_only=True)
-    stages = trained.system.config.plan
+def test_a_later_stage_has_moments_of_its_own(leret_trained: Trained) -> None:
+    kept = Checkpoints(leret_trained.system.workdir, read_only=True)
+    stages = leret_trained.system.config.plan
     assert [each.kind for each in stages] == [SCRIPT, SFT, PREFERENCE, SFT, PREFERENCE]
     for stage in stages[1:]:
-        before, after = trained.states[stage.first], trained.states[stage.first + 1]
+        before, after = leret_trained.states[stage.first], leret_trained.states[stage.first + 1]
         params = kept.restore_params_of(stage.first, before.params)
         jax.tree.map(np.testing.assert_array_equal, params, before.params)
         counts = [x for x in jax.tree.leaves(after.opt_state) if np.shape(x) == ()]
         assert set(map(int, counts)) == {1}
         assert int(after.step) == stage.first + 1
-        rate = trained.metrics[stage.first]["learning_rate"]
-        assert rate == pytest.approx(getattr(trained.system.config, stage.kind).learning_rate)
+        rate = leret_trained.metrics[stage.first]["learning_rate"]
+        assert rate == pytest.approx(getattr(leret_trained.system.config, stage.kind).learning_rate)
 
 
-def test_samples_are_questions_of_the_run(trained: Trained) -> None:
-    system = trained.system
+def test_samples_are_questions_of_the_run(leret_trained: Trained) -> None:
+    system = leret_trained.system
     made = {each.question for each in tries_of(system, 1) if each.reward}
     for number in range(FIRST_SFT, FIRST_PAIRS + PAIR_STEPS):
-        questions = trained.samples[number][:, 0].tolist()
+        questions = leret_trained.samples[number][:, 0].tolist()
         assert len(questions) == 4  # of a batch, however few lessons there are
         assert set(questions) <= made
 
 
-def test_evaluation_is_what_the_queries_find(trained: Trained) -> None:
-    system, state = trained.system, trained.states[-1]
+def test_evaluation_is_what_the_queries_find(leret_trained: Trained) -> None:
+    system, state = leret_trained.system, leret_trained.states[-1]
     params = jax.device_put(state.params, system.param_shardings)
     found = system.evaluate(state._replace(params=params), 20, STOP)
     hops = system.hops.by_model(system.inputs.dev, system.by_device(params, STOP), EVALUATED)

@@ -32,11 +32,11 @@ from tests.systems.leret_run import (
 )
 
 
-def learned(trained: Trained, iteration: int) -> tuple[list[Any], Iteration]:
+def learned(leret_trained: Trained, iteration: int) -> tuple[list[Any], Iteration]:
     """The pairs and targets of all states, made anew."""
-    system = trained.system
+    system = leret_trained.system
     step = FIRST_SFT + (iteration - 1) * PERIOD
-    found = system.tries.iteration(iteration, None, weights_of(trained, step), STOP)
+    found = system.tries.iteration(iteration, None, weights_of(leret_trained, step), STOP)
     by_state: dict[StateKey, list[Try]] = {}
     for each in found.tries:
         by_state.setdefault(each.at, []).append(each)
@@ -68,33 +68,35 @@ def rows_of(blocks: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("iteration", [1, 2])
 def test_the_best_queries_are_imitated_behind_the_bare_prompt(
-    trained: Trained, iteration: int
+    leret_trained: Trained, iteration: int
 ) -> None:
-    states, found = learned(trained, iteration)
+    states, found = learned(leret_trained, iteration)
     best = [
-        [*bare(trained.system, found, each.at), *each.queries[each.target].sampled]
+        [*bare(leret_trained.system, found, each.at), *each.queries[each.target].sampled]
         for each in states
         if each.target is not None
     ]
     assert best
     first = FIRST_SFT + (iteration - 1) * PERIOD
-    shown = [row for n in range(SFT_STEPS) for row in rows_of(trained.batches[first + n].blocks)]
+    shown = [
+        row for n in range(SFT_STEPS) for row in rows_of(leret_trained.batches[first + n].blocks)
+    ]
     assert len(shown) == 4 * SFT_STEPS
     assert all(row in best for row in shown)
-    ids = trained.batches[first].blocks
+    ids = leret_trained.batches[first].blocks
     assert int(ids.learned.sum()) == sum(
-        len(row) - _prompt_length(row, best, trained, states, found) for row in rows_of(ids)
+        len(row) - _prompt_length(row, best, leret_trained, states, found) for row in rows_of(ids)
     )
 
 
-def _prompt_length(row: Any, best: Any, trained: Trained, states: Any, found: Any) -> int:
+def _prompt_length(row: Any, best: Any, leret_trained: Trained, states: Any, found: Any) -> int:
     place = best.index(row)
     at = [each.at for each in states if each.target is not None][place]
-    return len(bare(trained.system, found, at))
+    return len(bare(leret_trained.system, found, at))
 
 
-def test_pairs_have_the_winner_first_and_one_prompt(trained: Trained) -> None:
-    states, found = learned(trained, 1)
+def test_pairs_have_the_winner_first_and_one_prompt(leret_trained: Trained) -> None:
+    states, found = learned(leret_trained, 1)
     every = {
         (
             (*opening, *each.queries[pair.winner].sampled),
@@ -102,7 +104,7 @@ def test_pairs_have_the_winner_first_and_one_prompt(trained: Trained) -> None:
         )
         for each in states
         if each.pairs
-        for opening in [bare(trained.system, found, each.at)]
+        for opening in [bare(leret_trained.system, found, each.at)]
         for pair in each.pairs
     }
     rewards = {each.at: each for each in states}
@@ -112,16 +114,16 @@ def test_pairs_have_the_winner_first_and_one_prompt(trained: Trained) -> None:
         for pair in each.pairs
     )
     for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):
-        rows = [tuple(row) for row in rows_of(trained.batches[number].blocks)]
+        rows = [tuple(row) for row in rows_of(leret_trained.batches[number].blocks)]
         assert len(rows) == 2 * 4
         assert set(zip(rows[::2], rows[1::2])) <= every
 
 
-def test_the_reference_is_the_log_probability_of_each_query(trained: Trained) -> None:
-    system, folder = trained.system, trained.system.workdir / "tries" / "iteration-1"
-    states, found = learned(trained, 1)
+def test_the_reference_is_the_log_probability_of_each_query(leret_trained: Trained) -> None:
+    system, folder = leret_trained.system, leret_trained.system.workdir / "tries" / "iteration-1"
+    states, found = learned(leret_trained, 1)
     kept = json.loads((folder / "reference.json").read_text())["log_probs"]
-    params, expected = trained.states[FIRST_PAIRS].params, []
+    params, expected = leret_trained.states[FIRST_PAIRS].params, []
     trunk = system.inputs.model.loaded.model
     rows = [
         (bare(system, found, each.at), each.queries[place].sampled)
@@ -142,9 +144,11 @@ def test_the_reference_is_the_log_probability_of_each_query(trained: Trained) ->
     assert len(kept) == len(expected) >= 2
     np.testing.assert_allclose(kept, expected, atol=2e-3)
     # The policy has not moved yet, so all margins are 0, and the loss is that of h = 0.
-    assert trained.metrics[FIRST_PAIRS]["margin"] == pytest.approx(0, abs=1e-3)
+    assert leret_trained.metrics[FIRST_PAIRS]["margin"] == pytest.approx(0, abs=1e-3)
     beta = system.config.preference.beta
-    assert trained.metrics[FIRST_PAIRS]["loss"] == pytest.approx((1 / (2 * beta)) ** 2, rel=1e-3)
+    assert leret_trained.metrics[FIRST_PAIRS]["loss"] == pytest.approx(
+        (1 / (2 * beta)) ** 2, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,34 +162,36 @@ def test_the_reference_is_the_log_probability_of_each_query(trained: Trained) ->
     ],
 )
 def test_lost_files_are_named(
-    trained: Trained, tmp_path: Path, name: str, text: str | None, number: int
+    leret_trained: Trained, tmp_path: Path, name: str, text: str | None, number: int
 ) -> None:
-    _, experience = again(trained, tmp_path)
+    _, experience = again(leret_trained, tmp_path)
     path = tmp_path / "tries" / "iteration-1" / name
     path.unlink()
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputError, match=r"iteration-1|other weights"):
-        experience.next(trained.states[number], number, STOP)
+        experience.next(leret_trained.states[number], number, STOP)
 
 
 def test_a_reference_that_is_damaged_at_the_start_is_made_again(
-    trained: Trained, tmp_path: Path
+    leret_trained: Trained, tmp_path: Path
 ) -> None:
-    _, experience = again(trained, tmp_path)
+    _, experience = again(leret_trained, tmp_path)
     path = tmp_path / "tries" / "iteration-1" / "reference.json"
     whole = path.read_text()
     path.write_text(whole[:100])
-    state = jax.device_put(trained.states[FIRST_PAIRS])
+    state = jax.device_put(leret_trained.states[FIRST_PAIRS])
     experience.next(state, FIRST_PAIRS, STOP)
     assert path.read_text() == whole
 
 
-def with_tries(trained: Trained, workdir: Path, change: Callable[[Try], Try]) -> LessonExperience:
+def with_tries(
+    leret_trained: Trained, workdir: Path, change: Callable[[Try], Try]
+) -> LessonExperience:
     """The experience of a run whose first tries are others."""
-    system, experience = again(trained, workdir)
-    maker = trained.system.tries
-    found = maker.iteration(1, None, weights_of(trained, FIRST_SFT), STOP)
+    system, experience = again(leret_trained, workdir)
+    maker = leret_trained.system.tries
+    found = maker.iteration(1, None, weights_of(leret_trained, FIRST_SFT), STOP)
     changed = found._replace(tries=[change(each) for each in found.tries])
 
     class Given:
@@ -196,30 +202,34 @@ def with_tries(trained: Trained, workdir: Path, change: Callable[[Try], Try]) ->
     return experience
 
 
-def test_ties_everywhere_stop_the_run(trained: Trained, tmp_path: Path) -> None:
+def test_ties_everywhere_stop_the_run(leret_trained: Trained, tmp_path: Path) -> None:
     def tied(each: Try) -> Try:
         scores = {**each.scores, "recall": 0.5, "ap": 0.25}
         return dataclasses.replace(each, reward=0.25, scores=scores) if each.scored else each
 
-    experience = with_tries(trained, tmp_path, tied)
+    experience = with_tries(leret_trained, tmp_path, tied)
     with pytest.raises(InputError, match=r"no state of \d+ has pairs: in \d+% all tries are worth"):
-        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)
+        experience.next(leret_trained.states[FIRST_SFT], FIRST_SFT, STOP)
 
 
-def test_a_metric_that_is_0_everywhere_stops_the_run(trained: Trained, tmp_path: Path) -> None:
+def test_a_metric_that_is_0_everywhere_stops_the_run(
+    leret_trained: Trained, tmp_path: Path
+) -> None:
     def nothing(each: Try) -> Try:
         scores = dict.fromkeys(each.scores, 0.0)
         return dataclasses.replace(each, reward=0.0, scores=scores) if each.scored else each
 
-    experience = with_tries(trained, tmp_path, nothing)
+    experience = with_tries(leret_trained, tmp_path, nothing)
     with pytest.raises(InputError, match=r"none of \d+ tries with a score found a gold page"):
-        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)
+        experience.next(leret_trained.states[FIRST_SFT], FIRST_SFT, STOP)
 
 
-def test_a_corpus_that_changes_while_the_run_goes_on(trained: Trained, tmp_path: Path) -> None:
-    system, experience = again(trained, tmp_path)
+def test_a_corpus_that_changes_while_the_run_goes_on(
+    leret_trained: Trained, tmp_path: Path
+) -> None:
+    system, experience = again(leret_trained, tmp_path)
     system.inputs = dataclasses.replace(
         system.inputs, data={**system.inputs.data, "corpus": "0" * 64}
     )
     with pytest.raises(InputError, match=r"the corpus that is searched has changed since the run"):
-        experience.next(trained.states[FIRST_SFT], FIRST_SFT, STOP)
+        experience.next(leret_trained.states[FIRST_SFT], FIRST_SFT, STOP)

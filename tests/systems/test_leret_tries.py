@@ -359,9 +359,9 @@ def test_a_stage_without_lessons_is_refused() -> None:
         check_some(0, "pairs", "preference")
 
 
-def test_the_next_states_grow_from_tries(trained: Trained) -> None:
-    system = trained.system
-    found = system.tries.iteration(1, None, weights_of(trained, FIRST_SFT), STOP)
+def test_the_next_states_grow_from_tries(leret_trained: Trained) -> None:
+    system = leret_trained.system
+    found = system.tries.iteration(1, None, weights_of(leret_trained, FIRST_SFT), STOP)
     assert [each.to_json() for each in found.tries] == [
         each.to_json() for each in tries_of(system, 1)
     ]
@@ -383,13 +383,13 @@ def test_the_next_states_grow_from_tries(trained: Trained) -> None:
     assert tuple((one.id, one.score) for one in searched) == each.found  # type: ignore[union-attr]
 
 
-def maker_in(trained: Trained, workdir: Path) -> TryMaker:
-    return dataclasses.replace(trained.system.tries, workdir=workdir)
+def maker_in(leret_trained: Trained, workdir: Path) -> TryMaker:
+    return dataclasses.replace(leret_trained.system.tries, workdir=workdir)
 
 
-def player(trained: Trained, calls: list[int], stop_at: int = 0) -> Callable[..., Any]:
+def player(leret_trained: Trained, calls: list[int], stop_at: int = 0) -> Callable[..., Any]:
     """Plays by the weights of the first tries; is told to stop in call number `stop_at`."""
-    system, state = trained.system, trained.states[FIRST_SFT]
+    system, state = leret_trained.system, leret_trained.states[FIRST_SFT]
     play = system.by_device(jax.device_put(state.params, system.param_shardings), STOP)
 
     def counted(starts: Sequence[Any]) -> list[TokenEpisode]:
@@ -402,24 +402,26 @@ def player(trained: Trained, calls: list[int], stop_at: int = 0) -> Callable[...
 
 
 @pytest.mark.parametrize("stop_at", [2, 3])
-def test_tries_that_were_broken_off_go_on(trained: Trained, tmp_path: Path, stop_at: int) -> None:
-    maker, weights = maker_in(trained, tmp_path), weights_of(trained, FIRST_SFT)
+def test_tries_that_were_broken_off_go_on(
+    leret_trained: Trained, tmp_path: Path, stop_at: int
+) -> None:
+    maker, weights = maker_in(leret_trained, tmp_path), weights_of(leret_trained, FIRST_SFT)
     calls: list[int] = []
     with pytest.raises(Stopped):
-        maker.iteration(1, player(trained, calls, stop_at), weights, STOP)
-    found = maker.iteration(1, player(trained, calls), weights, STOP)
+        maker.iteration(1, player(leret_trained, calls, stop_at), weights, STOP)
+    found = maker.iteration(1, player(leret_trained, calls), weights, STOP)
     assert len(calls) == 1 + 4  # parts of 3 questions; only the one that was broken off is repeated
     assert [each.to_json() for each in found.tries] == [
-        each.to_json() for each in tries_of(trained.system, 1)
+        each.to_json() for each in tries_of(leret_trained.system, 1)
     ]
     kept = tmp_path / "tries" / "iteration-1" / "hop-2.jsonl"
-    own = trained.system.workdir / "tries" / "iteration-1" / "hop-2.jsonl"
+    own = leret_trained.system.workdir / "tries" / "iteration-1" / "hop-2.jsonl"
     assert kept.read_bytes() == own.read_bytes()
 
 
-def test_tries_of_other_settings_are_refused(trained: Trained, tmp_path: Path) -> None:
-    shutil.copytree(trained.system.workdir / "tries", tmp_path / "tries")
-    maker, weights = maker_in(trained, tmp_path), weights_of(trained, FIRST_SFT)
+def test_tries_of_other_settings_are_refused(leret_trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(leret_trained.system.workdir / "tries", tmp_path / "tries")
+    maker, weights = maker_in(leret_trained, tmp_path), weights_of(leret_trained, FIRST_SFT)
     for name in ("model", "corpus", "search", "prompts"):
         other = dataclasses.replace(maker, record={**maker.record, name: "another"})
         with pytest.raises(InputError, match=f"with another {name}; bring that back, or bring"):

@@ -1,7 +1,7 @@
-"""Llama 3 (Grattafiori et al., arXiv 2407.21783) and its kin, such as SmolLM2.
+"""Llama 3 (Grattafiori et al., arXiv 2407.21783) and its kin, such as SmolLM2; Qwen2.5.
 
-They have Qwen3's layers without norms of heads. Llama 3.1 and later turn slow pairs slower, for
-longer contexts.
+Both have Qwen3's layers without norms of heads; Qwen2.5 (arXiv 2412.15115) has biases. Llama 3.1
+and later turn slow pairs slower, for longer contexts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,33 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.trunks.qwen2 import with_head_dim
 from qrag_jax.models.trunks.qwen3 import ROPE, Qwen3Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen2Config(Qwen3Config):
+    """Sizes of a Qwen2 or Qwen2.5 model, named as in Hugging Face's `config.json`."""
+
+    NORMS_HEADS: ClassVar[bool] = False
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Queries, keys and values have biases; attention's output has none."""
+        return True, False
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """See `Qwen3Config.from_dict`; a head is a part of the hidden size."""
+        return super().from_dict(with_head_dim(config), where)
+
+
+def with_head_dim(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A parsed `config.json` that says how wide a head is; where it does not, all heads are H."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if config.get("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
+        return {**config, "head_dim": hidden // max(heads, 1)}
+    return {**config}
+
 
 LLAMA3 = "llama3"
 

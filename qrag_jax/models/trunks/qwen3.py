@@ -3,7 +3,7 @@
 It is a decoder: each token sees itself and earlier tokens, so a row's last hidden state is the
 row's vector. There are no biases by default, queries and keys are normalised head by head, and a
 few query heads share one key head. Qwen2.5 and Llama 3 are the same but for what their configs say
-(`qwen2`, `llama`).
+(`llama`).
 """
 
 from __future__ import annotations

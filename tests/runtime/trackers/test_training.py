@@ -13,8 +13,6 @@ import pytest
 from tests.entry_points import SHARED, Commands, losses
 from tests.runtime.trackers.test_libraries import TRACKERS, sent
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def environment(commands: Commands, tmp_path: Path) -> dict[str, str]:
