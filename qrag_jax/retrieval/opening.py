@@ -54,9 +54,9 @@ class IndexAt:
                 "leave one of them out."
             )
         if self.url:
-            from qrag_jax.retrieval.qdrant import QdrantServer
+            from qrag_jax.retrieval.qdrant import QdrantSettings
 
-            QdrantServer(self.url)  # refused before anything is loaded
+            QdrantSettings(self.url)  # refused before anything is loaded
             object.__setattr__(self, "engine", QDRANT)
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
@@ -137,13 +137,9 @@ class IndexAt:
         return FaissIndex(corpus, vectors.rows(range(len(vectors))), manifest.encoder)
 
     def _open_qdrant(self, corpus: StoredCorpus) -> VectorIndex:
-        from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantServer
+        from qrag_jax.retrieval.qdrant import QdrantIndex
 
-        folder, server = self.folder / QDRANT, None
-        if self.url:
-            saved = read_manifest(folder, engine=QDRANT).settings["server"]
-            server = QdrantServer(**{**saved, "url": self.url})
-        return QdrantIndex.open(folder, corpus, server=server, **self._made_from())
+        return QdrantIndex.open(self.folder / QDRANT, corpus, url=self.url, **self._made_from())
 
     def _engines(self) -> list[str]:
         return [name for name in ENGINES if not self._missing(name)]

@@ -33,7 +33,7 @@ from qrag_jax.retrieval import bm25, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
-from qrag_jax.retrieval.qdrant import QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.retrieval.vector_files import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks
@@ -77,7 +77,7 @@ class IndexSettings:
     """
 
     engine: str = EXACT
-    qdrant: QdrantTarget = dataclasses.field(default_factory=QdrantTarget)
+    qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
     dtype: str = "float32"
     columns: Columns = dataclasses.field(default_factory=Columns)
     language: str = "english"

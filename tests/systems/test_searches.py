@@ -289,7 +289,7 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
 
 def test_a_service_that_misbehaves_for_ever_is_a_failure_that_is_not_kept() -> None:
     with serving(lambda call: Say("<html>", status=503)) as server:
-        kept = KeptResults(open_remote(quick(server.url, attempts=3)), 10)
+        kept = KeptResults(open_remote(quick(server.url)), 10)
         (found,) = kept.look([(task(""), Look("a", 3))])
         assert isinstance(found, Failure)
         assert found.cause == "server"
