@@ -23,7 +23,7 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,20 +251,12 @@ class BM25Index:
         about 50 for every passage that a word is in: bm25s makes its arrays whole.
         """
         config = config or BM25Config()
-        library = _bm25s()
-        known: dict[str, int] = {}
-        words = Words(config)
-        passages = [
-            array.array("i", [known.setdefault(word, len(known)) for word in words(text)])
-            for text in texts_of(corpus)
-        ]
-        if not known:
+        scores = weights_of(texts_of(corpus), config)
+        if scores is None:
             raise InputError(
                 "no passage of the corpus has a word for BM25, which is two letters or more and no "
                 "stop word; give passages with words."
             )
-        scores = library.BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
-        scores.index((passages, known), create_empty_token=False, show_progress=False)
         return cls(corpus, config, scores)
 
     @classmethod
@@ -304,7 +296,8 @@ class BM25Index:
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
         try:
-            return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
+            rows = [best_by_words(self._scores, words(text), k, allowed) for text in queries.texts]
+            return as_hits(rows, k)
         except IndexError:  # the arrays are mapped: to look at all of them would read them
             raise InputError(
                 "the index of words names passages that the corpus has not; build it again."
@@ -337,14 +330,30 @@ class BM25Index:
         )
         finish(folder, manifest, files)
 
-    def _row(self, words: list[str], k: int, allowed: np.ndarray | None) -> Row:
-        known = self._scores.get_tokens_ids(words)
-        if not known:
-            return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        scores = self.scores(known)
-        hit = scores > 0 if allowed is None else (scores > 0) & allowed
-        numbers = np.flatnonzero(hit)
-        return best(numbers, scores[numbers], k)
+
+def weights_of(texts: Iterable[str], config: BM25Config) -> Any:
+    """A `bm25s.BM25` of texts; None: they have no word."""
+    words, known = Words(config), dict[str, int]()
+    numbers = [
+        array.array("i", [known.setdefault(word, len(known)) for word in words(text)])
+        for text in texts
+    ]
+    if not known:
+        return None
+    scores = _bm25s().BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
+    scores.index((numbers, known), create_empty_token=False, show_progress=False)
+    return scores
+
+
+def best_by_words(weights: Any, words: list[str], k: int, allowed: np.ndarray | None = None) -> Row:
+    """The k best texts of `weights_of` with a score above 0; `allowed`: bool `[texts]`."""
+    known = weights.get_tokens_ids(words) if weights is not None else []
+    if not known:
+        return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    scores = weights.get_scores_from_ids(list(known))
+    hit = scores > 0 if allowed is None else (scores > 0) & allowed
+    numbers = np.flatnonzero(hit)
+    return best(numbers, scores[numbers], k)
 
 
 def letters_lost(corpus: Corpus, config: BM25Config) -> float:

@@ -141,9 +141,7 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             if len(ids) < min(int(result["count"]), most) or not all(map(str.isdecimal, ids)):
                 raise ValueError(f"{len(ids)} ids")
         except (LookupError, TypeError, ValueError, AttributeError):
-            return Failure(
-                "malformed", f"the answer has no idlist: {shorten(str(reply))}"
-            )
+            return Failure("malformed", f"the answer has no idlist: {shorten(str(reply))}")
         return ids
 
     found = esearch(wanted.query, wanted.most)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import NONE, Hits
+from qrag_jax.retrieval.protocol import NONE, Hits, Index, Queries, Where
 
 
 class Row(NamedTuple):
@@ -76,3 +76,43 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
         np.pad(numbers, short, constant_values=NONE),
         np.pad(scores, short, constant_values=-np.inf),
     )
+
+
+DEPTH = 100  # hits that are fused of each ranking, whatever k is: so the first of many are the few
+_CONSTANT = 60.0  # of Cormack, Clarke and Büttcher; the larger, the less the first ranks stand out
+
+
+def fused(rows: Sequence[Row]) -> Row:
+    """All passages of some rankings, in the order of their numbers, by reciprocal rank fusion.
+
+    The score is the sum, over the rankings, of 1 / (60 + rank), the first rank being 1 (Cormack,
+    Clarke and Büttcher, SIGIR 2009); float64.
+    """
+    numbers = np.unique(np.concatenate([row.numbers for row in rows]))
+    parts = np.zeros((len(rows), len(numbers)))
+    for part, row in zip(parts, rows, strict=True):
+        ranks = np.arange(1, len(row.numbers) + 1)
+        part[np.searchsorted(numbers, row.numbers)] = 1 / (_CONSTANT + ranks)
+    # In order of size, so that the same parts in another order have the same sum.
+    return Row(numbers, np.sort(parts, axis=0).sum(axis=0))
+
+
+class FusedIndex:
+    """Two engines of one corpus as one: words and vectors; see `protocol.Index`.
+
+    Args:
+        engines: the queries must have all that any of them searches by.
+    """
+
+    def __init__(self, engines: Sequence[Index]) -> None:
+        self.engines, self.corpus = engines, engines[0].corpus
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The k passages with the highest sums; of equal sums, the lowest numbers.
+
+        With a filter, each engine ranks only what agrees with it.
+        """
+        check_k(k)
+        hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
+        rows = (fused([found(each, query) for each in hits]) for query in range(len(queries)))
+        return as_hits([best(*row, k) for row in rows], k)
