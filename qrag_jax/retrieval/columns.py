@@ -17,12 +17,10 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files, bounded_json, whole_files
-from qrag_jax.runtime.typed_json import made
 
 FOLDER = "columns"
 FIELDS = "fields.json"  # in it: the names of all fields
 _MOST_FIELDS = 10_000  # of a corpus with more of them the names are not kept
-_MOST_COLUMNS = 64  # in memory
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
 
@@ -75,8 +73,6 @@ class Columns:
         column = self._found.get(field)
         if column is None:
             column = self._read(field) or self._make(field, metadata)
-            if len(self._found) >= _MOST_COLUMNS:
-                self._found.pop(next(iter(self._found)), None)
             self._found[field] = column
         good = np.zeros(column.values + 1, bool)  # the last place is that of `ABSENT`
         for key in wanted_keys(wanted):
@@ -110,10 +106,10 @@ class Columns:
     def _names(self) -> set[str] | None:
         """The names of all fields; None: unknown."""
         if self._fields is None:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(FileNotFoundError):
                 said = bounded_json.load(self._folder / FIELDS)
                 if said["corpus"] == self._digest:
-                    self._fields = set(made(list[str], said["fields"]))
+                    self._fields = set(said["fields"])
         return self._fields
 
     def _keep_names(self, names: set[str]) -> None:
@@ -129,20 +125,15 @@ class Columns:
         whole_files.write_whole(stem.with_suffix(".json"), json.dumps(said))
 
     def _read(self, field: str) -> Column | None:
-        """The column if it is in the folder, whole and of this corpus."""
+        """The column if it is in the folder, and of this corpus."""
         stem = self._stem(field)
         try:
             said = bounded_json.load(stem.with_suffix(".json"), most=bounded_files.MAX_WHOLE_BYTES)
-            values = made(list, said["values"])
-            mine = said["field"] == field and said["corpus"] == self._digest
-            path = stem.with_suffix(".codes")
-            if not mine or path.stat().st_size != self._count * _CODE.itemsize:
-                return None
-            codes = np.fromfile(path, _CODE)
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return None
-        whole = codes.min(initial=0) >= ABSENT and codes.max(initial=ABSENT) < len(values)
-        return Column.of(codes, values) if whole else None
+        if (said["field"], said["corpus"]) != (field, self._digest):
+            return None
+        return Column.of(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
 
     def _stem(self, field: str) -> Path:
         data = field.encode("utf-8", "surrogatepass")

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.columns import Columns
+from qrag_jax.retrieval.manifest import read_said
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.file_names import check_links, is_plain
-from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime import whole_files
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
@@ -35,7 +34,6 @@ NAME = "corpus.json"
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
 _PIECE = 2**24
-_AGAIN = "restore the file from a backup, or write the corpus again"
 
 
 class StoredCorpus:
@@ -52,12 +50,11 @@ class StoredCorpus:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        said = _read_manifest(folder)
+        said = read_said(folder / NAME, FORMAT, "corpus")
         self.digest: str = said["digest"]
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
-        self._size: int = said["files"][LINES]
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
@@ -85,11 +82,8 @@ class StoredCorpus:
         for place, first in enumerate(np.searchsorted(self._hashes, wanted)):
             at = int(first)
             while at < self._count and self._hashes[at] == wanted[place]:
-                number = int(self._numbers[at])
-                if not 0 <= number < self._count:
-                    raise InputError(f"{self.folder / NUMBERS} is damaged; {_AGAIN}.")
-                if self._passage(number).name == names[place]:
-                    found[place] = number
+                if self._passage(int(self._numbers[at])).name == names[place]:
+                    found[place] = self._numbers[at]
                     break
                 at += 1  # two names with one hash
         return found
@@ -119,19 +113,7 @@ class StoredCorpus:
             raise IndexError(f"passage {number} of {self._count}")
         start = int(self._index[number - 1]["end"]) if number else 0
         end = int(self._index[number]["end"])
-        if not start <= end <= self._size:
-            raise InputError(f"{self.folder / INDEX}, passage {number}, is damaged; {_AGAIN}.")
-        return self._parsed(number, os.pread(self._lines, end - start, start))
-
-    def _parsed(self, number: int, line: bytes) -> Passage:
-        try:
-            name, title, text, metadata = json.loads(line)
-            sound = all(type(each) is str for each in (name, title, text))
-            sound = sound and type(metadata) is dict
-        except (ValueError, TypeError, RecursionError):
-            sound = False
-        if not sound:
-            raise InputError(f"{self.folder / LINES}, passage {number}, is damaged; {_AGAIN}.")
+        name, title, text, metadata = json.loads(os.pread(self._lines, end - start, start))
         return Passage(name, text, title, metadata)
 
 
@@ -155,59 +137,6 @@ def write_manifest(folder: Path, count: int, digest: str) -> None:
     sizes = {name: (folder / name).stat().st_size for name in (LINES, INDEX, HASHES, NUMBERS)}
     said = {"format": FORMAT, "count": count, "digest": digest, "files": sizes}
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
-
-
-def _read_manifest(folder: Path) -> Mapping[str, Any]:
-    path = folder / NAME
-    again = "write the corpus again"
-    try:
-        said = bounded_json.load(path)
-        form, sizes = said["format"], made(dict[str, int], said["files"])
-        made(int, said["count"])
-        made(str, said["digest"])
-    except OSError:
-        raise InputError(
-            f"{folder} holds no finished corpus: {NAME} is missing; finish writing it, or give a "
-            "folder that has one."
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; restore it from a backup, or {again}.") from None
-    if form != FORMAT:
-        raise InputError(
-            f"{path} has the format {form!r} (field format), but this version reads {FORMAT}; "
-            f"{again} with it."
-        )
-    check_links(folder)
-    check_sizes(folder, sizes, f"restore it from a backup, or {again}")
-    counted = {INDEX: ENTRY, HASHES: HASH, NUMBERS: NUMBER}
-    if any(sizes.get(n) != said["count"] * kind.itemsize for n, kind in counted.items()):
-        raise InputError(
-            f"{path} counts {said['count']} passages (field count), which is not what its files "
-            f"hold; restore it from a backup, or {again}."
-        )
-    return said
-
-
-def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
-    """Compares the files of a folder with their sizes in bytes.
-
-    Args:
-        fix: says in the error what the user can do.
-    """
-    for name, size in sizes.items():
-        if not is_plain(name):
-            raise InputError(
-                f"{folder} has a manifest that names the file {bounded_json.shown(name)}, which is "
-                f"no plain name of a file in this folder; {fix}."
-            )
-        path = folder / name
-        try:
-            found = path.stat().st_size
-        except OSError:
-            raise InputError(f"{path} is missing; {fix}.") from None
-        if found != size:
-            kind = "cut short: it has" if found < size else "not as it was written: it has"
-            raise InputError(f"{path} is {kind} {found:,} bytes instead of {size:,}; {fix}.")
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -30,7 +30,6 @@ from qrag_jax.retrieval.device_vectors import (
     load,
     on_devices,
 )
-from qrag_jax.retrieval.manifest import settings_as
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.search_plan import (
@@ -142,7 +141,7 @@ class ExactIndex:
                 f"{folder / 'manifest.json'} has {manifest.count} in the field count, but the "
                 f"corpus has {len(corpus)} passages; append the vectors of the others."
             )
-        saved = settings or settings_as(ExactSettings, manifest.settings, folder)
+        saved = settings or ExactSettings(**manifest.settings)
         return cls(corpus, vectors, mesh, saved, manifest.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:

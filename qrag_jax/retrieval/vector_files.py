@@ -19,7 +19,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import manifest as manifests
-from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest
+from qrag_jax.retrieval.manifest import Manifest, read_manifest
 from qrag_jax.retrieval.vectors import DTYPES, Vectors, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.typed_json import made
@@ -43,8 +43,13 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
         wanted: as `manifest.read_manifest` has them.
     """
     manifest = read_manifest(folder, **wanted)
-    check_files(folder, manifest)
-    return Stored(manifest, _mapped(folder, manifest))
+    dtype, width = DTYPES[manifest.dtype], manifest.width
+    parts = [
+        np.memmap(folder / name, dtype, "r").reshape(-1, width)
+        for name, size in manifest.files.items()
+        if size
+    ]
+    return Stored(manifest, Vectors(parts or [np.zeros((0, width), dtype)]))
 
 
 class PartNote(NamedTuple):
@@ -90,11 +95,7 @@ class VectorParts:
         return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
 
     def begin(self) -> None:
-        """Makes the folder, or goes on with one that was begun.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Makes the folder, or goes on with one that was begun."""
         if (self.folder / manifests.NAME).exists():
             raise InputError(
                 f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
@@ -104,17 +105,13 @@ class VectorParts:
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
             return
-        try:
-            found = bounded_json.load(path)
-            other = next((name for name in wanted if found.get(name) != wanted[name]), None)
-        except (OSError, ValueError, AttributeError):
-            raise InputError(f"{path} is damaged; delete {self.folder} to begin again.") from None
-        if other is not None:
-            raise InputError(
-                f"{path} has {_short(found.get(other))} in the field {other}, but "
-                f"{_short(wanted[other])} is asked for now; go on with what it was begun with, "
-                f"{_AGAIN}."
-            )
+        found = bounded_json.load(path)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise InputError(
+                    f"{path} has {found.get(name)!r:.80} in the field {name}, but {value!r:.80} is "
+                    f"asked for now; go on with what it was begun with, {_AGAIN}."
+                )
 
     def finished(self) -> dict[int, PartNote]:
         """The parts that are on disk as a whole."""
@@ -131,11 +128,7 @@ class VectorParts:
         return found
 
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
-        """Writes the vectors `[passages of the part, width]` of a part, then its note.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Writes the vectors `[passages of the part, width]` of a part, then its note."""
         first, count = self.passages(number).start, len(self.passages(number))
         if vectors.shape != (count, self.width):
             raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
@@ -180,28 +173,3 @@ class VectorParts:
 
     def _size(self, number: int) -> int:
         return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
-
-
-def _mapped(folder: Path, manifest: Manifest) -> Vectors:
-    if manifest.dtype not in DTYPES or manifest.width < 1:
-        raise InputError(
-            f"{folder / 'manifest.json'} has vectors of width {manifest.width} and dtype "
-            f"{manifest.dtype!r:.60}; restore it from a backup, or build the index again."
-        )
-    dtype, width = DTYPES[manifest.dtype], manifest.width
-    if manifest.count * width * dtype.itemsize != sum(manifest.files.values()):
-        raise InputError(
-            f"{folder / 'manifest.json'} counts {manifest.count} vectors (field count), which is "
-            "not what its files hold; restore it from a backup, or build the index again."
-        )
-    parts = [
-        np.memmap(folder / name, dtype, "r").reshape(-1, width)
-        for name, size in manifest.files.items()
-        if size
-    ]
-    return Vectors(parts or [np.zeros((0, width), dtype)])
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -219,7 +219,6 @@ def _index_vectors(
             "count": len(stored),
         }
         found = manifest.read_manifest(folder, **known)
-        manifest.check_files(folder, found)
         if found.dtype != number:
             raise InputError(
                 f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "

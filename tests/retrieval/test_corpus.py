@@ -93,8 +93,6 @@ def test_columns_are_kept_in_the_folder(tmp_path: Path) -> None:
     for name in ("lang", "other"):
         with pytest.raises(InputError, match=f"'{name}', which no"):
             again.matching({name: "en"})
-    with pytest.raises(InputError, match="damaged"):
-        again.matching({"year": 1})
     other = write_corpus(tmp_path / "b", PASSAGES[::-1])
     (tmp_path / "a" / "columns").rename(tmp_path / "b" / "columns")
     assert other.matching({"language": "en"}).tolist() == [False, True, False, True]
@@ -227,7 +225,4 @@ def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with (folder / name).open("ab") as file:
             file.truncate(3)
         with pytest.raises(InputError, match=name):
-            CorpusWriter(folder)
-        (folder / PROGRESS).write_text("?")
-        with pytest.raises(InputError, match=PROGRESS):
             CorpusWriter(folder)
