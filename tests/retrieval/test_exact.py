@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import faiss
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from qrag_jax.retrieval import scan as scanning
 from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
 from qrag_jax.retrieval.device_vectors import Layout
 from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
-from qrag_jax.retrieval.faiss_index import FaissIndex, read_index
+from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.retrieval.ranking import as_hits, best, ranked
 from qrag_jax.retrieval.scan import scan
@@ -206,33 +205,13 @@ def test_the_best_are_those_of_all_scores(
 # ---------------------------------------------------------------------- files of faiss
 
 
-def test_other_indexes_and_files_are_refused(
+def test_a_file_of_another_encoder_and_a_missing_library_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, rows = tmp_path / "a", np.random.default_rng(0).standard_normal((11, 5), np.float32)
-    with pytest.raises(InputError, match=str(path)):
-        read_index(path)
-    kinds = (faiss.IndexHNSWFlat(5, 4), faiss.IndexFlatL2(5), faiss.IndexFlatIP(5))
-    for index in kinds:
-        index.add(rows)
-    kinds[2].add(np.full((2, 5), np.nan, np.float32))
-    for index, word in zip(kinds, ("a ", "IndexFlatL2", "vector 11"), strict=True):
-        faiss.write_index(index, str(path))
-        with pytest.raises(InputError, match=word):
-            read_index(path)
-    index = faiss.IndexFlatIP(5)
-    index.add(rows)
-    faiss.write_index(index, str(path))
-    np.testing.assert_array_equal(read_index(path).reconstruct_n(0, 11), rows)
-    whole = path.read_bytes()
-    for data in (whole[:-7], whole[:20], b"", b"no index at all, but some text"):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match=str(path)):
-            read_index(path)
     task = task_of(tmp_path, 20)
     FaissIndex(task.corpus, task.vectors, "e0").save(tmp_path)
     with pytest.raises(InputError, match="field encoder"):
         FaissIndex.open(tmp_path, task.corpus, "e1")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"qrag_jax\[faiss\]"):
-        read_index(path)
+        FaissIndex.open(tmp_path, task.corpus)
