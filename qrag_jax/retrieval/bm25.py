@@ -23,7 +23,7 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,6 @@ STOP_WORDS = {
     "swedish": "STOPWORDS_SWEDISH",
     "turkish": "STOPWORDS_TURKISH",
 }
-UNICODE = "unicode"  # the rule of `unicode_words`
 NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
 _METRIC = "BM25"
@@ -77,8 +76,6 @@ class BM25Config:
         variant: one of `VARIANTS`.
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
         stop_words: words left out, one of `STOP_WORDS`; "": none.
-        lower: whether case does not matter.
-        word: `UNICODE`: see `unicode_words`; else a regular expression of a word, without groups.
     """
 
     k1: float = 1.5
@@ -86,8 +83,6 @@ class BM25Config:
     variant: str = "lucene"
     stemmer: str = "english"
     stop_words: str = "english"
-    lower: bool = True
-    word: str = UNICODE
 
     @classmethod
     def of_language(cls, language: str) -> BM25Config:
@@ -108,17 +103,6 @@ class BM25Config:
     def __post_init__(self) -> None:
         check_words(_SECTION, self)
         check_known(_SECTION, self, "variant", VARIANTS)
-        if self.word == UNICODE:
-            return
-        try:
-            groups = re.compile(self.word).groups
-        except re.error as error:
-            raise InputError(f"config.bm25.word is no regular expression: {error}.") from None
-        if groups or re.fullmatch(self.word, ""):
-            raise InputError(
-                f"config.bm25.word is {self.word!r}; give an expression without groups, which does "
-                "not match the empty text."
-            )
 
 
 def check_words(section: str, settings: Any) -> None:
@@ -190,10 +174,6 @@ class Words:
     """Reads texts as words. PyStemmer's stemmers are not safe to share: one for each thread."""
 
     def __init__(self, config: BM25Config) -> None:
-        self._lower, self._unicode = config.lower, config.word == UNICODE
-        self._find: Callable[[str], list[str]] = (
-            unicode_words if self._unicode else re.compile(config.word).findall
-        )
         self._stop = _stop_words(config.stop_words)
         self._stemmer = _snowball().Stemmer(config.stemmer) if config.stemmer else None
 
@@ -204,18 +184,18 @@ class Words:
 
     def forms(self, text: str) -> list[str]:
         """All words of a text in order, as they stand there: not stemmed, and stop words, too."""
-        return self._find(self.normalised(text))
+        return unicode_words(self.normalised(text))
 
     def normalised(self, text: str) -> str:
         """The text in which forms are looked for: lower case, and each character in one spelling.
 
         That is NFKC: composed, of usual width, without ligatures. The Turkish İ is i in lower case.
         """
-        if self._unicode and not text.isascii():
+        if not text.isascii():
             text = unicodedata.normalize("NFKC", text)
             if _RARE.search(text):
-                text = text.translate(_JOINERS).replace("\u0130", "i" if self._lower else "\u0130")
-        return text.lower() if self._lower else text
+                text = text.translate(_JOINERS).replace("\u0130", "i")
+        return text.lower()
 
     def word(self, form: str) -> str | None:
         """The word that one of `forms` counts as; None: it is a stop word."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import check_known
 from qrag_jax.retrieval.device_vectors import (
     BFLOAT16,
     FLOAT32,
@@ -64,24 +64,16 @@ class ExactSettings:
 
     Attributes:
         storage: numbers on the devices: "float32", "bfloat16" or "int8" with a scale per vector.
-        candidates: this many times k are found by coarse numbers and scored again by fine ones; 0:
-            4 for int8, 1.25 for bfloat16; float32 needs none.
     """
 
     storage: str = FLOAT32
-    candidates: float = 0.0
 
     def __post_init__(self) -> None:
         check_known("retrieval", self, "storage", STORAGES)
-        check_least("retrieval", self, candidates=0)
-        if 0 < self.candidates < 1:
-            raise InputError(
-                f"config.retrieval.candidates is {self.candidates}; give 1 at least, or 0."
-            )
 
     def candidates_of(self, k: int) -> int:
-        """The number of candidates for k hits."""
-        return math.ceil(k * (self.candidates or _CANDIDATES[self.storage]))
+        """The number found by coarse numbers, and scored again by fine ones, for k hits."""
+        return math.ceil(k * _CANDIDATES[self.storage])
 
 
 class ExactIndex:
@@ -123,26 +115,19 @@ class ExactIndex:
         folder: Path,
         corpus: Corpus,
         mesh: Mesh | None = None,
-        settings: ExactSettings | None = None,
         encoder: str | None = None,
     ) -> ExactIndex:
         """The index of a folder.
 
         Args:
-            settings: None: those that it was saved with.
             encoder: the digest that its vectors must be of; None: any.
         """
         wanted = {"engine": ENGINE, "corpus": corpus.digest}
         if encoder is not None:
             wanted["encoder"] = encoder
         manifest, vectors = open_vectors(folder, **wanted)
-        if manifest.count != len(corpus):
-            raise InputError(
-                f"{folder / 'manifest.json'} has {manifest.count} in the field count, but the "
-                f"corpus has {len(corpus)} passages; append the vectors of the others."
-            )
-        saved = settings or ExactSettings(**manifest.settings)
-        return cls(corpus, vectors, mesh, saved, manifest.encoder)
+        settings = ExactSettings(**manifest.settings)
+        return cls(corpus, vectors, mesh, settings, manifest.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
