@@ -20,7 +20,7 @@ from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import write_corpus
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from tests.data.real_data import real
 from tests.retrieval.small_corpus import slow_bm25, stored
