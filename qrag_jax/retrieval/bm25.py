@@ -41,20 +41,10 @@ VARIANTS = ("lucene", "robertson", "atire")
 STOP_WORDS = {
     "english": "STOPWORDS_EN",
     "english_plus": "STOPWORDS_EN_PLUS",
-    "chinese": "STOPWORDS_CHINESE",
-    "danish": "STOPWORDS_DANISH",
-    "dutch": "STOPWORDS_DUTCH",
-    "french": "STOPWORDS_FRENCH",
-    "german": "STOPWORDS_GERMAN",
-    "italian": "STOPWORDS_ITALIAN",
-    "korean": "STOPWORDS_KOREAN",
-    "norwegian": "STOPWORDS_NORWEGIAN",
-    "portuguese": "STOPWORDS_PORTUGUESE",
-    "russian": "STOPWORDS_RUSSIAN",
-    "spanish": "STOPWORDS_SPANISH",
-    "swedish": "STOPWORDS_SWEDISH",
-    "turkish": "STOPWORDS_TURKISH",
 }
+_OTHERS = ("chinese", "danish", "dutch", "french", "german", "italian", "korean", "norwegian")
+_OTHERS += ("portuguese", "russian", "spanish", "swedish", "turkish")
+STOP_WORDS |= {language: f"STOPWORDS_{language.upper()}" for language in _OTHERS}
 NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
 _METRIC = "BM25"

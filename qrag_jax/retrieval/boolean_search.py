@@ -15,12 +15,11 @@ come last.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -208,18 +207,12 @@ class BooleanIndex:
     @classmethod
     def over(cls, ranking: BM25Index) -> BooleanIndex:
         """In memory, over an index that there is; reads its corpus once (`WordPlaces.of`)."""
-        try:
-            return cls(ranking, WordPlaces.of(ranking))
-        except KeyError as error:
-            raise InputError(
-                f"the index of words lacks {error}, which a passage has: another version of "
-                "PyStemmer has built it; build it again with this one."
-            ) from None
+        return cls(ranking, WordPlaces.of(ranking))
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BooleanIndex:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
+        read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
         ranking = BM25Index.open(folder / _BM25, corpus)
         try:
             places = WordPlaces.open(folder, len(corpus))
@@ -227,11 +220,6 @@ class BooleanIndex:
             raise InputError(
                 f"a file in {folder} is damaged ({error}); build the index again."
             ) from None
-        if manifest.settings != _settings(ranking):
-            raise InputError(
-                f"{folder / NAME} has other settings of words than {folder / _BM25 / NAME}; build "
-                "the index again."
-            )
         return cls(ranking, places)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
@@ -253,7 +241,6 @@ class BooleanIndex:
             corpus=self.corpus.digest,
             count=len(self.corpus),
             metric=_METRIC,
-            settings=_settings(self._ranking),
         )
         finish(folder, manifest, files)
 
@@ -306,7 +293,3 @@ class BooleanIndex:
                     found.append(Slot(place, np.array(known, np.int64)))
             before += len(forms)
         return [slot._replace(place=slot.place - found[0].place) for slot in found]
-
-
-def _settings(ranking: BM25Index) -> dict[str, Any]:
-    return {"words": dataclasses.asdict(ranking.config)}

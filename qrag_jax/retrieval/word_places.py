@@ -57,8 +57,7 @@ class WordPlaces:
     def of(cls, index: BM25Index) -> WordPlaces:
         """Reads the corpus of an index once; at the end, memory holds 40 bytes for each occurrence.
 
-        Raises:
-            KeyError: the corpus has a word that the index lacks.
+        A KeyError is a word that the index lacks: another version of PyStemmer has built it.
         """
         words, numbers = Words(index.config), index.vocabulary
         known: dict[str, int] = {}  # form → number of its word; -1: a stop word

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -333,21 +332,10 @@ def test_an_index_that_was_not_finished_is_none(
     assert numbers_of(BooleanIndex.open(folder, corpus), "cat") == [0]
 
 
-def test_words_that_an_index_lacks_are_told(tmp_path: Path) -> None:
-    ranking = BM25Index.build(stored(tmp_path / "c", ["cat", "dog"]))
-    ranking.corpus = stored(tmp_path / "o", ["cat", "cow"])
-    with pytest.raises(InputError, match="'cow'"):
-        BooleanIndex.over(ranking)
-
-
-def test_settings_of_words_belong_to_the_places(tmp_path: Path) -> None:
+def test_settings_of_words_are_kept(tmp_path: Path) -> None:
     corpus, folder = stored(tmp_path / "c", ["cat", "dog", "cat dog"]), tmp_path / "i"
     config = BM25Config(k1=1.2, variant="atire", stemmer="french", stop_words="french")
     BooleanIndex.build(corpus, config).save(folder)
     assert BooleanIndex.open(folder, corpus).config == config
     with pytest.raises(InputError, match="field engine"):
         BM25Index.build(corpus).save(folder)
-    shutil.rmtree(folder / "bm25")
-    BM25Index.build(corpus, BM25Config(k1=1.0)).save(folder / "bm25")
-    with pytest.raises(InputError, match="settings"):
-        BooleanIndex.open(folder, corpus)
