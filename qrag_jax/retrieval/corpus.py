@@ -237,15 +237,20 @@ class CorpusWriter:
         hashes = np.array(index["name"])
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
-        twice = self._duplicates(index["end"], hashes, order)
-        if twice is not None:
-            name, *numbers = twice
-            told = f"{self.folder}: the passages {numbers[0]} and {numbers[1]}, counted from 0,"
-            raise InputError(
-                f"{' and '.join(places(numbers)) if places else told} both have the id {name!r}; "
-                "give each its own, or leave one out, and write the corpus again"
-                f"{'' if places else ' into an empty folder'}."
-            )
+        same = np.flatnonzero(hashes[1:] == hashes[:-1])
+        seen: dict[str, int] = {}
+        # Of names with one hash, which may be different, in the order of their numbers.
+        for number in order[np.union1d(same, same + 1)].tolist():
+            name = self._name(index["end"], number)
+            if name in seen:
+                both = [seen[name], number]
+                where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
+                raise InputError(
+                    f"{' and '.join(places(both)) if places else where} both have the id {name!r}; "
+                    "give each its own, or leave one out, and write the corpus again from its "
+                    "beginning."
+                )
+            seen[name] = number
         for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
             with whole_files.replacing(self.folder / name) as file:
                 file.write(array.data)
@@ -279,21 +284,6 @@ class CorpusWriter:
             os.fsync(file.fileno())
         said = {"count": self._count, "bytes": self._end}
         whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
-
-    def _duplicates(
-        self, ends: np.ndarray, hashes: np.ndarray, order: np.ndarray
-    ) -> tuple[str, int, int] | None:
-        """A name that two passages have, and their numbers; None: there is none."""
-        last = len(hashes) - 1
-        for at in np.flatnonzero(hashes[:-1] == hashes[1:]):
-            name = self._name(ends, order[at])
-            # Names with one hash may be different. They stand in the order of their numbers.
-            other = at + 1
-            while other <= last and hashes[other] == hashes[at]:
-                if self._name(ends, order[other]) == name:
-                    return name, int(order[at]), int(order[other])
-                other += 1
-        return None
 
     def _name(self, ends: np.ndarray, number: int) -> str:
         start = int(ends[number - 1]) if number else 0

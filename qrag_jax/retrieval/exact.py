@@ -34,7 +34,6 @@ from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.search_plan import (
     GROUP,
-    Wanted,
     largest_batch,
     padded_batch,
     plan_of,
@@ -154,8 +153,8 @@ class ExactIndex:
         padded = np.zeros((padded_batch(len(given)), given.shape[1]), np.float32)
         padded[: len(given)] = given
         groups = self.settings.candidates_of(k)
-        wanted = Wanted(len(padded), groups if self._again else k, groups)
-        plan = plan_of(self._layout, wanted, self._on_cpu)
+        kept = groups if self._again else k
+        plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
         scores, numbers = (np.asarray(leaf)[: len(given)] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from qrag_jax.retrieval.device_vectors import FLOAT32, Layout
 from qrag_jax.retrieval.top_groups import Plan
 
@@ -30,22 +28,12 @@ def padded_batch(count: int) -> int:
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
-class Wanted(NamedTuple):
-    """What is searched for.
+def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Plan:
+    """How a device searches its part for the k best passages of a batch of queries.
 
-    batch: number of queries.
-    k: passages that are kept.
-    groups: groups that are kept; as many as passages, or more where products are coarse.
+    Args:
+        groups: groups that are kept; as many as passages, or more where products are coarse.
     """
-
-    batch: int
-    k: int
-    groups: int
-
-
-def plan_of(layout: Layout, wanted: Wanted, on_cpu: bool) -> Plan:
-    """How a device searches its part."""
-    batch, k, groups = wanted
     rows = layout.rows
     if on_cpu:
         block, span, unit = _CPU_BLOCK, _CPU_SPAN, GROUP
@@ -73,7 +61,7 @@ def plan_of(layout: Layout, wanted: Wanted, on_cpu: bool) -> Plan:
 def working_bytes(layout: Layout, on_cpu: bool, k: int = 100) -> int:
     """About the bytes of a device that a search for k passages needs besides the vectors."""
     batch = largest_batch(on_cpu)
-    plan = plan_of(layout, Wanted(batch, k, k), on_cpu)
+    plan = plan_of(layout, batch, k, k, on_cpu)
     scores = batch * plan.block * 4
     maxima = 2 * batch * plan.block // plan.group * plan.span * 4
     copied = plan.block * layout.width * 4 if on_cpu else 0

@@ -22,7 +22,6 @@ from qrag_jax.retrieval import manifest as manifests
 from qrag_jax.retrieval.manifest import Manifest, read_manifest
 from qrag_jax.retrieval.vectors import DTYPES, Vectors, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.typed_json import made
 
 NAME = "building.json"
 NOTE = ".json"  # suffix of a part's note
@@ -117,14 +116,9 @@ class VectorParts:
         """The parts that are on disk as a whole."""
         found = {}
         for number in self.numbers:
-            path = self._path(number)
-            try:
-                note = made(PartNote, bounded_json.load(self._note(number)))
-                size = path.stat().st_size
-            except (OSError, ValueError):
-                continue
-            if note.passages == len(self.passages(number)) and size == self._size(number):
-                found[number] = note
+            note, path = self._note(number), self._path(number)
+            if note.exists() and path.exists() and path.stat().st_size == self._size(number):
+                found[number] = PartNote(**bounded_json.load(note))
         return found
 
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:

@@ -19,7 +19,7 @@ from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.retrieval.ranking import as_hits, best, ranked
 from qrag_jax.retrieval.scan import scan
-from qrag_jax.retrieval.search_plan import GROUP, Wanted, plan_of
+from qrag_jax.retrieval.search_plan import GROUP, plan_of
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -73,7 +73,7 @@ def test_blocks_cover_a_part_and_hardly_more(count: int, on_cpu: bool) -> None:
     rows = -(-count // GROUP) * GROUP
     layout = Layout(count, 1024, rows, "bfloat16")
     for batch in (1, 64, 1024):
-        plan = plan_of(layout, Wanted(batch, 100, 200), on_cpu)
+        plan = plan_of(layout, batch, 100, 200, on_cpu)
         assert plan.block % GROUP == 0
         assert plan.block <= rows
         assert plan.groups <= rows // GROUP
