@@ -31,8 +31,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest, replaced_files
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.runtime.whole_files import reason
 
 ENGINE = "bm25"

@@ -32,8 +32,7 @@ from qrag_jax.retrieval.manifest import (
     read_manifest,
     replaced_files,
 )
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.retrieval.word_places import Slot, WordPlaces
 
 ENGINE = "boolean"

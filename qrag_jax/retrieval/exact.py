@@ -30,8 +30,7 @@ from qrag_jax.retrieval.device_vectors import (
     load,
     on_devices,
 )
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import check_k, ranked
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.search_plan import (
     GROUP,
     largest_batch,

@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, engine_library
-from qrag_jax.retrieval.ranking import check_k, ranked
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Queries,
+    Where,
+    check_k,
+    engine_library,
+    ranked,
+)
 from qrag_jax.retrieval.vectors import check_count, check_numbers, checked, query_vectors
 from qrag_jax.runtime import whole_files
 

@@ -16,8 +16,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import NAME, read_manifest
-from qrag_jax.retrieval.protocol import Index, VectorIndex
-from qrag_jax.retrieval.ranking import FusedIndex
+from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.vector_files import open_vectors
 

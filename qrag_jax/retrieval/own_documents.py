@@ -5,7 +5,7 @@
 | `golden` | all supporting documents, whatever the query and the number wanted are |
 | `bm25`, `lexical` | the best by BM25; those with none of the query's words are not given |
 | `semantic` | the best by a scorer of pairs: an encoder, a rerank service |
-| `hybrid` | both rankings, by reciprocal rank fusion (`ranking.fused`) |
+| `hybrid` | both rankings, by reciprocal rank fusion (`protocol.fused`) |
 | `interleaved` | RLVR's hybrid: the first ⌊k/2⌋+1 semantic ones, then as many by BM25, k of them |
 
 `interleaved` is there to compare with RLVR. Where k is 1 or 2, it gives nothing of BM25.
@@ -30,7 +30,7 @@ from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 from qrag_jax.retrieval.opening import BM25, HYBRID
-from qrag_jax.retrieval.ranking import DEPTH, Row, best, check_k, fused
+from qrag_jax.retrieval.protocol import DEPTH, Row, best, check_k, fused
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)

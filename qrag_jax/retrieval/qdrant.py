@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 import time
@@ -26,8 +25,18 @@ from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.server_url import check_url, is_local, read_key
 from qrag_jax.retrieval.columns import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where, engine_library
-from qrag_jax.retrieval.ranking import Row, as_hits, check_k, ranked
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Passage,
+    Queries,
+    Row,
+    Where,
+    as_hits,
+    check_k,
+    engine_library,
+    ranked,
+)
 from qrag_jax.retrieval.vectors import Vectors, check_count, check_numbers, checked, query_vectors
 from qrag_jax.runtime.typed_json import made
 
@@ -87,8 +96,6 @@ class QdrantSettings:
         ones = ("grpc_port", "batch", "workers", "attempts", "timeout", "shards", "replicas")
         check_least("qdrant", self, **dict.fromkeys(ones, 1), m=0, ef_construct=4)
         check_least("qdrant", self, ef=0, oversampling=1.0, ties=1)
-        if not math.isfinite(self.oversampling):
-            raise InputError("config.qdrant.oversampling is inf; use a number such as 2.")
 
     @classmethod
     def parse(cls, text: str, **strings: str) -> QdrantSettings:

@@ -16,8 +16,7 @@ from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
 from qrag_jax.retrieval.device_vectors import Layout
 from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.ranking import as_hits, best, ranked
+from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
 from qrag_jax.retrieval.scan import scan
 from qrag_jax.retrieval.search_plan import GROUP, plan_of
 from qrag_jax.runtime.compilation import CompilationCounter

@@ -16,7 +16,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval import ranking
+from qrag_jax.retrieval import protocol
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.own_documents import (
     DocumentSearch,
@@ -24,8 +24,7 @@ from qrag_jax.retrieval.own_documents import (
     KeptVectors,
     OwnRetriever,
 )
-from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.ranking import DEPTH, FusedIndex
+from qrag_jax.retrieval.protocol import DEPTH, NONE, FusedIndex, Queries
 from tests.retrieval.small_corpus import TableIndex, stored
 
 
@@ -230,7 +229,7 @@ def test_three_engines_with_permuted_ranks_tie(
     corpus: StoredCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With this constant, the sum of the same three parts in another order is another float32."""
-    monkeypatch.setattr(ranking, "_CONSTANT", 41.00000051005985)
+    monkeypatch.setattr(protocol, "_CONSTANT", 41.00000051005985)
     ranks = [(9, 4, 1), (4, 1, 9), (1, 9, 4)]
     engines = [
         TableIndex(corpus, {"q": {n: -float(place) for place, n in enumerate(order)}})
