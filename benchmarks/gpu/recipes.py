@@ -38,8 +38,7 @@ from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.device_vectors import BFLOAT16, Layout, rows_of
-from qrag_jax.retrieval.exact import ExactSettings, make_search
-from qrag_jax.retrieval.search_plan import GROUP, plan_of
+from qrag_jax.retrieval.exact import GROUP, ExactSettings, make_search, plan_of
 from qrag_jax.retrieval.top_groups import Part
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.minilm import find_minilm

@@ -48,8 +48,13 @@ class Layout:
 
 def layout_of(vectors: Vectors, storage: str, devices: int, group: int) -> Layout:
     """Equal parts of whole groups of `group` passages."""
-    rows = -(-max(len(vectors), 1) // (devices * group)) * group
+    rows = rows_of(len(vectors), devices, group)
     return Layout(len(vectors), vectors.width, rows, storage)
+
+
+def rows_of(count: int, devices: int, group: int) -> int:
+    """Rows of each device for so many passages: whole groups."""
+    return -(-max(count, 1) // (devices * group)) * group
 
 
 def check_room(layout: Layout, working: int, free: int | None) -> None:

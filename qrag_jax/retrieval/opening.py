@@ -18,7 +18,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import NAME, read_manifest
 from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
 from qrag_jax.retrieval.scan import ScanIndex
-from qrag_jax.retrieval.vector_files import open_vectors
+from qrag_jax.retrieval.vectors import open_vectors
 
 CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.

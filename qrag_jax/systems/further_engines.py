@@ -15,7 +15,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vector_files import Stored, open_vectors
+from qrag_jax.retrieval.vectors import Stored, open_vectors
 from qrag_jax.runtime.interrupt import StopSignal
 
 FURTHER = (FAISS, QDRANT)

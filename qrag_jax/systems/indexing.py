@@ -34,7 +34,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
 from qrag_jax.retrieval.qdrant import QdrantSettings
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts
+from qrag_jax.retrieval.vectors import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -25,7 +25,7 @@ from qrag_jax.retrieval.protocol import (
     as_hits,
     best,
 )
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts
+from qrag_jax.retrieval.vectors import PartNote, VectorParts
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import exact, search_plan
+from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import scan as scanning
 from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
 from qrag_jax.retrieval.device_vectors import Layout
-from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
+from qrag_jax.retrieval.exact import GROUP, ExactIndex, ExactSettings, plan_of
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
 from qrag_jax.retrieval.scan import scan
-from qrag_jax.retrieval.search_plan import GROUP, plan_of
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -29,9 +28,9 @@ from tests.retrieval.small_corpus import assert_same, corpus_of, save_vectors, s
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and spans although corpora are small; none divides them."""
-    monkeypatch.setattr(search_plan, "_CPU_BLOCK", 48)
-    monkeypatch.setattr(search_plan, "_CPU_SPAN", 150)
-    monkeypatch.setattr(search_plan, "_CPU_GATHERED", 2**12)
+    monkeypatch.setattr(exact, "_CPU_BLOCK", 48)
+    monkeypatch.setattr(exact, "_CPU_SPAN", 150)
+    monkeypatch.setattr(exact, "_CPU_GATHERED", 2**12)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -58,7 +57,7 @@ def test_as_accelerators_search(
     """Blocks written out one after the other, products of bfloat16 factors."""
     monkeypatch.setattr(exact.Platform, "on_cpu", False)
     for name, value in (("_SCORES", 2**9), ("_BLOCKS", 9), ("_MAXIMA", 2**8), ("_ALIGNED", 32)):
-        monkeypatch.setattr(search_plan, name, value)
+        monkeypatch.setattr(exact, name, value)
     task = task_of(tmp_path, 3001)
     for storage in ("float32", "bfloat16", "int8"):
         index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage, 3))
@@ -82,7 +81,7 @@ def test_blocks_cover_a_part_and_hardly_more(count: int, on_cpu: bool) -> None:
         if not on_cpu:
             assert blocks <= 160  # all are written out
             assert batch * plan.block <= max(2**28 + batch * 128, batch * rows // 100)
-    assert search_plan.working_bytes(layout, False) < 5 * 2**30
+    assert exact.working_bytes(layout, False) < 5 * 2**30
 
 
 def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_files_of_bfloat16_and_of_other_encoders(tmp_path: Path) -> None:
 
 
 def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_plan, "_CPU_BATCH", 16)
+    monkeypatch.setattr(exact, "_CPU_BATCH", 16)
     task = task_of(tmp_path, 83, queries=50)
     index = ExactIndex(task.corpus, task.vectors, mesh_of())
     for count in (1, 8, 16):

@@ -22,8 +22,15 @@ from qrag_jax.retrieval.device_vectors import (
     to_int8,
 )
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts, open_vectors
-from qrag_jax.retrieval.vectors import DTYPES, Vectors, check_finite, checked
+from qrag_jax.retrieval.vectors import (
+    DTYPES,
+    PartNote,
+    VectorParts,
+    Vectors,
+    check_finite,
+    checked,
+    open_vectors,
+)
 from tests.devices import mesh_of
 
 WIDTH, COUNT = 3, 10
