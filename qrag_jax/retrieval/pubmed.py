@@ -55,7 +55,7 @@ class RemoteEngineConfig:
     sort: str = RELEVANCE
     first_year: int = 1970  # documents of earlier years are not searched
     timeout: float = 30.0  # seconds for one request
-    pause: float = 1.0  # seconds before a search that failed is tried again, once
+    pause: float = 1.0  # seconds before a request that failed is sent again, once
     tool: str = "qrag_jax"  # name of the program, which NCBI asks for; without spaces
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
@@ -119,8 +119,6 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
         reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
         if isinstance(reply, Failure):
             return reply
-        if "rate limit" in str(reply.get("error")).lower():
-            return Failure("rate_limit", shorten(str(reply["error"])))
         try:
             result = reply["esearchresult"]
             if "ERROR" in result:
@@ -268,23 +266,27 @@ class RemoteEngine:
         return [ids if isinstance(ids, Failure) else ids[:k] for ids, k in results]
 
     def _search(self, wanted: RemoteSearch) -> Ids | Failure:
-        """What is found at the first or the second attempt."""
         wanted = wanted._replace(query=well_formed(wanted.query))
         out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
         if out_of_time or not any(map(str.isalnum, wanted.query)):
             return ()
         found = self._service.search(self._ask, self.config, wanted)
-        if isinstance(found, Failure) and found.cause not in _FINAL:
-            time.sleep(self.config.pause)
-            found = self._service.search(self._ask, self.config, wanted)
-            if isinstance(found, Failure):
-                found = dataclasses.replace(found, attempts=2)
         if isinstance(found, Failure):
             return dataclasses.replace(found, message=f"{self.title}: {found.message}")
         return tuple(dict.fromkeys(found))
 
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
+        """The answer to the first request or the second."""
+        reply = self._send(method, path, fields)
+        if isinstance(reply, Failure) and reply.cause not in _FINAL:
+            time.sleep(self.config.pause)
+            reply = self._send(method, path, fields)
+            if isinstance(reply, Failure):
+                return dataclasses.replace(reply, attempts=2)
+        return reply
+
+    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
         import httpx2
 
         secret = {"api_key": self._key} if self._key else {}
@@ -304,9 +306,12 @@ class RemoteEngine:
             return read_error(reply.status_code, text)
         try:
             # strict=False: PubMed puts raw line breaks into texts of errors.
-            return dict(json.loads(text, strict=False))
+            said = dict(json.loads(text, strict=False))
         except (ValueError, TypeError, RecursionError):
             return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
+        if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
+            return Failure("rate_limit", shorten(text))
+        return said
 
 
 def check_day(day: str, what: str) -> None:

@@ -13,7 +13,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import scan as scanning
 from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
-from qrag_jax.retrieval.device_vectors import Layout
+from qrag_jax.retrieval.device_vectors import STORAGES, Layout
 from qrag_jax.retrieval.exact import GROUP, ExactIndex, ExactSettings, plan_of
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
@@ -58,9 +58,10 @@ def test_as_accelerators_search(
     monkeypatch.setattr(exact.Platform, "on_cpu", False)
     for name, value in (("_SCORES", 2**9), ("_BLOCKS", 9), ("_MAXIMA", 2**8), ("_ALIGNED", 32)):
         monkeypatch.setattr(exact, name, value)
+    monkeypatch.setattr(exact, "_CANDIDATES", dict.fromkeys(STORAGES, 3.0))
     task = task_of(tmp_path, 3001)
     for storage in ("float32", "bfloat16", "int8"):
-        index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage, 3))
+        index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage))
         for where in (None, {"kind": [1, 2]}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
 
