@@ -25,13 +25,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
-from qrag_jax.retrieval.manifest import (
-    NAME,
-    Manifest,
-    finish,
-    read_manifest,
-    replaced_files,
-)
+from qrag_jax.retrieval.manifest import NAME, Manifest, finish, read_manifest, replaced_files
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.retrieval.word_places import Slot, WordPlaces
 

@@ -195,28 +195,27 @@ class CorpusWriter:
             where: names its place in the file that it comes from, for errors.
         """
         where = where or f"{self.folder}, passage {self._count}"
-        if not isinstance(passage.name, str) or not passage.name.strip():
-            raise InputError(f"{where}, has no id; give every passage one of its own.")
-        if not isinstance(passage.text, str) or not isinstance(passage.title, str):
+        name, text, title, metadata = passage
+        texts = all(isinstance(part, str) for part in (name, text, title))
+        if not texts or not name.strip() or not passage.whole:
             raise InputError(
-                f"{where}, with the id {passage.name!r}, has a title or text that is no text; give "
-                "texts between quotes."
-            )
-        if not passage.whole:
-            raise InputError(
-                f"{where}, with the id {passage.name!r}, has no text; give it one, or leave it out."
+                f"{where}, with the id {name!r}, has no id or no text, or they are no texts; give "
+                "every passage both, or leave it out."
             )
         try:
-            line = _line([passage.name, passage.title, passage.text, dict(passage.metadata)])
+            fields, form = [name, title, text, dict(metadata)], {"separators": (",", ":")}
+            said = json.dumps(fields, ensure_ascii=False, allow_nan=False, sort_keys=True, **form)
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{where}, with the id {passage.name!r}, has metadata that JSON cannot hold "
-                f"({error}); give numbers, texts, true, false, null, lists or objects of these."
+                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); give "
+                "numbers, texts, true, false, null, lists or objects of these."
             ) from None
+        # A text may have half of a pair of surrogates, which UTF-8 has not.
+        line = said.encode("utf-8", "surrogatepass") + b"\n"
         self._lines.write(line)
         self._digest.update(line)
         self._end += len(line)
-        self._entries.append((self._end, name_hash(passage.name)))
+        self._entries.append((self._end, name_hash(name)))
         self._count += 1
         if self._count % KEEP_EVERY == 0:
             self._keep()
@@ -298,20 +297,3 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
         for passage in passages:
             writer.add(passage)
         return writer.finish()
-
-
-def _line(fields: list[object]) -> bytes:
-    def dumped(ascii_only: bool) -> bytes:
-        text = json.dumps(
-            fields,
-            ensure_ascii=ascii_only,
-            allow_nan=False,
-            sort_keys=True,
-            separators=(",", ":"),
-        )
-        return text.encode() + b"\n"
-
-    try:
-        return dumped(ascii_only=False)
-    except UnicodeEncodeError:  # half of a pair of surrogates, which UTF-8 has not
-        return dumped(ascii_only=True)

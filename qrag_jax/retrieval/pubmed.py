@@ -310,7 +310,7 @@ class RemoteEngine:
         except (ValueError, TypeError, RecursionError):
             return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            return Failure("rate_limit", shorten(text))
+            return Failure("rate_limit", shorten(str(said["error"])))
         return said
 
 

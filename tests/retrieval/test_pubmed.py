@@ -177,7 +177,7 @@ def test_studies_outside_of_the_limits_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("service", "status", "body", "cause"),
     [
-        (PUBMED, 200, {"error": "rate limit exceeded"}, "rate_limit"),
+        (PUBMED, 200, {"error": "rate limit exceeded", "api-key": "1.2.3.4"}, "rate_limit"),
         (PUBMED, 400, {"esearchresult": {"count": "0", "idlist": []}}, "request"),
         *((PUBMED, 200, body, "malformed") for body in ("[" * 100_000, ["9"], '{"esearchresult":')),
         *(
@@ -196,6 +196,7 @@ def test_answers_that_are_failures(service: str, status: int, body: Any, cause: 
     found = read(service, status, body)
     assert isinstance(found, Failure)
     assert found.cause == cause
+    assert "1.2.3.4" not in found.message
 
 
 def test_a_bad_query_finds_nothing_and_an_outage_is_a_failure() -> None:
