@@ -199,16 +199,21 @@ class CorpusWriter:
         texts = all(isinstance(part, str) for part in (name, text, title))
         if not texts or not name.strip() or not passage.whole:
             raise InputError(
-                f"{where}, with the id {name!r}, has no id or no text, or they are no texts; give "
-                "every passage both, or leave it out."
+                f"{where}, with the id {name!r}, has no text, or no id; give every passage both, "
+                "between quotes, or leave it out."
             )
         try:
-            fields, form = [name, title, text, dict(metadata)], {"separators": (",", ":")}
-            said = json.dumps(fields, ensure_ascii=False, allow_nan=False, sort_keys=True, **form)
+            said = json.dumps(
+                [name, title, text, dict(metadata)],
+                ensure_ascii=False,
+                allow_nan=False,
+                sort_keys=True,
+                separators=(",", ":"),
+            )
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); give "
-                "numbers, texts, true, false, null, lists or objects of these."
+                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); "
+                "give numbers, texts, true, false, null, lists or objects of these."
             ) from None
         # A text may have half of a pair of surrogates, which UTF-8 has not.
         line = said.encode("utf-8", "surrogatepass") + b"\n"
