@@ -30,12 +30,11 @@ from qrag_jax.retrieval.protocol import (
     Hits,
     Passage,
     Queries,
-    Row,
     Where,
     as_hits,
+    best,
     check_k,
     engine_library,
-    ranked,
 )
 from qrag_jax.retrieval.vectors import Vectors, check_count, check_numbers, checked, query_vectors
 from qrag_jax.runtime.typed_json import made
@@ -253,9 +252,9 @@ class QdrantIndex:
             cut = (n for n in left if len(rows[n]) == asked)
             left = np.array([n for n in cut if rows[n][-1].score == rows[n][k - 1].score], np.int64)
             asked = min(2 * asked, most)
-        longest = max([1, *map(len, rows)])
-        hits = as_hits([_row(row) for row in rows], longest)
-        return ranked(hits.numbers, hits.scores, k)
+        ids = (np.array([point.id for point in row], np.int64) for row in rows)
+        scores = (np.array([point.score for point in row], np.float32) for row in rows)
+        return as_hits([best(*found, k) for found in zip(ids, scores, strict=True)], k)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
@@ -445,10 +444,3 @@ def _term(field: str, key: str = "") -> str:
     """
     term = json.dumps(field) + ("=" + key if key else "")
     return term if len(term) <= 200 else hashlib.blake2b(term.encode(), digest_size=16).hexdigest()
-
-
-def _row(points: list[Any]) -> Row:
-    return Row(
-        np.array([point.id for point in points], np.int64),
-        np.array([point.score for point in points], np.float32),
-    )
