@@ -41,9 +41,9 @@ STOP_WORDS = {
     "english": "STOPWORDS_EN",
     "english_plus": "STOPWORDS_EN_PLUS",
 }
-_OTHERS = ("chinese", "danish", "dutch", "french", "german", "italian", "korean", "norwegian")
-_OTHERS += ("portuguese", "russian", "spanish", "swedish", "turkish")
-STOP_WORDS |= {language: f"STOPWORDS_{language.upper()}" for language in _OTHERS}
+_OTHERS = "chinese danish dutch french german italian korean norwegian portuguese russian spanish"
+for _other in f"{_OTHERS} swedish turkish".split():
+    STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"
 NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
 _METRIC = "BM25"

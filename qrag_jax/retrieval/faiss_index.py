@@ -42,8 +42,9 @@ class FaissIndex:
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
         is_index = isinstance(vectors, library().Index)
-        self._index: Any = vectors if is_index else flat_index(vectors)
-        check_count(self._index.ntotal, len(corpus))
+        index: Any = vectors if is_index else flat_index(vectors)
+        check_count(index.ntotal, len(corpus))
+        self._index = index
         self.corpus, self.encoder = corpus, encoder
 
     @classmethod
