@@ -34,7 +34,7 @@ from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
-from qrag_jax.retrieval.qdrant import QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.runtime import commandline, compilation, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
@@ -94,11 +94,11 @@ def _settings() -> IndexSettings:
         raise InputError(f"--{named[0]} is for --engine=qdrant; leave it out, or give that engine.")
     if given["language"].present and engine != BM25:
         raise InputError(f"--language is for --engine={BM25}; leave it out, or give that engine.")
-    server = {"url": given.qdrant, "collection": given.collection}
-    target = QdrantTarget.parse(given.qdrant_settings, **{k: v for k, v in server.items() if v})
+    names = {"url": given.qdrant, "collection": given.collection}
+    qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in names.items() if v})
     return IndexSettings(
         engine=engine,
-        qdrant=dataclasses.replace(target, replace=given.replace),
+        qdrant=dataclasses.replace(qdrant, replace=given.replace),
         dtype=given.dtype,
         columns=Columns.parse(given.columns, given.metadata),
         language=given.language,

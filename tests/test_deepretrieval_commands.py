@@ -93,7 +93,6 @@ REMOTE = (
     "--config.rollout.max_failed_share=0.0",
     "--config.ppo.critic_warmup=0",
     f"--config.train.steps={RL}",
-    "--config.engine.attempts=1",
     "--config.engine.pause=0.001",
     "--config.engine.timeout=0.5",
     "--config.engine.requests_per_second=10000",

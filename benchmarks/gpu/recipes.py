@@ -37,8 +37,7 @@ from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.device_vectors import BFLOAT16, Layout, rows_of
-from qrag_jax.retrieval.exact import ExactSettings, make_search
-from qrag_jax.retrieval.search_plan import GROUP, Wanted, plan_of
+from qrag_jax.retrieval.exact import GROUP, ExactSettings, make_search, plan_of
 from qrag_jax.retrieval.top_groups import Part
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.minilm import find_minilm
@@ -316,7 +315,7 @@ def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     )
     # The files hold bfloat16, too, so nothing is scored again on the host.
     groups = ExactSettings(BFLOAT16).candidates_of(corpus.k)
-    plan = plan_of(layout, Wanted(corpus.queries, corpus.k, groups), on_cpu=on_cpu)
+    plan = plan_of(layout, corpus.queries, corpus.k, groups, on_cpu=on_cpu)
     rows = layout.rows * mesh.size
     vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), jnp.bfloat16)
     allowed: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)

@@ -33,8 +33,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import Passage, Queries, Where

@@ -23,23 +23,15 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.manifest import (
-    Manifest,
-    check_files,
-    finish,
-    read_manifest,
-    replaced_files,
-    settings_as,
-)
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
+from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest, replaced_files
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.runtime.whole_files import reason
 
 ENGINE = "bm25"
@@ -48,21 +40,10 @@ VARIANTS = ("lucene", "robertson", "atire")
 STOP_WORDS = {
     "english": "STOPWORDS_EN",
     "english_plus": "STOPWORDS_EN_PLUS",
-    "chinese": "STOPWORDS_CHINESE",
-    "danish": "STOPWORDS_DANISH",
-    "dutch": "STOPWORDS_DUTCH",
-    "french": "STOPWORDS_FRENCH",
-    "german": "STOPWORDS_GERMAN",
-    "italian": "STOPWORDS_ITALIAN",
-    "korean": "STOPWORDS_KOREAN",
-    "norwegian": "STOPWORDS_NORWEGIAN",
-    "portuguese": "STOPWORDS_PORTUGUESE",
-    "russian": "STOPWORDS_RUSSIAN",
-    "spanish": "STOPWORDS_SPANISH",
-    "swedish": "STOPWORDS_SWEDISH",
-    "turkish": "STOPWORDS_TURKISH",
 }
-UNICODE = "unicode"  # the rule of `unicode_words`
+_OTHERS = "chinese danish dutch french german italian korean norwegian portuguese russian spanish"
+for _other in f"{_OTHERS} swedish turkish".split():
+    STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"
 NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
 _METRIC = "BM25"
@@ -84,8 +65,6 @@ class BM25Config:
         variant: one of `VARIANTS`.
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
         stop_words: words left out, one of `STOP_WORDS`; "": none.
-        lower: whether case does not matter.
-        word: `UNICODE`: see `unicode_words`; else a regular expression of a word, without groups.
     """
 
     k1: float = 1.5
@@ -93,8 +72,6 @@ class BM25Config:
     variant: str = "lucene"
     stemmer: str = "english"
     stop_words: str = "english"
-    lower: bool = True
-    word: str = UNICODE
 
     @classmethod
     def of_language(cls, language: str) -> BM25Config:
@@ -115,17 +92,6 @@ class BM25Config:
     def __post_init__(self) -> None:
         check_words(_SECTION, self)
         check_known(_SECTION, self, "variant", VARIANTS)
-        if self.word == UNICODE:
-            return
-        try:
-            groups = re.compile(self.word).groups
-        except re.error as error:
-            raise InputError(f"config.bm25.word is no regular expression: {error}.") from None
-        if groups or re.fullmatch(self.word, ""):
-            raise InputError(
-                f"config.bm25.word is {self.word!r}; give an expression without groups, which does "
-                "not match the empty text."
-            )
 
 
 def check_words(section: str, settings: Any) -> None:
@@ -197,10 +163,6 @@ class Words:
     """Reads texts as words. PyStemmer's stemmers are not safe to share: one for each thread."""
 
     def __init__(self, config: BM25Config) -> None:
-        self._lower, self._unicode = config.lower, config.word == UNICODE
-        self._find: Callable[[str], list[str]] = (
-            unicode_words if self._unicode else re.compile(config.word).findall
-        )
         self._stop = _stop_words(config.stop_words)
         self._stemmer = _snowball().Stemmer(config.stemmer) if config.stemmer else None
 
@@ -211,18 +173,18 @@ class Words:
 
     def forms(self, text: str) -> list[str]:
         """All words of a text in order, as they stand there: not stemmed, and stop words, too."""
-        return self._find(self.normalised(text))
+        return unicode_words(self.normalised(text))
 
     def normalised(self, text: str) -> str:
         """The text in which forms are looked for: lower case, and each character in one spelling.
 
         That is NFKC: composed, of usual width, without ligatures. The Turkish İ is i in lower case.
         """
-        if self._unicode and not text.isascii():
+        if not text.isascii():
             text = unicodedata.normalize("NFKC", text)
             if _RARE.search(text):
-                text = text.translate(_JOINERS).replace("\u0130", "i" if self._lower else "\u0130")
-        return text.lower() if self._lower else text
+                text = text.translate(_JOINERS).replace("\u0130", "i")
+        return text.lower()
 
     def word(self, form: str) -> str | None:
         """The word that one of `forms` counts as; None: it is a stop word."""
@@ -251,48 +213,27 @@ class BM25Index:
         about 50 for every passage that a word is in: bm25s makes its arrays whole.
         """
         config = config or BM25Config()
-        library = _bm25s()
-        known: dict[str, int] = {}
-        words = Words(config)
-        passages = [
-            array.array("i", [known.setdefault(word, len(known)) for word in words(text)])
-            for text in texts_of(corpus)
-        ]
-        if not known:
+        scores = weights_of(texts_of(corpus), config)
+        if scores is None:
             raise InputError(
                 "no passage of the corpus has a word for BM25, which is two letters or more and no "
                 "stop word; give passages with words."
             )
-        scores = library.BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
-        scores.index((passages, known), create_empty_token=False, show_progress=False)
         return cls(corpus, config, scores)
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        wanted = {"engine": ENGINE, "corpus": corpus.digest, "metric": _METRIC}
-        manifest = read_manifest(folder, **wanted)
-        check_files(folder, manifest)
-        library = _bm25s()
-        again = "restore it from a backup, or build the index again"
-        config = settings_as(BM25Config, manifest.settings.get("words"), folder)
+        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
         try:
-            scores = library.BM25.load(
+            scores = _bm25s().BM25.load(
                 folder, mmap=True, load_corpus=False, allow_pickle=False, backend="numpy"
             )
-            ends = scores.scores["indptr"]
-            sound = (
-                (scores.k1, scores.b, scores.method) == (config.k1, config.b, config.variant)
-                and scores.scores["num_docs"] == len(corpus)
-                and len(ends) == len(scores.vocab_dict) + 1
-                and len(scores.scores["data"]) == len(scores.scores["indices"]) == ends[-1]
-                and {*scores.vocab_dict.values()} == {*range(len(scores.vocab_dict))}
-            )
         except Exception as error:  # a broken file may fail with nearly any exception
-            raise InputError(f"a file in {folder} is damaged ({reason(error)}); {again}.") from None
-        if not sound:
-            raise InputError(f"the files in {folder} do not belong together; {again}.")
-        return cls(corpus, config, scores)
+            raise InputError(
+                f"a file in {folder} is damaged ({reason(error)}); build the index again."
+            ) from None
+        return cls(corpus, BM25Config(**manifest.settings["words"]), scores)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest scores above 0, of those that agree with `where`.
@@ -303,12 +244,8 @@ class BM25Index:
         check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
-        try:
-            return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
-        except IndexError:  # the arrays are mapped: to look at all of them would read them
-            raise InputError(
-                "the index of words names passages that the corpus has not; build it again."
-            ) from None
+        rows = [best_by_words(self._scores, words(text), k, allowed) for text in queries.texts]
+        return as_hits(rows, k)
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
@@ -320,11 +257,7 @@ class BM25Index:
         return self._scores.get_scores_from_ids(list(words))
 
     def save(self, folder: Path) -> None:
-        """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle."""
         with replaced_files(folder, ENGINE, self.corpus) as new:
             self._scores.save(new, allow_pickle=False, show_progress=False)
             files = tuple(sorted(path.name for path in new.iterdir()))
@@ -337,14 +270,30 @@ class BM25Index:
         )
         finish(folder, manifest, files)
 
-    def _row(self, words: list[str], k: int, allowed: np.ndarray | None) -> Row:
-        known = self._scores.get_tokens_ids(words)
-        if not known:
-            return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        scores = self.scores(known)
-        hit = scores > 0 if allowed is None else (scores > 0) & allowed
-        numbers = np.flatnonzero(hit)
-        return best(numbers, scores[numbers], k)
+
+def weights_of(texts: Iterable[str], config: BM25Config) -> Any:
+    """A `bm25s.BM25` of texts; None: they have no word."""
+    words, known = Words(config), dict[str, int]()
+    numbers = [
+        array.array("i", [known.setdefault(word, len(known)) for word in words(text)])
+        for text in texts
+    ]
+    if not known:
+        return None
+    scores = _bm25s().BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
+    scores.index((numbers, known), create_empty_token=False, show_progress=False)
+    return scores
+
+
+def best_by_words(weights: Any, words: list[str], k: int, allowed: np.ndarray | None = None) -> Row:
+    """The k best texts of `weights_of` with a score above 0; `allowed`: bool `[texts]`."""
+    known = weights.get_tokens_ids(words) if weights is not None else []
+    if not known:
+        return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    scores = weights.get_scores_from_ids(list(known))
+    hit = scores > 0 if allowed is None else (scores > 0) & allowed
+    numbers = np.flatnonzero(hit)
+    return best(numbers, scores[numbers], k)
 
 
 def letters_lost(corpus: Corpus, config: BM25Config) -> float:

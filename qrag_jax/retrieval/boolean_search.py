@@ -15,46 +15,174 @@ come last.
 
 from __future__ import annotations
 
-import dataclasses
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
-from qrag_jax.retrieval.boolean_query import (
-    And,
-    BooleanError,
-    Leaf,
-    Node,
-    Not,
-    Or,
-    parse_boolean,
-    sought,
-)
-from qrag_jax.retrieval.manifest import (
-    NAME,
-    Manifest,
-    check_files,
-    finish,
-    read_manifest,
-    replaced_files,
-)
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
+from qrag_jax.retrieval.manifest import NAME, Manifest, finish, read_manifest, replaced_files
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.retrieval.word_places import Slot, WordPlaces
 
 ENGINE = "boolean"
 _BM25 = "bm25"  # folder within the index's
 _METRIC = "BM25 of what matches"
+AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
+DEEPEST = 50  # NOTs and parentheses within each other; the reader calls itself for each
+_QUOTES = '"\u201c\u201d\u201e\u201f'
+# Each alternative goes on for one class of characters, so that nothing is read twice.
+_TOKEN = re.compile(
+    rf"""(?P<parenthesis>[()])
+    |[{_QUOTES}](?P<phrase>[^{_QUOTES}]*)[{_QUOTES}]
+    |\[(?P<field>[^\[\]]*)\]
+    |(?P<word>[^\s()\[\]{_QUOTES}]+)
+    |(?P<stray>\S)""",
+    re.VERBOSE | re.DOTALL,
+)
 _NOTHING = Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
+class BooleanError(InputError):
+    """A query that cannot be read."""
+
+
+class Leaf(NamedTuple):
+    """A word, or the words of a phrase with one space between; `*` ends the beginning of a word."""
+
+    text: str
+
+
+class Operator(NamedTuple):
+    """AND or OR of two operands or more, or NOT of one."""
+
+    kind: str
+    nodes: tuple[Node, ...]
+
+
+Node: TypeAlias = Leaf | Operator
+
+
+def parse_boolean(text: str) -> Node:
+    """Reads a query; takes time in proportion to its length.
+
+        query:      and ("OR" and)*
+        and:        neighbours ("AND" neighbours)*
+        neighbours: operand operand*
+        operand:    "NOT" operand | "(" query ")" | (word | phrase) field?
+
+    So NOT binds closest, then AND, then OR. Neighbours without an operator mean AND; `a NOT b` is
+    `a AND NOT b`. Operators are upper case only: `and` is a word. Other marks are none: `-cat` is
+    the word cat. A phrase stands in straight or curly quotes. An asterisk behind a letter or a
+    digit ends the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as
+    PubMed's [tiab] or [MeSH Terms], belongs to the word or phrase before it. Passages have one
+    text, so that a field has no effect and is left out of the tree.
+
+    Raises:
+        BooleanError: something is missing or out of place; all words are under NOT; or the query is
+            nested more than `DEEPEST` deep.
+    """
+    try:
+        reader = _Reader(text)
+        node = reader.either(0)
+        if reader.kind:
+            raise ValueError(f"{reader.kind} belongs to nothing before it")
+        if next(sought(node), None) is None:
+            raise ValueError("all words are under NOT; give what to look for, too")
+    except ValueError as error:
+        raise BooleanError(f"the query {text!r:.200} cannot be read: {error}.") from None
+    return node
+
+
+def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
+    """The words and phrases that are looked for, in order: under no NOT, or an even number."""
+    if isinstance(node, Operator):
+        for inner in node.nodes:
+            yield from sought(inner, negated != (node.kind == NOT))
+    elif not negated:
+        yield node
+
+
+class _Reader:
+    """Recursive descent: a method for each line of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens, self._at = [*_tokens(text), ("", "")], 0
+
+    @property
+    def kind(self) -> str:
+        """Of the next token; "": the end."""
+        return self._tokens[self._at][0]
+
+    def either(self, depth: int) -> Node:
+        return self._joined(OR, self._both, depth)
+
+    def _both(self, depth: int) -> Node:
+        return self._joined(AND, self._neighbours, depth)
+
+    def _neighbours(self, depth: int) -> Node:
+        nodes = [self._operand(depth)]
+        while self.kind in (LEAF, NOT, "("):
+            nodes.append(self._operand(depth))
+        return nodes[0] if len(nodes) == 1 else Operator(AND, tuple(nodes))
+
+    def _joined(self, kind: str, inner: Callable[[int], Node], depth: int) -> Node:
+        nodes = [inner(depth)]
+        while self._takes(kind):
+            nodes.append(inner(depth))
+        return nodes[0] if len(nodes) == 1 else Operator(kind, tuple(nodes))
+
+    def _operand(self, depth: int) -> Node:
+        kind, text = self._tokens[self._at]
+        if kind not in (LEAF, NOT, "("):
+            raise ValueError(f"a word is missing before {kind or 'the end'}")
+        if depth >= DEEPEST and kind != LEAF:
+            raise ValueError(f"there are more than {DEEPEST} NOTs and parentheses in each other")
+        self._at += 1
+        if kind == NOT:
+            return Operator(NOT, (self._operand(depth + 1),))
+        if kind == "(":
+            node = self.either(depth + 1)
+            if not self._takes(")"):
+                raise ValueError("a parenthesis is not closed")
+            return node
+        self._takes(FIELD)
+        return Leaf(text)
+
+    def _takes(self, kind: str) -> bool:
+        taken = self.kind == kind
+        self._at += taken
+        return taken
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Kinds and texts; the kind of an operator or a parenthesis is its text."""
+    for match in _TOKEN.finditer(text):
+        kind, said = str(match.lastgroup), " ".join(match[match.lastgroup or 0].split())
+        if kind == "stray" or not said:
+            raise ValueError(f"{match[0]} has no other half, or nothing within it")
+        if kind in ("word", "phrase"):
+            for star in re.finditer(r"\*", said):
+                at = star.start()
+                if not _is_letter(said[max(at - 1, 0) : at]) or _is_letter(said[at + 1 : at + 2]):
+                    raise ValueError("an asterisk ends the beginning of a word: cardio*")
+            kind = said if kind == "word" and said in (AND, OR, NOT) else LEAF
+        yield said if kind == "parenthesis" else kind, said
+
+
+def _is_letter(character: str) -> bool:
+    combines = character and unicodedata.category(character)[0] == "M"
+    return bool(combines) or character.isalnum() or character == "_"
 
 
 class BooleanIndex:
     """Boolean search over a corpus; see `protocol.Index`. Several threads may search.
 
-    A query that cannot be read (`boolean_query.BooleanError`) has no hits, for it shall not end a
+    A query that cannot be read (`BooleanError`) has no hits, for it shall not end a
     batch of others: read it with `parse_boolean` before, to tell its writer. A query has no hits
     either if of what it looks for nothing is left: `the`, and also `the NOT cat`.
     """
@@ -72,32 +200,19 @@ class BooleanIndex:
     @classmethod
     def over(cls, ranking: BM25Index) -> BooleanIndex:
         """In memory, over an index that there is; reads its corpus once (`WordPlaces.of`)."""
-        try:
-            return cls(ranking, WordPlaces.of(ranking))
-        except KeyError as error:
-            raise InputError(
-                f"the index of words lacks {error}, which a passage has: another version of "
-                "PyStemmer has built it; build it again with this one."
-            ) from None
+        return cls(ranking, WordPlaces.of(ranking))
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BooleanIndex:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
-        check_files(folder, manifest)
+        read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
         ranking = BM25Index.open(folder / _BM25, corpus)
         try:
-            places = WordPlaces.open(folder, len(corpus), len(ranking.vocabulary))
+            places = WordPlaces.open(folder, len(corpus))
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise InputError(
-                f"a file in {folder} is damaged ({error}); restore it from a backup, or build the "
-                "index again."
+                f"a file in {folder} is damaged ({error}); build the index again."
             ) from None
-        if manifest.settings != _settings(ranking):
-            raise InputError(
-                f"{folder / NAME} has other settings of words than {folder / _BM25 / NAME}; "
-                "restore them from a backup, or build the index again."
-            )
         return cls(ranking, places)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
@@ -105,20 +220,10 @@ class BooleanIndex:
         check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
-        try:
-            return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
-        except IndexError:  # the arrays are mapped: to look at all of them would read them
-            raise InputError(
-                "the index of word places names passages or words that are not there; build it "
-                "again."
-            ) from None
+        return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
 
     def save(self, folder: Path) -> None:
-        """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle."""
         with replaced_files(folder, ENGINE, self.corpus) as new:
             self._places.save(new)
             files = tuple(sorted(path.name for path in new.iterdir()))
@@ -129,7 +234,6 @@ class BooleanIndex:
             corpus=self.corpus.digest,
             count=len(self.corpus),
             metric=_METRIC,
-            settings=_settings(self._ranking),
         )
         finish(folder, manifest, files)
 
@@ -151,14 +255,14 @@ class BooleanIndex:
 
     def _matching(self, node: Node, words: Words) -> np.ndarray | None:
         """bool `[passages]`; None: all words of the node are left out."""
-        if isinstance(node, Not):
-            inner = self._matching(node.node, words)
-            return None if inner is None else ~inner
-        if isinstance(node, And | Or):
-            each = (self._matching(part, words) for part in node.nodes)
-            masks = [mask for mask in each if mask is not None]
-            join = np.logical_and if isinstance(node, And) else np.logical_or
-            return join.reduce(masks) if masks else None
+        if isinstance(node, Operator):
+            parts = (self._matching(part, words) for part in node.nodes)
+            masks = [mask for mask in parts if mask is not None]
+            if not masks:
+                return None
+            if node.kind == NOT:
+                return ~masks[0]
+            return (np.logical_and if node.kind == AND else np.logical_or).reduce(masks)
         slots = self._slots(node, words)
         if len(slots) > 1:
             return self._places.in_a_row(slots)
@@ -182,7 +286,3 @@ class BooleanIndex:
                     found.append(Slot(place, np.array(known, np.int64)))
             before += len(forms)
         return [slot._replace(place=slot.place - found[0].place) for slot in found]
-
-
-def _settings(ranking: BM25Index) -> dict[str, Any]:
-    return {"words": dataclasses.asdict(ranking.config)}

@@ -3,7 +3,7 @@
 Four plain files. `passages.jsonl` has one JSON list `[name, title, text, metadata]` a line.
 `passages.index` has 16 bytes for each: where its line ends, and a hash of its name. `names.hashes`
 has the hashes in order, `names.numbers` the passages that they belong to. `corpus.json` says how
-large these are; it is written last, and a folder without it is no corpus (see `corpus_writer`).
+large these are; it is written last, and a folder without it is no corpus.
 
 A file of offsets and not ArrayRecord, which grain reads: of a million passages of 600 bytes, 100 at
 random took 0.2 ms and not 2 ms, they were written as fast, and such files can be appended to.
@@ -11,31 +11,36 @@ random took 0.2 ms and not 2 ms, they were written as fast, and such files can b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.columns import Columns
+from qrag_jax.retrieval.manifest import read_said
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.file_names import check_links, is_plain
-from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime import bounded_files, bounded_json, locks, whole_files
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
 HASHES, NUMBERS = "names.hashes", "names.numbers"
 NAME = "corpus.json"
+PROGRESS = "progress.json"  # how much of the files is known to be on disk
+KEEP_EVERY = 100_000  # passages from one note of the progress to the next
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
 _PIECE = 2**24
-_AGAIN = "restore the file from a backup, or write the corpus again"
+COLUMNS = "columns"
+FIELDS = "fields.json"  # in it: the names of all fields
+_MOST_FIELDS = 10_000  # of a corpus with more of them the names are not kept
+ABSENT = -1  # the code of passages without the field
+_CODE = np.dtype("<i4")
 
 
 class StoredCorpus:
@@ -44,7 +49,7 @@ class StoredCorpus:
     Nothing grows with their number but maps of files. Several threads may read.
 
     Args:
-        folder: as `corpus_writer.CorpusWriter` has finished it.
+        folder: as `CorpusWriter` has finished it.
 
     Attributes:
         digest: SHA-256 of `passages.jsonl`, in hex.
@@ -52,12 +57,11 @@ class StoredCorpus:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        said = _read_manifest(folder)
+        said = read_said(folder / NAME, FORMAT, "corpus")
         self.digest: str = said["digest"]
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
-        self._size: int = said["files"][LINES]
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
@@ -85,11 +89,8 @@ class StoredCorpus:
         for place, first in enumerate(np.searchsorted(self._hashes, wanted)):
             at = int(first)
             while at < self._count and self._hashes[at] == wanted[place]:
-                number = int(self._numbers[at])
-                if not 0 <= number < self._count:
-                    raise InputError(f"{self.folder / NUMBERS} is damaged; {_AGAIN}.")
-                if self._passage(number).name == names[place]:
-                    found[place] = number
+                if self._passage(int(self._numbers[at])).name == names[place]:
+                    found[place] = self._numbers[at]
                     break
                 at += 1  # two names with one hash
         return found
@@ -119,19 +120,7 @@ class StoredCorpus:
             raise IndexError(f"passage {number} of {self._count}")
         start = int(self._index[number - 1]["end"]) if number else 0
         end = int(self._index[number]["end"])
-        if not start <= end <= self._size:
-            raise InputError(f"{self.folder / INDEX}, passage {number}, is damaged; {_AGAIN}.")
-        return self._parsed(number, os.pread(self._lines, end - start, start))
-
-    def _parsed(self, number: int, line: bytes) -> Passage:
-        try:
-            name, title, text, metadata = json.loads(line)
-            sound = all(type(each) is str for each in (name, title, text))
-            sound = sound and type(metadata) is dict
-        except (ValueError, TypeError, RecursionError):
-            sound = False
-        if not sound:
-            raise InputError(f"{self.folder / LINES}, passage {number}, is damaged; {_AGAIN}.")
+        name, title, text, metadata = json.loads(os.pread(self._lines, end - start, start))
         return Passage(name, text, title, metadata)
 
 
@@ -157,61 +146,308 @@ def write_manifest(folder: Path, count: int, digest: str) -> None:
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
 
-def _read_manifest(folder: Path) -> Mapping[str, Any]:
-    path = folder / NAME
-    again = "write the corpus again"
-    try:
-        said = bounded_json.load(path)
-        form, sizes = said["format"], made(dict[str, int], said["files"])
-        made(int, said["count"])
-        made(str, said["digest"])
-    except OSError:
-        raise InputError(
-            f"{folder} holds no finished corpus: {NAME} is missing; finish writing it, or give a "
-            "folder that has one."
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; restore it from a backup, or {again}.") from None
-    if form != FORMAT:
-        raise InputError(
-            f"{path} has the format {form!r} (field format), but this version reads {FORMAT}; "
-            f"{again} with it."
-        )
-    check_links(folder)
-    check_sizes(folder, sizes, f"restore it from a backup, or {again}")
-    counted = {INDEX: ENTRY, HASHES: HASH, NUMBERS: NUMBER}
-    if any(sizes.get(n) != said["count"] * kind.itemsize for n, kind in counted.items()):
-        raise InputError(
-            f"{path} counts {said['count']} passages (field count), which is not what its files "
-            f"hold; restore it from a backup, or {again}."
-        )
-    return said
-
-
-def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
-    """Compares the files of a folder with their sizes in bytes.
-
-    Args:
-        fix: says in the error what the user can do.
-    """
-    for name, size in sizes.items():
-        if not is_plain(name):
-            raise InputError(
-                f"{folder} has a manifest that names the file {bounded_json.shown(name)}, which is "
-                f"no plain name of a file in this folder; {fix}."
-            )
-        path = folder / name
-        try:
-            found = path.stat().st_size
-        except OSError:
-            raise InputError(f"{path} is missing; {fix}.") from None
-        if found != size:
-            kind = "cut short: it has" if found < size else "not as it was written: it has"
-            raise InputError(f"{path} is {kind} {found:,} bytes instead of {size:,}; {fix}.")
-
-
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     # An empty file cannot be mapped.
     if not path.stat().st_size:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, "r")
+
+
+class CorpusWriter:
+    """Appends passages to a corpus that is not finished.
+
+    Use as a context manager. Passages are durable every `KEEP_EVERY` and when the block ends; a
+    later writer in the same folder goes on after the last durable one, and `len` says how many
+    there are. `finish` makes the folder a corpus.
+
+    Args:
+        folder: made if absent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with contextlib.ExitStack() as stack:
+            fix = "wait until it ends, or end it, or give another folder"
+            lock = locks.held(folder / ".lock", f"{folder} is being written", fix, "folder")
+            stack.enter_context(lock)
+            if (folder / NAME).exists():
+                raise InputError(
+                    f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
+                )
+            self._count, self._end = self._durable()
+            for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
+                with (folder / name).open("ab") as file:
+                    if file.tell() < size:
+                        raise InputError(
+                            f"{folder / name} is cut short: {PROGRESS} says it has {size:,} bytes; "
+                            "delete the folder and write it again."
+                        )
+                    file.truncate(size)
+            self._digest = sha256_of(folder / LINES)
+            self._lines = stack.enter_context((folder / LINES).open("ab"))
+            self._index = stack.enter_context((folder / INDEX).open("ab"))
+            self._entries: list[tuple[int, int]] = []
+            self._open = stack.pop_all()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, passage: Passage, where: str = "") -> int:
+        """Appends a passage; returns its number.
+
+        Args:
+            where: names its place in the file that it comes from, for errors.
+        """
+        where = where or f"{self.folder}, passage {self._count}"
+        name, text, title, metadata = passage
+        texts = all(isinstance(part, str) for part in (name, text, title))
+        if not texts or not name.strip() or not passage.whole:
+            raise InputError(
+                f"{where}, with the id {name!r}, has no text, or no id; give every passage both, "
+                "between quotes, or leave it out."
+            )
+        try:
+            said = json.dumps(
+                [name, title, text, dict(metadata)],
+                ensure_ascii=False,
+                allow_nan=False,
+                sort_keys=True,
+                separators=(",", ":"),
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); "
+                "give numbers, texts, true, false, null, lists or objects of these."
+            ) from None
+        # A text may have half of a pair of surrogates, which UTF-8 has not.
+        line = said.encode("utf-8", "surrogatepass") + b"\n"
+        self._lines.write(line)
+        self._digest.update(line)
+        self._end += len(line)
+        self._entries.append((self._end, name_hash(name)))
+        self._count += 1
+        if self._count % KEEP_EVERY == 0:
+            self._keep()
+        return self._count - 1
+
+    def finish(
+        self, places: Callable[[Sequence[int]], Sequence[str]] | None = None
+    ) -> StoredCorpus:
+        """Makes the folder a corpus, and opens it.
+
+        Args:
+            places: names the places that passages come from, for errors; None: by their numbers.
+        """
+        if not self._count:
+            raise InputError(f"{self.folder} has no passage; a corpus holds one at least.")
+        self._keep()
+        index = np.memmap(self.folder / INDEX, ENTRY, "r")
+        hashes = np.array(index["name"])
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        same = np.flatnonzero(hashes[1:] == hashes[:-1])
+        seen: dict[str, int] = {}
+        # Of names with one hash, which may be different, in the order of their numbers.
+        for number in order[np.union1d(same, same + 1)].tolist():
+            name = self._name(index["end"], number)
+            if name in seen:
+                both = [seen[name], number]
+                where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
+                raise InputError(
+                    f"{' and '.join(places(both)) if places else where} both have the id {name!r}; "
+                    "give each its own, or leave one out, and write the corpus again from its "
+                    "beginning."
+                )
+            seen[name] = number
+        for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
+            with whole_files.replacing(self.folder / name) as file:
+                file.write(array.data)
+        write_manifest(self.folder, self._count, self._digest.hexdigest())
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+        return StoredCorpus(self.folder)
+
+    def close(self) -> None:
+        """Makes what was added durable; the corpus need not be finished."""
+        with self._open:
+            if not (self.folder / NAME).exists():
+                self._keep()
+
+    def __enter__(self) -> CorpusWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _durable(self) -> tuple[int, int]:
+        if not (self.folder / PROGRESS).exists():
+            return 0, 0
+        said = bounded_json.load(self.folder / PROGRESS)
+        return said["count"], said["bytes"]
+
+    def _keep(self) -> None:
+        self._index.write(np.array(self._entries, ENTRY).tobytes())
+        self._entries.clear()
+        for file in (self._lines, self._index):
+            file.flush()
+            os.fsync(file.fileno())
+        said = {"count": self._count, "bytes": self._end}
+        whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
+
+    def _name(self, ends: np.ndarray, number: int) -> str:
+        start = int(ends[number - 1]) if number else 0
+        with (self.folder / LINES).open("rb") as file:
+            file.seek(start)
+            return json.loads(file.read(int(ends[number]) - start))[0]
+
+
+def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
+    """Writes a whole corpus at once; see `CorpusWriter`."""
+    with CorpusWriter(folder) as writer:
+        for passage in passages:
+            writer.add(passage)
+        return writer.finish()
+
+
+class Column(NamedTuple):
+    """A field of all passages' metadata: a code for each passage, a value for each code.
+
+    codes: int32 `[passages]`; `ABSENT` where a passage has not the field.
+    values: number of codes.
+    codes_of: what a value is found by (see `keys_of`) → the codes of the values that have it.
+    """
+
+    codes: np.ndarray
+    values: int
+    codes_of: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, codes: np.ndarray, values: Sequence[Any]) -> Column:
+        """Reads the value of each code."""
+        codes_of: dict[str, list[int]] = {}
+        for code, value in enumerate(values):
+            for key in keys_of(value):
+                codes_of.setdefault(key, []).append(code)
+        return cls(codes, len(values), codes_of)
+
+
+class Columns:
+    """The columns of one corpus.
+
+    A column is made when its field is first asked for, and kept in the folder of the corpus. So are
+    the names of all fields: a field that no passage has is then refused without reading the corpus
+    again.
+
+    Args:
+        folder: the corpus's; columns stay in memory where it may not be written.
+        digest: the corpus's.
+        count: the number of passages.
+    """
+
+    def __init__(self, folder: Path, digest: str, count: int) -> None:
+        self._folder, self._digest, self._count = folder / COLUMNS, digest, count
+        self._found: dict[str, Column] = {}
+        self._fields: set[str] | None = None  # None: unknown
+
+    def matching(
+        self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
+    ) -> np.ndarray:
+        """bool `[passages]`: those whose field has one of the values.
+
+        Args:
+            wanted: a value, or a list, tuple or set of values.
+            metadata: of all passages in order; read if the column is not there yet.
+        """
+        column = self._found.get(field)
+        if column is None:
+            column = self._read(field) or self._make(field, metadata)
+            self._found[field] = column
+        good = np.zeros(column.values + 1, bool)  # the last place is that of `ABSENT`
+        for key in wanted_keys(wanted):
+            good[list(column.codes_of.get(key, ()))] = True
+        return good[column.codes]
+
+    def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
+        if (there := self._names()) is not None and field not in there:
+            raise unknown_field(field, self._folder.parent)
+        codes = np.full(self._count, ABSENT, _CODE)
+        names = set[str]()
+        known: dict[str, int] = {}
+        values: list[Any] = []
+        for number, fields in enumerate(metadata):
+            if len(names) <= _MOST_FIELDS:
+                names.update(fields)
+            if field in fields:
+                value = fields[field]
+                code = known.setdefault(_key(value), len(values))
+                if code == len(values):
+                    values.append(value)
+                codes[number] = code
+        if len(names) <= _MOST_FIELDS:
+            self._keep_names(names)
+        if not values:
+            raise unknown_field(field, self._folder.parent)
+        with contextlib.suppress(OSError):
+            self._write(field, codes, values)
+        return Column.of(codes, values)
+
+    def _names(self) -> set[str] | None:
+        """The names of all fields; None: unknown."""
+        if self._fields is None:
+            with contextlib.suppress(FileNotFoundError):
+                said = bounded_json.load(self._folder / FIELDS)
+                if said["corpus"] == self._digest:
+                    self._fields = set(said["fields"])
+        return self._fields
+
+    def _keep_names(self, names: set[str]) -> None:
+        self._fields = names
+        said = {"corpus": self._digest, "fields": sorted(names)}
+        with contextlib.suppress(OSError):
+            whole_files.write_whole(self._folder / FIELDS, json.dumps(said))
+
+    def _write(self, field: str, codes: np.ndarray, values: Sequence[Any]) -> None:
+        stem = self._stem(field)
+        whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
+        said = {"field": field, "corpus": self._digest, "values": values}
+        whole_files.write_whole(stem.with_suffix(".json"), json.dumps(said))
+
+    def _read(self, field: str) -> Column | None:
+        """The column if it is in the folder, and of this corpus."""
+        stem = self._stem(field)
+        try:
+            said = bounded_json.load(stem.with_suffix(".json"), most=bounded_files.MAX_WHOLE_BYTES)
+        except FileNotFoundError:
+            return None
+        if (said["field"], said["corpus"]) != (field, self._digest):
+            return None
+        return Column.of(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
+
+    def _stem(self, field: str) -> Path:
+        data = field.encode("utf-8", "surrogatepass")
+        return self._folder / hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def unknown_field(field: str, where: object) -> InputError:
+    """The error for a field that no passage of a corpus has; `where` names the corpus."""
+    return InputError(
+        f"where has the field {field!r}, which no passage of {where} has in its metadata; name "
+        "one that passages have."
+    )
+
+
+def _key(value: Any) -> str:
+    """Equal for values that are equal as JSON has them; 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def keys_of(value: Any) -> set[str]:
+    """What a passage's field is found by: its key, or those of its members if it is a list."""
+    return {_key(member) for member in value} if isinstance(value, list) else {_key(value)}
+
+
+def wanted_keys(wanted: Any) -> set[str]:
+    """The keys of which a passage must have one; `wanted` as in `Columns.matching`."""
+    several = isinstance(wanted, list | tuple | set | frozenset)
+    return {_key(value) for value in (wanted if several else (wanted,))}

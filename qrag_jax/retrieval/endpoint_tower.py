@@ -49,13 +49,11 @@ class EndpointTower:
         if not len(rows):
             return np.zeros((0, self._width), np.float32)
         vectors = np.array(found, np.float32).reshape(len(rows), -1)
-        if vectors.shape[1] != self._width:
+        if vectors.shape[1] != self._width or not np.isfinite(vectors).all():
             raise InputError(
-                f"{where} gives vectors of {vectors.shape[1]} numbers, but the tower's have "
-                f"{self._width}; serve the exported tower."
+                f"{where} gives vectors of {vectors.shape[1]} numbers, and the tower's have "
+                f"{self._width}, none of them NaN or infinite; serve the exported tower."
             )
-        if not np.isfinite(vectors).all():
-            raise InputError(f"{where} gives NaN or infinite numbers; look at the served model.")
         return self._scaled(vectors, where)
 
     def close(self) -> None:

@@ -20,30 +20,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import check_known
 from qrag_jax.retrieval.device_vectors import (
     BFLOAT16,
     FLOAT32,
     INT8,
     STORAGES,
+    Layout,
     layout_of,
     load,
     on_devices,
 )
-from qrag_jax.retrieval.manifest import settings_as
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import check_k, ranked
-from qrag_jax.retrieval.search_plan import (
-    GROUP,
-    Wanted,
-    largest_batch,
-    padded_batch,
-    plan_of,
-    working_bytes,
-)
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
-from qrag_jax.retrieval.vector_files import open_vectors
-from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -58,6 +48,18 @@ _CANDIDATES = {FLOAT32: 1.0, BFLOAT16: 1.25, INT8: 4.0}
 _GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_deterministic_ops": False}
 _EXAMINED = 2**24  # numbers of vectors that the host reads at a time to score again
 
+# On a processor a block and its scores stay in the caches. On an accelerator a block's product is
+# large enough to be at its peak, and its scores are the largest array of the program.
+GROUP = 16  # larger ones cost more when they are scored again, smaller ones have more maxima
+_CPU_BATCH, _BATCH = 512, 1024
+_CPU_BLOCK = 2048
+_CPU_SPAN = 2**18  # passages
+_SCORES = 2**28  # of a block, in numbers; 1 GiB
+_MAXIMA = 2**28  # of a span, likewise
+_BLOCKS = 128  # that are written out in one program; so long it takes to compile
+_CPU_GATHERED, _GATHERED = 2**23, 2**29  # numbers of vectors that are scored again at a time
+_ALIGNED = 256  # rows of two tiles of an accelerator's products, and of 16 groups
+
 
 @dataclasses.dataclass(frozen=True)
 class ExactSettings:
@@ -65,24 +67,16 @@ class ExactSettings:
 
     Attributes:
         storage: numbers on the devices: "float32", "bfloat16" or "int8" with a scale per vector.
-        candidates: this many times k are found by coarse numbers and scored again by fine ones; 0:
-            4 for int8, 1.25 for bfloat16; float32 needs none.
     """
 
     storage: str = FLOAT32
-    candidates: float = 0.0
 
     def __post_init__(self) -> None:
         check_known("retrieval", self, "storage", STORAGES)
-        check_least("retrieval", self, candidates=0)
-        if 0 < self.candidates < 1:
-            raise InputError(
-                f"config.retrieval.candidates is {self.candidates}; give 1 at least, or 0."
-            )
 
     def candidates_of(self, k: int) -> int:
-        """The number of candidates for k hits."""
-        return math.ceil(k * (self.candidates or _CANDIDATES[self.storage]))
+        """The number found by coarse numbers, and scored again by fine ones, for k hits."""
+        return math.ceil(k * _CANDIDATES[self.storage])
 
 
 class ExactIndex:
@@ -124,26 +118,19 @@ class ExactIndex:
         folder: Path,
         corpus: Corpus,
         mesh: Mesh | None = None,
-        settings: ExactSettings | None = None,
         encoder: str | None = None,
     ) -> ExactIndex:
         """The index of a folder.
 
         Args:
-            settings: None: those that it was saved with.
             encoder: the digest that its vectors must be of; None: any.
         """
         wanted = {"engine": ENGINE, "corpus": corpus.digest}
         if encoder is not None:
             wanted["encoder"] = encoder
         manifest, vectors = open_vectors(folder, **wanted)
-        if manifest.count != len(corpus):
-            raise InputError(
-                f"{folder / 'manifest.json'} has {manifest.count} in the field count, but the "
-                f"corpus has {len(corpus)} passages; append the vectors of the others."
-            )
-        saved = settings or settings_as(ExactSettings, manifest.settings, folder)
-        return cls(corpus, vectors, mesh, saved, manifest.encoder)
+        settings = ExactSettings(**manifest.settings)
+        return cls(corpus, vectors, mesh, settings, manifest.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
@@ -170,8 +157,8 @@ class ExactIndex:
         padded = np.zeros((padded_batch(len(given)), given.shape[1]), np.float32)
         padded[: len(given)] = given
         groups = self.settings.candidates_of(k)
-        wanted = Wanted(len(padded), groups if self._again else k, groups)
-        plan = plan_of(self._layout, wanted, self._on_cpu)
+        kept = groups if self._again else k
+        plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
         scores, numbers = (np.asarray(leaf)[: len(given)] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)
@@ -227,3 +214,53 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
         out_shardings=everywhere,
         compiler_options=_GPU_OPTIONS if on_gpu else None,
     )
+
+
+def largest_batch(on_cpu: bool) -> int:
+    """Queries that are searched for at a time."""
+    return _CPU_BATCH if on_cpu else _BATCH
+
+
+def padded_batch(count: int) -> int:
+    """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
+    return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
+
+
+def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Plan:
+    """How a device searches its part for the k best passages of a batch of queries.
+
+    Args:
+        groups: groups that are kept; as many as passages, or more where products are coarse.
+    """
+    rows = layout.rows
+    if on_cpu:
+        block, span, unit = _CPU_BLOCK, _CPU_SPAN, GROUP
+    else:
+        block = max(_SCORES // batch, -(-rows // _BLOCKS))
+        span, unit = max(_MAXIMA // batch, 1) * GROUP, _ALIGNED
+    # Equal spans of equal blocks, so that little is searched twice.
+    spans = -(-rows // span)
+    blocks = -(-rows // (spans * block))
+    block = min(-(-rows // (spans * blocks * unit)) * unit, rows)
+    groups = min(groups, rows // GROUP)
+    numbers = _CPU_GATHERED if on_cpu else _GATHERED
+    return Plan(
+        k=k,
+        groups=groups,
+        group=GROUP,
+        block=block,
+        span=blocks,
+        gathered=max(min(numbers // layout.width, batch * groups * GROUP), 1),
+        half=not on_cpu and layout.storage != FLOAT32,
+        unrolled=not on_cpu,
+    )
+
+
+def working_bytes(layout: Layout, on_cpu: bool, k: int = 100) -> int:
+    """About the bytes of a device that a search for k passages needs besides the vectors."""
+    batch = largest_batch(on_cpu)
+    plan = plan_of(layout, batch, k, k, on_cpu)
+    scores = batch * plan.block * 4
+    maxima = 2 * batch * plan.block // plan.group * plan.span * 4
+    copied = plan.block * layout.width * 4 if on_cpu else 0
+    return scores + maxima + copied + plan.gathered * layout.width * 4

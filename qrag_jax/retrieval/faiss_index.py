@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, engine_library
-from qrag_jax.retrieval.ranking import check_k, ranked
+from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Queries,
+    Where,
+    check_k,
+    engine_library,
+    ranked,
+)
 from qrag_jax.retrieval.vectors import check_count, check_numbers, checked, query_vectors
 from qrag_jax.runtime import whole_files
 
 ENGINE = "faiss"
 FILE = "index.faiss"
-# Bytes before the number of numbers: kind, width, count, two fillers, a mark and the metric.
-_HEADER = 4 + 4 + 8 + 8 + 8 + 1 + 4
 
 
 class FaissIndex:
@@ -37,10 +41,10 @@ class FaissIndex:
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
-        own = isinstance(vectors, library().IndexFlat)
-        index: Any = vectors if own else flat_index(vectors)
-        self._index = index
+        is_index = isinstance(vectors, library().Index)
+        index: Any = vectors if is_index else flat_index(vectors)
         check_count(index.ntotal, len(corpus))
+        self._index = index
         self.corpus, self.encoder = corpus, encoder
 
     @classmethod
@@ -52,8 +56,7 @@ class FaissIndex:
         """
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
-        check_files(folder, said)
-        return cls(corpus, read_index(folder / FILE), said.encoder)
+        return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products; see `protocol.Index`."""
@@ -80,12 +83,18 @@ class FaissIndex:
         return self._index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))
 
     def save(self, folder: Path) -> None:
-        """Writes the index as faiss has it, and the manifest.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        write_index(folder / FILE, self._index)
+        """Writes the index as faiss has it, and the manifest; the file appears whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{FILE}{whole_files.PARTIAL}"
+        try:
+            library().write_index(self._index, str(partial))
+            partial.replace(folder / FILE)
+        except RuntimeError as error:  # faiss has no other
+            why = whole_files.reason(error)
+            raise OSError(f"{folder / FILE} cannot be written: {why}") from None
+        finally:
+            partial.unlink(missing_ok=True)
+        whole_files.sync_folder(folder)
         manifest = Manifest(
             engine=ENGINE,
             corpus=self.corpus.digest,
@@ -93,9 +102,8 @@ class FaissIndex:
             encoder=self.encoder,
             width=self._index.d,
             dtype="float32",
-            files={FILE: (folder / FILE).stat().st_size},
         )
-        write_manifest(folder, manifest)
+        finish(folder, manifest, (FILE,))
 
 
 def _cut(scores: np.ndarray, numbers: np.ndarray, k: int) -> bool:
@@ -114,58 +122,3 @@ def flat_index(vectors: np.ndarray) -> Any:
     index = library().IndexFlatIP(rows.shape[1])
     index.add(np.ascontiguousarray(rows))
     return index
-
-
-def write_index(path: Path, index: Any) -> None:
-    """Writes an index of faiss; the file appears whole.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}{whole_files.PARTIAL}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        library().write_index(index, str(partial))
-        partial.replace(path)
-    except RuntimeError as error:  # faiss has no other
-        raise OSError(f"{path} cannot be written: {whole_files.reason(error)}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    whole_files.sync_folder(path.parent)
-
-
-def read_index(path: Path) -> Any:
-    """Reads an IndexFlatIP."""
-    faiss = library()
-    try:
-        _check_size(path)
-        index = faiss.read_index(str(path))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); write it again.") from None
-    except (RuntimeError, MemoryError) as error:
-        lines = str(error).strip().splitlines() or [""]
-        why = lines[-1].partition("Error: ")[2] or "no reason given"
-        raise InputError(f"{path} is no index of faiss ({why[:120]}); write it again.") from None
-    if not isinstance(index, faiss.IndexFlat) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(
-            f"{path} holds an index of the kind {type(index).__name__} and the metric "
-            f"{index.metric_type}; write an IndexFlatIP."
-        )
-    if index.ntotal:
-        checked(index.reconstruct_n(0, index.ntotal), str(path))
-    return index
-
-
-def _check_size(path: Path) -> None:
-    """Refuses a file that says it has more vectors than bytes.
-
-    faiss makes room for as many as the file says, before it reads them.
-    """
-    with path.open("rb") as file:
-        file.seek(_HEADER)
-        needed = _HEADER + 8 + 4 * int.from_bytes(file.read(8), "little")
-    if needed > (size := path.stat().st_size):
-        raise InputError(
-            f"{path} is no index of faiss, or cut short (it has {size:,} bytes instead of "
-            f"{needed:,}); write it again."
-        )

@@ -13,19 +13,17 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.corpus import check_sizes
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.file_names import check_links
-from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime.file_names import check_links, is_plain
+from qrag_jax.runtime.typed_json import WrongKindError, made
 
 FORMAT = 2
 NAME = "manifest.json"
 INNER_PRODUCT = "inner product"
-_AGAIN = "build the index again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,30 +53,41 @@ class Manifest:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-Settings = TypeVar("Settings")  # a dataclass
+def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
+    """What a folder's manifest says, if the folder is whole and leads to no file outside of it.
 
-_KINDS = {
-    field.name: {"int": int, "str": str}.get(str(field.type), dict)
-    for field in dataclasses.fields(Manifest)
-}
-# What a reader may ask of a manifest, and what is done where it has another value.
-_FIXES = {
-    "engine": "open it with the engine that built it, or build one for this engine",
-    "corpus": f"give the corpus that the index was built from, or {_AGAIN} from this one",
-    "encoder": f"give the encoder that embedded it, or {_AGAIN} with this one",
-    "count": f"give the passages that it was built from, or {_AGAIN}",
-    "width": f"give the encoder that embedded it, or {_AGAIN} with this one",
-    "metric": f"{_AGAIN} with this metric",
-    "dtype": f"{_AGAIN} with this dtype",
-}
+    The one check of such folders, which may be torn or someone else's.
+
+    Args:
+        form: the format that this version reads.
+        what: names what the folder shall hold, in errors.
+    """
+    folder = path.parent
+    if not path.is_file():
+        raise InputError(
+            f"{folder} holds no finished {what}: {path.name} is missing; finish writing it, or "
+            "give another folder."
+        )
+    check_links(folder)
+    try:
+        said = bounded_json.load(path)
+        if (found := said.pop("format")) != form:
+            raise ValueError(f"its format is {found!r:.60}, but this version reads {form}")
+        for name, size in said["files"].items():
+            if not is_plain(name):
+                raise ValueError(f"it names {bounded_json.shown(name)}, which is no plain name")
+            if (found := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {found:,} bytes instead of {size:,}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
+            "backup, or delete it and write it again."
+        ) from None
+    return said
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replaces the folder's manifest; the files that it names must be on disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replaces the folder's manifest; the files that it names must be on disk."""
     said = {"format": FORMAT} | dataclasses.asdict(manifest)
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
@@ -91,62 +100,17 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
     """
     path = folder / NAME
     try:
-        said = bounded_json.load(path)
-        form = said.pop("format")
-    except OSError:
-        raise InputError(
-            f"{path} is missing, so {folder} holds no finished index; build one there, or give "
-            "another folder."
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path} is damaged; restore it from a backup, or {_AGAIN}.") from None
-    if form != FORMAT:
-        raise InputError(
-            f"{path} has the format {form!r:.60} (field format), but this version reads {FORMAT}; "
-            f"{_AGAIN} with it."
-        )
-    for name, kind in _KINDS.items():
-        if type(said.get(name)) is not kind:
-            raise InputError(
-                f"{path} has {said.get(name)!r:.60} in the field {name}; restore it from a backup, "
-                f"or {_AGAIN}."
-            )
-    if any(type(size) is not int for size in said["files"].values()):
-        raise InputError(
-            f"{path} has sizes that are no numbers in the field files; restore it from a backup, "
-            f"or {_AGAIN}."
-        )
-    if unknown := sorted(said.keys() - _KINDS.keys()):
-        raise InputError(
-            f"{path} has the unknown field {bounded_json.shown(unknown[0])[1:-1]}; a later version "
-            f"wrote it: use that one, or {_AGAIN}."
-        )
-    check_links(folder)
-    manifest = Manifest(**said)
+        manifest = made(Manifest, read_said(path, FORMAT, "index"))
+    except WrongKindError as error:
+        raise InputError(f"{path} is damaged: {error}; build the index again.") from None
     for name, value in wanted.items():
-        found = getattr(manifest, name)
-        if found != value:
+        if (found := getattr(manifest, name)) != value:
             raise InputError(
-                f"{path} has {found!r:.100} in the field {name}, but {value!r} is "
-                f"asked for; {_FIXES[name]}."
+                f"{path} has {found!r:.100} in the field {name}, but {value!r} is asked for; give "
+                "the corpus, the encoder and the engine that the index was built with, or build "
+                "one of these."
             )
     return manifest
-
-
-def settings_as(kind: type[Settings], settings: Any, folder: Path) -> Settings:
-    """Settings of an engine in a manifest, as a dataclass that checks them."""
-    try:
-        return made(kind, settings)
-    except ValueError as error:
-        raise InputError(
-            f"{folder / NAME} has settings that cannot be used ({error}); restore it from a "
-            f"backup, or {_AGAIN}."
-        ) from None
-
-
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compares the folder's files with the manifest."""
-    check_sizes(folder, manifest.files, f"restore it from a backup, or {_AGAIN}")
 
 
 @contextlib.contextmanager
@@ -155,9 +119,6 @@ def replaced_files(folder: Path, engine: str, corpus: Corpus) -> Iterator[Path]:
 
     Files that are mapped, such as those of an index that is saved where it was opened, stay as
     they were for those who map them. The folder then has no manifest: `finish` writes one.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     if (folder / NAME).exists():
         read_manifest(folder, engine=engine, corpus=corpus.digest)
@@ -175,10 +136,6 @@ def replaced_files(folder: Path, engine: str, corpus: Corpus) -> Iterator[Path]:
 
 
 def finish(folder: Path, manifest: Manifest, files: tuple[str, ...] = ()) -> None:
-    """Writes the manifest, with the sizes of these files.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the manifest, with the sizes of these files."""
     sizes = {name: (folder / name).stat().st_size for name in files}
     write_manifest(folder, Manifest(**vars(manifest) | {"files": sizes}))

@@ -43,6 +43,10 @@ class Hit(NamedTuple):
     metadata: Mapping[str, Any]
 
 
+_Found = tuple[int, int, float]  # step, passage, Q
+_NONE = Choices(np.empty(0), np.empty(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Rules:
     """How a retriever searches.
@@ -76,11 +80,8 @@ class Rules:
                 "can be searched with them; train with config.env.positions=none, which any engine "
                 "searches, or with relative or absolute, for which every step reads all vectors."
             )
-        for name, value in (
-            ("steps", self.max_steps),
-            ("beam", self.beam.beam),
-            ("per_step", self.per_step),
-        ):
+        sizes = {"steps": self.max_steps, "beam": self.beam.beam, "per_step": self.per_step}
+        for name, value in sizes.items():
             if value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
         if self.per_step > 1 and self.beam.beam > 1:
@@ -115,13 +116,6 @@ class Rules:
     def steps_for(self, topk: int | None) -> int:
         """The steps that find so many passages, or the most there are; None: all steps."""
         return self.max_steps if topk is None else min(self.max_steps, -(-topk // self.per_step))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Listing(Path):
-    """A path, and all that its steps found: step, passage and Q."""
-
-    listed: tuple[tuple[int, int, float], ...] = ()
 
 
 class MultiStepSearch:
@@ -164,18 +158,12 @@ class MultiStepSearch:
 
     def _limits(self, count: int, steps: int | Sequence[int] | None) -> list[int]:
         most = self.rules.max_steps
-        if steps is None:
-            return [most] * count
-        limits = [steps] * count if isinstance(steps, int) else [int(n) for n in steps]
-        if len(limits) != count:
+        steps = most if steps is None else steps
+        limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
+        if len(limits) != count or not all(1 <= limit <= most for limit in limits):
             raise InputError(
-                f"steps has {len(limits)} numbers for {count} questions; give one each."
-            )
-        wrong = [n for n in limits if not 1 <= n <= most]
-        if wrong:
-            raise InputError(
-                f"steps is {wrong[0]}; this retriever was trained on {most} steps, so give 1 to "
-                f"{most}."
+                f"steps is {steps}; this retriever was trained on {most} steps, so give 1 to "
+                f"{most}, one number for all questions or one for each."
             )
         return limits
 
@@ -183,8 +171,8 @@ class MultiStepSearch:
         self, questions: Sequence[str], limits: Sequence[int], where: Where | None
     ) -> list[list[Hit]]:
         passages: dict[int, Passage] = {}
-        first = _Listing() if self.rules.per_step > 1 else Path()
-        beams = [[first] for _ in questions]
+        beams = [[Path()] for _ in questions]
+        listed: list[list[_Found]] = [[] for _ in questions]  # with several passages a step
         for step in range(max(limits)):
             live = [
                 (i, j)
@@ -198,11 +186,13 @@ class MultiStepSearch:
             asked = [questions[i] for i, _ in live]
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
-                beams[i] = self._next(beams[i], [choices.get((i, j)) for j in range(len(beams[i]))])
+                of_paths = [choices.get((i, j), _NONE) for j in range(len(beams[i]))]
+                beams[i] = self._next(beams[i], of_paths, listed[i])
             self._read({n for beam in beams for path in beam for n in path.taken}, passages)
-        found = [_found(beam[0]) for beam in beams]
-        self._read({n for listed in found for _, n, _ in listed}, passages)
-        return [[_hit(step, passages[number], q) for step, number, q in listed] for listed in found]
+        if self.rules.per_step == 1:
+            listed = [_taken(beam[0]) for beam in beams]
+        self._read({number for found in listed for _, number, _ in found}, passages)
+        return [[_hit(step, passages[n], q) for step, n, q in found] for found in listed]
 
     def _text(self, passage: Passage) -> str:
         return passage_text(passage.title, passage.text, self.rules.title_separator)
@@ -260,11 +250,12 @@ class MultiStepSearch:
             Queries(list(questions), states), min(asked, len(self.index.corpus)), where
         )
 
-    def _next(self, beam: list[Path], given: Sequence[Choices | None]) -> list[Path]:
+    def _next(
+        self, beam: list[Path], choices: Sequence[Choices], listed: list[_Found]
+    ) -> list[Path]:
         stop = len(self.index.corpus)
-        choices = [own or Choices(np.empty(0), np.empty(0)) for own in given]
-        if isinstance(beam[0], _Listing):
-            return [self._listing(beam[0], choices[0], stop)]
+        if self.rules.per_step > 1:
+            return [self._listing(beam[0], choices[0], listed)]
 
         def longer(path: Path, action: int, q: float, score: float) -> Path:
             if action == stop:
@@ -273,31 +264,25 @@ class MultiStepSearch:
 
         return best_paths(beam, choices, self.rules.beam, longer)
 
-    def _listing(self, path: _Listing, choices: Choices, stop: int) -> Path:
+    def _listing(self, path: Path, choices: Choices, listed: list[_Found]) -> Path:
         """The path after a step, which found its best few passages that no step had found.
 
         The state takes the best passage that it does not hold, also one that was found before.
         Nothing behind STOP or not above the threshold is found.
         """
-        known = {number for _, number, _ in path.listed}
+        known, step = {number for _, number, _ in listed}, len(path.taken) + 1
         best: Path | None = None
-        new: list[tuple[int, int, float]] = []
         for q, action in zip(*choices.best_first(), strict=True):
-            if q <= self.rules.beam.stop_threshold or action == stop:
+            if q <= self.rules.beam.stop_threshold or action == len(self.index.corpus):
                 break
             best = best or path.longer(int(action), float(q), float(q))
-            if action not in known and len(new) < self.rules.per_step:
-                new.append((len(path.taken) + 1, int(action), float(q)))
-        if best is None:
-            return dataclasses.replace(path, ended=True)
-        return _Listing(best.taken, best.q, best.score, listed=(*path.listed, *new))
+            if action not in known and len(listed) - len(known) < self.rules.per_step:
+                listed.append((step, int(action), float(q)))
+        return best or dataclasses.replace(path, ended=True)
 
 
-def _found(path: Path) -> Sequence[tuple[int, int, float]]:
-    """All that the path found: step, passage, Q."""
-    if isinstance(path, _Listing):
-        return path.listed
-    return [(1 + place, n, q) for place, (n, q) in enumerate(zip(path.taken, path.q, strict=True))]
+def _taken(path: Path) -> list[_Found]:
+    return [(step, *found) for step, found in enumerate(zip(path.taken, path.q, strict=True), 1)]
 
 
 def _hit(step: int, passage: Passage, q: float) -> Hit:

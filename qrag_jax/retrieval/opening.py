@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.hybrid import FusedIndex
 from qrag_jax.retrieval.manifest import NAME, read_manifest
-from qrag_jax.retrieval.protocol import Index, VectorIndex
+from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
 from qrag_jax.retrieval.scan import ScanIndex
-from qrag_jax.retrieval.vector_files import open_vectors
+from qrag_jax.retrieval.vectors import open_vectors
 
 CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
@@ -28,6 +27,9 @@ EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
 BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
 OF_WORDS = (BM25, BOOLEAN)
 ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
+# The folders that engines need, and from which they are else made in memory.
+_NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}
+_INSTEAD = {FAISS: EXACT, BOOLEAN: BM25}
 # The others: vectors.
 _COMPARES = {**dict.fromkeys(OF_WORDS, "words"), HYBRID: "words and vectors"}
 
@@ -54,9 +56,9 @@ class IndexAt:
                 "leave one of them out."
             )
         if self.url:
-            from qrag_jax.retrieval.qdrant import QdrantServer
+            from qrag_jax.retrieval.qdrant import QdrantSettings
 
-            QdrantServer(self.url)  # refused before anything is loaded
+            QdrantSettings(self.url)  # refused before anything is loaded
             object.__setattr__(self, "engine", QDRANT)
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
@@ -103,68 +105,55 @@ class IndexAt:
         Args:
             encoder: the digest that vectors must be of; None: any.
         """
-        if self.engine in OF_VECTORS:
-            return self.open_vectors(encoder)
-        corpus = StoredCorpus(self.folder / CORPUS)
-        if self.engine == BOOLEAN and self._has(BOOLEAN):
-            return BooleanIndex.open(self.folder / BOOLEAN, corpus)
-        words = BM25Index.open(self.folder / BM25, corpus)
-        if self.engine == BM25:
-            return words
-        if self.engine == BOOLEAN:
-            return BooleanIndex.over(words)
-        vectors = IndexAt(self.folder, EXACT).open_vectors(encoder)
-        return FusedIndex([words, vectors])
+        if encoder is not None and self.engine not in OF_WORDS:
+            read_manifest(self._vectors, encoder=encoder)  # refused before anything is loaded
+        at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
+        match self.engine:
+            case "exact":
+                from qrag_jax.retrieval.exact import ExactIndex  # needs jax
+
+                return ExactIndex.open(at / EXACT, corpus)
+            case "scan":
+                return ScanIndex.open(at / EXACT, corpus)
+            case "faiss":
+                from qrag_jax.retrieval.faiss_index import FaissIndex
+
+                if self._has(FAISS):
+                    return FaissIndex.open(at / FAISS, corpus, self._embedded_by())
+                said, vectors = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
+                return FaissIndex(corpus, vectors.rows(range(len(vectors))), said.encoder)
+            case "qdrant":
+                from qrag_jax.retrieval.qdrant import QdrantIndex
+
+                by = self._embedded_by()
+                return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
+            case "boolean" if self._has(BOOLEAN):
+                return BooleanIndex.open(at / BOOLEAN, corpus)
+        words = BM25Index.open(at / BM25, corpus)
+        if self.engine == HYBRID:
+            return FusedIndex([words, IndexAt(at, EXACT).open()])
+        return words if self.engine == BM25 else BooleanIndex.over(words)
 
     def open_vectors(self, encoder: str | None = None) -> VectorIndex:
         """Opens it; the engine is one of `OF_VECTORS`. See `open`."""
-        corpus = StoredCorpus(self.folder / CORPUS)
-        if encoder is not None:
-            read_manifest(self._vectors, encoder=encoder)  # refused before anything is loaded
-        if self.engine == EXACT:
-            from qrag_jax.retrieval.exact import ExactIndex  # needs jax
-
-            return ExactIndex.open(self.folder / EXACT, corpus)
-        if self.engine == SCAN:
-            return ScanIndex.open(self.folder / EXACT, corpus)
-        if self.engine == QDRANT:
-            return self._open_qdrant(corpus)
-        from qrag_jax.retrieval.faiss_index import FaissIndex
-
-        if self._has(FAISS):
-            return FaissIndex.open(self.folder / FAISS, corpus, **self._made_from())
-        manifest, vectors = open_vectors(self.folder / EXACT, engine=EXACT, corpus=corpus.digest)
-        return FaissIndex(corpus, vectors.rows(range(len(vectors))), manifest.encoder)
-
-    def _open_qdrant(self, corpus: StoredCorpus) -> VectorIndex:
-        from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantServer
-
-        folder, server = self.folder / QDRANT, None
-        if self.url:
-            saved = read_manifest(folder, engine=QDRANT).settings["server"]
-            server = QdrantServer(**{**saved, "url": self.url})
-        return QdrantIndex.open(folder, corpus, server=server, **self._made_from())
+        return cast(VectorIndex, self.open(encoder))
 
     def _engines(self) -> list[str]:
         return [name for name in ENGINES if not self._missing(name)]
 
     def _missing(self, engine: str) -> list[str]:
         """The indexes that the folder lacks for an engine."""
-        needs: Sequence[str] = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}.get(engine, [engine])
-        if engine == FAISS and not self._has(FAISS):
-            needs = [EXACT]  # it is made in memory
-        if engine == BOOLEAN and not self._has(BOOLEAN):
-            needs = [BM25]  # as above
+        needs = _NEEDS.get(engine, [engine])
+        if engine in _INSTEAD and not self._has(engine):
+            needs = [_INSTEAD[engine]]
         return [name for name in needs if not self._has(name)]
 
-    def _has(self, engine: str) -> bool:
-        return (self.folder / engine / NAME).is_file()
+    def _has(self, name: str) -> bool:
+        return (self.folder / name / NAME).is_file()
 
-    def _made_from(self) -> dict[str, Any]:
-        """What an engine must have been made from: the vectors that are there now, if any are."""
-        if not self._has(EXACT):
-            return {}
-        return {"encoder": read_manifest(self.folder / EXACT).encoder}
+    def _embedded_by(self) -> str | None:
+        """The encoder that further engines over the vectors must be of; None: any."""
+        return read_manifest(self.folder / EXACT).encoder if self._has(EXACT) else None
 
     @property
     def _vectors(self) -> Path:

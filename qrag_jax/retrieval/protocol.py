@@ -1,4 +1,4 @@
-"""What every engine of search offers, and what goes in and out.
+"""What every engine of search offers, what goes in and out, and how hits are ranked.
 
 Inside, a passage is its number: its place in the corpus, from 0. Outside, it is its name, the id
 that the corpus's own file gives it. Engines rank by score, and passages of equal scores by number.
@@ -107,3 +107,113 @@ def engine_library(module: str, package: str, extra: str) -> Any:
             f"files and indexes of {extra} need the package {package}: run pip install "
             f"'qrag_jax[{extra}]', or use the engine exact."
         ) from None
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+class Row(NamedTuple):
+    """The hits of one query, best first: int64 and float32 of the same length, k or less."""
+
+    numbers: np.ndarray
+    scores: np.ndarray
+
+
+def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
+    """The k highest scores, exactly: of those that tie with the k-th, the lowest numbers.
+
+    Args:
+        numbers: int `[n]`, each passage once, in any order.
+        scores: float `[n]`, finite; scores tie that are equal in float32.
+        k: at least 1; more than n gives all.
+    """
+    scores = scores.astype(np.float32, copy=False)
+    if k < len(scores):
+        # A partition alone would take any of those that tie with the k-th.
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        kept = np.flatnonzero(scores >= least)
+        numbers, scores = numbers[kept], scores[kept]
+    order = np.lexsort((numbers, -scores))[:k]
+    return Row(numbers[order].astype(np.int64), scores[order])
+
+
+def check_k(k: int) -> None:
+    """Refuses a search for no passage."""
+    if k < 1:
+        raise InputError(f"k is {k}; ask for 1 passage at least.")
+
+
+def as_hits(rows: Sequence[Row], k: int) -> Hits:
+    """Rows of at most k hits as arrays `[queries, k]`; the rest is `NONE` and -inf."""
+    hits = Hits(
+        np.full((len(rows), k), NONE, np.int64), np.full((len(rows), k), -np.inf, np.float32)
+    )
+    for query, row in enumerate(rows):
+        hits.numbers[query, : len(row.numbers)] = row.numbers
+        hits.scores[query, : len(row.scores)] = row.scores
+    return hits
+
+
+def found(hits: Hits, query: int) -> Row:
+    """The hits of one query, without the places that are `NONE`."""
+    kept = hits.numbers[query] != NONE
+    return Row(hits.numbers[query][kept], hits.scores[query][kept])
+
+
+def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
+    """The k best of some passages of each query: `best` of all rows at once, for short rows.
+
+    Args:
+        numbers: int `[queries, n]`, each once, or `NONE`.
+        scores: float `[queries, n]`.
+    """
+    numbers = np.asarray(numbers, np.int64)
+    scores = np.where(numbers == NONE, -np.inf, scores).astype(np.float32)
+    order = np.lexsort((numbers, -scores), axis=1)[:, :k]
+    scores = np.take_along_axis(scores, order, axis=1)
+    numbers = np.where(scores == -np.inf, NONE, np.take_along_axis(numbers, order, axis=1))
+    short = ((0, 0), (0, k - scores.shape[1]))
+    return Hits(
+        np.pad(numbers, short, constant_values=NONE),
+        np.pad(scores, short, constant_values=-np.inf),
+    )
+
+
+DEPTH = 100  # hits that are fused of each ranking, whatever k is: so the first of many are the few
+_CONSTANT = 60.0  # of Cormack, Clarke and Büttcher; the larger, the less the first ranks stand out
+
+
+def fused(rows: Sequence[Row]) -> Row:
+    """All passages of some rankings, in the order of their numbers, by reciprocal rank fusion.
+
+    The score is the sum, over the rankings, of 1 / (60 + rank), the first rank being 1 (Cormack,
+    Clarke and Büttcher, SIGIR 2009); float64.
+    """
+    numbers = np.unique(np.concatenate([row.numbers for row in rows]))
+    parts = np.zeros((len(rows), len(numbers)))
+    for part, row in zip(parts, rows, strict=True):
+        ranks = np.arange(1, len(row.numbers) + 1)
+        part[np.searchsorted(numbers, row.numbers)] = 1 / (_CONSTANT + ranks)
+    # In order of size, so that the same parts in another order have the same sum.
+    return Row(numbers, np.sort(parts, axis=0).sum(axis=0))
+
+
+class FusedIndex:
+    """Two engines of one corpus as one: words and vectors; see `protocol.Index`.
+
+    Args:
+        engines: the queries must have all that any of them searches by.
+    """
+
+    def __init__(self, engines: Sequence[Index]) -> None:
+        self.engines, self.corpus = engines, engines[0].corpus
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The k passages with the highest sums; of equal sums, the lowest numbers.
+
+        With a filter, each engine ranks only what agrees with it.
+        """
+        check_k(k)
+        hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
+        rows = (fused([found(each, query) for each in hits]) for query in range(len(queries)))
+        return as_hits([best(*row, k) for row in rows], k)

@@ -3,86 +3,38 @@
 A failure is never an empty list, and an empty list is never a failure: it says that the service
 read the query and found nothing, or that it cannot read the query. Live services change; the same
 query may find other documents tomorrow.
-
-PubMed is searched by ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search, so
-that the key and long queries stay out of URLs. A query with open parentheses, such as "((", gets
-HTTP 200 and "Search Backend failed: … temporarily unavailable", as in an outage. So an ordinary
-query is asked as well: if that one is answered and ours is refused again, twice over, ours cannot
-be read.
-
-ClinicalTrials.gov is searched by `/studies` of its API, version 2. Its date is `StartDate`: the day
-on which the study began or, where it is in the future, is to begin; of a month, its first day. The
-service ignores filters where a query is a list of NCT numbers and nothing else; each study's date
-is therefore compared once more here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
-import random
 import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_above, check_known, check_least
 from qrag_jax.llm.client.replies import read_error, retry_after, shorten
-from qrag_jax.llm.endpoint import LONGEST_REPLY
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server_url import check_url, is_local, read_key, without_key
 from qrag_jax.llm.text.json_objects import well_formed
-from qrag_jax.retrieval.ranking import check_k
+from qrag_jax.retrieval.protocol import check_k
 
-VERSION = 1  # of what is asked and how answers are read; another one finds other documents
+VERSION = 2  # of what is asked and how answers are read; another one finds other documents
 PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"
 RELEVANCE, DEFAULT = "relevance", "default"
 KEY_VARIABLE = "NCBI_API_KEY"
-_SECTION = "engine"
-_CONTACT = re.compile(r"[!-~]*")  # NCBI wants no spaces
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+TRIALS_PAGE = 1_000  # studies of a page at most
 _DATE = re.compile(r"(\d{4}-\d{2})(-\d{2})?")
-_NUMBER = re.compile(r"NCT\d{8}")
-_LONGEST_PAUSE = 30.0
-_LONGEST_WAIT = 60.0  # seconds that a service may ask to wait; if more, the search fails
-_ORDINARY = "cancer"  # a query that any service of medical texts can read
-_SHORTEST_KEY = 16  # a shorter one could be part of an honest answer; NCBI's have 36
-_SPARE_PAGES = 20  # that may be without a new document
-# Causes that may pass, so that the same request is sent again.
-_PASSING = ("timeout", "connection", "server", "rate_limit", "malformed")
-
-
-class _Service(NamedTuple):
-    """What differs between the services.
-
-    most: results that a search can give; PubMed's ESearch reaches the first 9,999 of a query.
-    page: results of a page at most.
-    date: the field that days are compared with.
-    per_second: requests that the service allows, of an address and of a key.
-    """
-
-    title: str
-    url: str
-    most: int
-    page: int
-    date: str
-    per_second: tuple[float, float]
-
-
-SERVICES = {
-    PUBMED: _Service(
-        "PubMed", "https://eutils.ncbi.nlm.nih.gov/entrez/eutils", 9_999, 9_999, "pdat", (3.0, 10.0)
-    ),
-    CLINICAL_TRIALS: _Service(
-        "ClinicalTrials.gov",
-        *("https://clinicaltrials.gov/api/v2", 50_000, 1_000, "StartDate", (0.8, 0.8)),
-    ),
-}
+_LONGEST_WAIT = 60.0  # seconds that a service may ask to wait
+_FINAL = ("request", "too_long")  # causes that do not pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,35 +55,20 @@ class RemoteEngineConfig:
     sort: str = RELEVANCE
     first_year: int = 1970  # documents of earlier years are not searched
     timeout: float = 30.0  # seconds for one request
-    # To get one page, at most; below 3, a query that PubMed cannot read is a failure
-    attempts: int = 4
-    pause: float = 1.0  # seconds before the second attempt; doubles, with jitter, up to 30 s
-    # Seconds without a single answer after which all searches that are left fail
-    patience: float = 300.0
-    tool: str = "qrag_jax"  # name of the program, which NCBI asks for
+    pause: float = 1.0  # seconds before a request that failed is sent again, once
+    tool: str = "qrag_jax"  # name of the program, which NCBI asks for; without spaces
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
     def __post_init__(self) -> None:
-        check_known(_SECTION, self, "service", SERVICES)
-        check_known(_SECTION, self, "sort", (RELEVANCE, DEFAULT))
-        check_least(_SECTION, self, requests_per_second=0, at_once=1, most=1, attempts=1)
-        check_least(_SECTION, self, pause=0, patience=0, first_year=1000)
-        if self.first_year > 9999:
-            raise InputError(
-                f"config.engine.first_year is {self.first_year}; use a year of four digits."
-            )
-        if not self.timeout > 0:
-            raise InputError(f"config.engine.timeout is {self.timeout}; use seconds above 0.")
+        check_known("engine", self, "service", SERVICES)
+        check_known("engine", self, "sort", (RELEVANCE, DEFAULT))
+        check_least("engine", self, requests_per_second=0, at_once=1, most=1, pause=0)
+        check_least("engine", self, first_year=1000)
+        check_above("engine", self, "timeout")
         if self.most > (most := SERVICES[self.service].most):
             raise InputError(
                 f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."
             )
-        for name in ("tool", "email"):
-            if not _CONTACT.fullmatch(getattr(self, name)):
-                raise InputError(
-                    f"config.engine.{name} has a space or another character that NCBI does not "
-                    "take; use printable ASCII characters without spaces."
-                )
         if self.url:
             parts = check_url(
                 self.url, "config.engine.url", "https://eutils.ncbi.nlm.nih.gov", KEY_VARIABLE
@@ -154,133 +91,122 @@ class RemoteSearch(NamedTuple):
     until: str = ""
 
 
-class Part(NamedTuple):
-    """A page of results that is wanted; `cursor` is `Page.following` of the page before, or ""."""
-
-    query: str
-    since: str
-    until: str
-    size: int
-    cursor: str = ""
+Ids = tuple[str, ...]
+# (method, path, fields) → what the JSON of the answer says.
+Ask = Callable[[str, str, dict[str, str]], dict[str, Any] | Failure]
 
 
-class Page(NamedTuple):
-    """A page of results: ids, best first, and the cursor of the next page, "" if there is none."""
+def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids | Failure:
+    """ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search.
 
-    ids: tuple[str, ...]
-    following: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused(Failure):
-    """The service's answer does not tell whether the query is at fault or the service is broken."""
-
-
-def pubmed_request(config: RemoteEngineConfig, part: Part) -> tuple[str, str, dict[str, str]]:
-    """Method, path and fields. ESearch takes both days or none; 3000 leaves one open."""
+    So the key and long queries stay out of URLs.
+    """
     fields = {
         "db": "pubmed",
-        "term": part.query,
         "retmode": "json",
-        "retmax": str(part.size),
-        "datetype": SERVICES[PUBMED].date,
-        "mindate": part.since.replace("-", "/"),
-        "maxdate": part.until.replace("-", "/") or "3000",
+        "datetype": "pdat",
+        "mindate": f"{config.first_year}/01/01",
+        # ESearch takes both days or none; 3000 leaves one open.
+        "maxdate": wanted.until.replace("-", "/") or "3000",
         "sort": "relevance" if config.sort == RELEVANCE else "",
         "tool": config.tool,
         "email": config.email,
     }
-    return "POST", "/esearch.fcgi", {name: value for name, value in fields.items() if value}
+    fields = {name: value for name, value in fields.items() if value}
+
+    def esearch(term: str, most: int) -> Ids | Failure | None:
+        """None: refused."""
+        reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
+        if isinstance(reply, Failure):
+            return reply
+        try:
+            result = reply["esearchresult"]
+            if "ERROR" in result:
+                return () if result["ERROR"].lower().startswith("empty term") else None
+            ids = tuple(map(str, result["idlist"]))
+            if len(ids) < min(int(result["count"]), most) or not all(map(str.isdecimal, ids)):
+                raise ValueError(f"{len(ids)} ids")
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return Failure("malformed", f"the answer has no idlist: {shorten(str(reply))}")
+        return ids
+
+    found = esearch(wanted.query, wanted.most)
+    if found is None:
+        # A query with open parentheses, such as "((", gets HTTP 200 and "Search Backend failed: …
+        # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
+        control, found = esearch("cancer", 1), esearch(wanted.query, wanted.most)
+        if found is None:
+            answered = isinstance(control, tuple)
+            return () if answered else Failure("server", "the service refuses all queries")
+    return found
 
 
-def read_pubmed(status: int, text: str, part: Part) -> Page | Failure:
-    """What an answer of ESearch means; `errorlist` and `warninglist` are of the query."""
-    found = _object(text)
-    if isinstance(found, Failure):
-        return found if status == 200 else read_error(status, text)
-    if status != 200 and "esearchresult" not in found:
-        return read_error(status, text)
-    if "error" in found:
-        message = shorten(str(found["error"]))
-        return Failure("rate_limit" if "rate limit" in message.lower() else "server", message)
-    result = found.get("esearchresult")
-    if not isinstance(result, dict):
-        return Failure("malformed", f"the answer has no esearchresult: {shorten(text)}")
-    if "ERROR" in result:
-        message = shorten(str(result["ERROR"]))
-        return Page(()) if message.lower().startswith("empty term") else Refused("server", message)
-    if status != 200:  # a body may then tell of a bad query, and of nothing else
-        return read_error(status, text)
-    ids, count = result.get("idlist"), str(result.get("count"))
-    if not isinstance(ids, list) or not all(map(_digits, [*ids, count])):
-        return Failure("malformed", f"the answer has no count and idlist: {shorten(text)}")
-    if len(ids) < (expected := min(int(count), part.size)):
-        return Failure("malformed", f"the answer has {len(ids)} of {expected} ids")
-    return Page(tuple(ids))
+def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids | Failure:
+    """`/studies` of the API of ClinicalTrials.gov, version 2, page by page.
 
-
-def trials_request(config: RemoteEngineConfig, part: Part) -> tuple[str, str, dict[str, str]]:
-    """Method, path and fields. Without the field sort, studies come in no order at all."""
+    The date is `StartDate`: the day on which the study began or, where it is in the future, is to
+    begin; of a month, its first day. The service ignores filters where a query is a list of NCT
+    numbers and nothing else; each study's date is therefore compared once more here.
+    """
+    since, until = f"{config.first_year}-01-01", wanted.until
     fields = {
-        "query.term": part.query,
-        "filter.advanced": f"AREA[StartDate]RANGE[{part.since},{part.until or 'MAX'}]",
+        "query.term": wanted.query,
+        "filter.advanced": f"AREA[StartDate]RANGE[{since},{until or 'MAX'}]",
         "fields": "NCTId,StartDate",
         "format": "json",
-        "pageSize": str(part.size),
-        "sort": "@relevance" if config.sort == RELEVANCE else "",
-        "pageToken": part.cursor,
     }
-    return "GET", "/studies", {name: value for name, value in fields.items() if value}
-
-
-def read_trials(status: int, text: str, part: Part) -> Page | Failure:
-    """What an answer of `/studies` means.
-
-    The status 400 means a bad query only where the text says so of "Other terms", the service's
-    name of `query.term`; any other 400 may be due to our own fields.
-    """
-    if status == 400:
-        bad_query = text.strip().lower().startswith("error parsing query in other terms")
-        return Page(()) if bad_query else read_error(400, text)
-    found = _object(text)
-    if isinstance(found, Failure):
-        return found
-    studies, following = found.get("studies"), found.get("nextPageToken") or ""
-    if not isinstance(studies, list) or not isinstance(following, str):
-        return Failure("malformed", f"the answer has no studies: {shorten(text)}")
-    try:
-        dated = [_study(each["protocolSection"]) for each in studies]
-    except (LookupError, TypeError, AttributeError, ValueError):
-        return Failure("malformed", f"a study has no NCT number: {shorten(text)}")
-    if dated and not any(day for _, day in dated):  # then all would be dropped
-        return Failure("malformed", f"no study has a StartDate: {shorten(text)}")
-    until = part.until or "9999-12-31"
-    return Page(tuple(name for name, day in dated if part.since <= day <= until), following)
+    if config.sort == RELEVANCE:  # without this field, studies come in no order at all
+        fields["sort"] = "@relevance"
+    ids = dict[str, None]()
+    for _ in range(wanted.most // TRIALS_PAGE + 20):  # some pages may be without a new study
+        size = min(TRIALS_PAGE, wanted.most - len(ids))
+        reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
+        if isinstance(reply, Failure):
+            # "Other terms" is the service's name of `query.term`; other fields are our own.
+            unreadable = "error parsing query in other terms" in reply.message.lower()
+            return () if unreadable and reply.cause == "request" else reply
+        try:
+            studies = [_study(each["protocolSection"]) for each in reply["studies"]]
+            fields["pageToken"] = reply.get("nextPageToken", "")
+        except (LookupError, TypeError, AttributeError):
+            return Failure("malformed", f"the answer has no studies: {shorten(str(reply))}")
+        if studies and not any(day for _, day in studies):  # then all would be dropped
+            return Failure("malformed", "no study has a StartDate")
+        ids |= dict.fromkeys(n for n, day in studies if since <= day <= (until or "9999"))
+        if not fields["pageToken"] or len(ids) >= wanted.most:
+            return tuple(ids)[: wanted.most]
+    return Failure("malformed", "page after page has no new study")
 
 
 def _study(section: Any) -> tuple[str, str]:
     """The id of a study and its date, "YYYY-MM-DD" or "" if it has none."""
-    number = section["identificationModule"]["nctId"]
-    if not _NUMBER.fullmatch(number):
-        raise ValueError(number)
     began = section.get("statusModule", {}).get("startDateStruct", {})
     match = _DATE.fullmatch(began.get("date", ""))
-    return number, match[1] + (match[2] or "-01") if match else ""
+    day = match[1] + (match[2] or "-01") if match else ""
+    return section["identificationModule"]["nctId"], day
 
 
-def _object(text: str) -> dict[str, Any] | Failure:
-    try:
-        # strict=False: PubMed puts raw line breaks into texts of errors.
-        found = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return Failure("malformed", f"the answer is no JSON: {shorten(text)}")
-    if not isinstance(found, dict):
-        return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
-    return found
+class _Service(NamedTuple):
+    """A service; most: results that a search can give; per_second: requests, without and with key.
+
+    PubMed's ESearch reaches the first 9,999 of a query.
+    """
+
+    title: str
+    url: str
+    most: int
+    per_second: tuple[float, float]
+    search: Callable[[Ask, RemoteEngineConfig, RemoteSearch], Ids | Failure]
 
 
-def _digits(value: object) -> bool:
-    return isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20
+_NCBI, _TRIALS = (
+    "https://eutils.ncbi.nlm.nih.gov/entrez/eutils",
+    "https://clinicaltrials.gov/api/v2",
+)
+SERVICES = {
+    PUBMED: _Service("PubMed", _NCBI, 9_999, (3.0, 10.0), search_pubmed),
+    CLINICAL_TRIALS: _Service("ClinicalTrials.gov", _TRIALS, 50_000, (0.8, 0.8), search_trials),
+}
 
 
 class RemoteEngine:
@@ -296,28 +222,20 @@ class RemoteEngine:
 
         self.config, self._service = config, SERVICES[config.service]
         self.title, self._url = self._service.title, config.url or self._service.url
-        self._key = _key() if config.service == PUBMED else ""
-        if self._key and len(self._key) < _SHORTEST_KEY:
-            raise InputError(
-                f"the key in {KEY_VARIABLE} has fewer than {_SHORTEST_KEY} characters; export it "
-                "again, whole."
-            )
+        self._key = ""
+        if config.service == PUBMED and os.environ.get(KEY_VARIABLE, "").strip():
+            self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
             raise InputError(
                 f"the key in {KEY_VARIABLE} would go to {self._url} unencrypted; give an https "
                 "address, or unset the variable."
             )
-        allowed = self._service.per_second[bool(self._key)]
-        host = urllib.parse.urlsplit(self._url).netloc
-        self._limit = _shared_limit(host, config.requests_per_second or allowed)
+        per_second = config.requests_per_second or self._service.per_second[bool(self._key)]
+        self._limit = _limit_of(urllib.parse.urlsplit(self._url).netloc, 1 / per_second)
         # A redirect is not followed, so that the key goes nowhere else.
         self._client = httpx2.Client(
             timeout=config.timeout, follow_redirects=False, trust_env=not is_local(self._url)
         )
-        self._answered = time.monotonic()
-
-    def __repr__(self) -> str:
-        return f"RemoteEngine({self.digest})"
 
     @property
     def digest(self) -> str:
@@ -325,134 +243,81 @@ class RemoteEngine:
         config = self.config
         return (
             f"{config.service} client={VERSION} url={self._url} sort={config.sort} "
-            f"date={self._service.date} since={self._since} most={config.most}"
+            f"since={config.first_year} most={config.most}"
         )
 
-    def search(self, wanted: Sequence[RemoteSearch]) -> list[tuple[str, ...] | Failure]:
+    def search(self, wanted: Sequence[RemoteSearch]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
         Equal queries are asked once, with the largest number wanted. Ctrl-C ends it when the
         requests in flight have ended.
         """
         most: dict[tuple[str, str], int] = {}
-        for each in wanted:
-            check_k(each.most)
-            check_day(each.until, f"the last day of the search for {each.query!r}")
-            name = (each.query, each.until)
-            most[name] = max(most.get(name, 0), min(each.most, self.config.most))
-        self._answered = time.monotonic()
+        for query, k, until in wanted:
+            check_k(k)
+            most[query, until] = max(most.get((query, until), 0), min(k, self.config.most))
         pool = ThreadPoolExecutor(self.config.at_once, thread_name_prefix="engine")
         try:
             searches = [RemoteSearch(query, k, until) for (query, until), k in most.items()]
             found = dict(zip(most, pool.map(self._search, searches), strict=True))
         finally:
             pool.shutdown(cancel_futures=True)
-        return [_cut(found[each.query, each.until], each.most) for each in wanted]
+        results = [(found[query, until], k) for query, k, until in wanted]
+        return [ids if isinstance(ids, Failure) else ids[:k] for ids, k in results]
 
-    @property
-    def _since(self) -> str:
-        return f"{self.config.first_year}-01-01"
-
-    def _search(self, wanted: RemoteSearch) -> tuple[str, ...] | Failure:
-        """All pages of a search, one after the other."""
-        query = well_formed(wanted.query)
-        out_of_time = wanted.until and wanted.until < self._since
+    def _search(self, wanted: RemoteSearch) -> Ids | Failure:
+        wanted = wanted._replace(query=well_formed(wanted.query))
+        out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
-        if out_of_time or not any(map(str.isalnum, query)):
+        if out_of_time or not any(map(str.isalnum, wanted.query)):
             return ()
-        ids, cursor = dict[str, None](), ""
-        for _ in range(wanted.most // self._service.page + _SPARE_PAGES):
-            size = min(self._service.page, wanted.most - len(ids))
-            page = self._page(Part(query, self._since, wanted.until, size, cursor))
-            if isinstance(page, Failure):
-                return dataclasses.replace(page, message=f"{self.title}: {page.message}")
-            ids |= dict.fromkeys(page.ids)
-            cursor = page.following
-            if not cursor or len(ids) >= wanted.most:
-                return tuple(ids)[: wanted.most]
-        return Failure("malformed", f"{self.title}: page after page has no new document")
+        found = self._service.search(self._ask, self.config, wanted)
+        if isinstance(found, Failure):
+            return dataclasses.replace(found, message=f"{self.title}: {found.message}")
+        return tuple(dict.fromkeys(found))
 
-    def _page(self, part: Part) -> Page | Failure:
-        """The page, or the failure of the last attempt."""
-        config, proofs = self.config, 0
-        for attempt in range(1, config.attempts + 1):
-            if time.monotonic() - self._answered > config.patience:
-                silent = f"no answer for {config.patience:g} s (config.engine.patience)"
-                return Failure("connection", silent, attempt - 1)
-            outcome, wait = self._ask(part)
-            if isinstance(outcome, Page):
-                return outcome
-            if isinstance(outcome, Refused):
-                if proofs == 2:
-                    return Page(())
-                control = part._replace(query=_ORDINARY, size=1, cursor="")
-                proofs += isinstance(self._ask(control)[0], Page)
-            final = attempt == config.attempts or outcome.cause not in _PASSING
-            if final or wait > _LONGEST_WAIT:
-                return dataclasses.replace(outcome, attempts=attempt)
-            longest = min(config.pause * 2 ** (attempt - 1), _LONGEST_PAUSE)
-            pause = max(wait, longest * random.uniform(0.5, 1.0))
-            if outcome.cause == "rate_limit" or wait:
-                self._limit.hold(pause)  # for all threads
-            else:
-                time.sleep(pause)
-        raise AssertionError("there is one attempt at least")
+    def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
+        """The answer to the first request or the second."""
+        reply = self._send(method, path, fields)
+        if isinstance(reply, Failure) and reply.cause not in _FINAL:
+            time.sleep(self.config.pause)
+            reply = self._send(method, path, fields)
+            if isinstance(reply, Failure):
+                return dataclasses.replace(reply, attempts=2)
+        return reply
 
-    def _ask(self, part: Part) -> tuple[Page | Failure, float]:
-        """What one request gives, and the seconds that the service asks to wait."""
-        pubmed = self.config.service == PUBMED
-        request, read = (pubmed_request, read_pubmed) if pubmed else (trials_request, read_trials)
-        self._limit.wait()
-        reply = self._send(*request(self.config, part))
-        if isinstance(reply, Failure):
-            return reply, 0.0
-        status, text, headers = reply
-        if status in (200, 400):
-            outcome = read(status, text, part)
-        elif status == 408:
-            outcome = Failure("timeout", "HTTP 408: the service waited too long for the request")
-        else:
-            outcome = read_error(status, text)
-        if isinstance(outcome, Page):
-            self._answered = time.monotonic()
-        return outcome, retry_after(headers) if status in (429, 503) else 0.0
-
-    def _send(
-        self, method: str, path: str, fields: Mapping[str, str]
-    ) -> tuple[int, str, Mapping[str, str]] | Failure:
-        """Status, text and headers of an answer, which is bounded in size and in time."""
+    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
         import httpx2
 
-        data, late = bytearray(), time.monotonic() + self.config.timeout
-        headers = {"Accept-Encoding": "identity"}  # a small packed body could expand to a huge one
         secret = {"api_key": self._key} if self._key else {}
-        sent = {"params": fields} if method == "GET" else {"data": {**fields, **secret}}
+        sent = {"params": fields} if method == "GET" else {"data": fields | secret}
+        self._limit.wait()
         try:
-            with self._client.stream(method, self._url + path, headers=headers, **sent) as reply:
-                for piece in reply.iter_raw():
-                    data += piece
-                    if time.monotonic() > late:
-                        raise httpx2.ReadTimeout("the answer takes too long")
-                    if len(data) > LONGEST_REPLY:
-                        return Failure("malformed", "the answer is longer than 16 MiB")
+            reply = self._client.request(method, self._url + path, **sent)
         except httpx2.TimeoutException:
-            return Failure("timeout", f"no whole answer within {self.config.timeout:.3g} s")
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            why = shorten(without_key(f"{type(error).__name__}: {error}", self._key))
-            whole = isinstance(error, httpx2.RemoteProtocolError) and data
-            return Failure("malformed" if whole else "connection", why)
-        if reply.headers.get("content-encoding", "identity").lower() != "identity":
-            return Failure("malformed", "the answer is packed, which was not asked for")
-        text = without_key(data.decode("utf-8", "replace"), self._key)
-        return reply.status_code, text, reply.headers
+            return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            why = without_key(f"{type(error).__name__}: {error}", self._key)
+            return Failure("connection", shorten(why))
+        if reply.status_code in (429, 503):
+            self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
+        text = without_key(reply.text, self._key)
+        if reply.status_code != 200:
+            return read_error(reply.status_code, text)
+        try:
+            # strict=False: PubMed puts raw line breaks into texts of errors.
+            said = dict(json.loads(text, strict=False))
+        except (ValueError, TypeError, RecursionError):
+            return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
+        if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
+            return Failure("rate_limit", shorten(str(said["error"])))
+        return said
 
 
 def check_day(day: str, what: str) -> None:
     """Checks a date; "" is no limit."""
-    if not day:
-        return
     try:
-        usable = bool(_DAY.fullmatch(day)) and bool(datetime.date.fromisoformat(day))
+        usable = not day or datetime.date.fromisoformat(day).isoformat() == day
     except ValueError:
         usable = False
     if not usable:
@@ -462,18 +327,14 @@ def check_day(day: str, what: str) -> None:
 class _RateLimit:
     """Lets requests of all threads through one by one, at least `gap` seconds apart."""
 
-    def __init__(self) -> None:
-        self.gap, self._free, self._lock = 0.0, 0.0, threading.Lock()
+    def __init__(self, gap: float) -> None:
+        self._gap, self._free, self._lock = gap, 0.0, threading.Lock()
 
     def wait(self) -> None:
-        """Returns when a request may be sent; the caller must then send one."""
-        while True:
-            with self._lock:
-                left = self._free - time.monotonic()
-                if left <= 0:
-                    self._free = time.monotonic() + self.gap
-                    return
-            time.sleep(left)
+        """Returns when a request may be sent."""
+        with self._lock:
+            time.sleep(max(self._free - time.monotonic(), 0.0))
+            self._free = time.monotonic() + self._gap
 
     def hold(self, seconds: float) -> None:
         """Lets nothing through for so long, as a service asks for that is asked too often."""
@@ -481,22 +342,7 @@ class _RateLimit:
             self._free = max(self._free, time.monotonic() + seconds)
 
 
-_limits: dict[str, _RateLimit] = {}
-_making = threading.Lock()
-
-
-def _shared_limit(host: str, per_second: float) -> _RateLimit:
-    """The limit of a host, the same for the whole process; of several rates the lowest holds."""
-    with _making:
-        limit = _limits.setdefault(host, _RateLimit())
-        limit.gap = max(limit.gap, 1.0 / per_second)
-        return limit
-
-
-def _cut(found: tuple[str, ...] | Failure, most: int) -> tuple[str, ...] | Failure:
-    return found if isinstance(found, Failure) else found[:most]
-
-
-def _key() -> str:
-    exported = os.environ.get(KEY_VARIABLE, "").strip()
-    return read_key(KEY_VARIABLE if exported else "", KEY_VARIABLE)
+@functools.cache
+def _limit_of(host: str, gap: float) -> _RateLimit:
+    """The limit of a host, the same for the whole process."""
+    return _RateLimit(gap)

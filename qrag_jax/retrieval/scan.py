@@ -13,10 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, intervals, rotated
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import check_k, ranked
-from qrag_jax.retrieval.vector_files import open_vectors
-from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, check_k, ranked
+from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
 
 EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time

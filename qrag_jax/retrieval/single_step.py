@@ -7,11 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from qrag_jax.retrieval.boolean_query import parse_boolean
-from qrag_jax.retrieval.boolean_search import BooleanIndex
+from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.protocol import Index, Queries, Where
-from qrag_jax.retrieval.ranking import found
+from qrag_jax.retrieval.protocol import Index, Queries, Where, found
 
 
 class QuestionEncoder(Protocol):

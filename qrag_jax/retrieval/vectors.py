@@ -1,21 +1,37 @@
-"""Vectors of passages on the host, in memory or in mapped files."""
+"""Vectors of passages on the host, in memory or in mapped files of an index folder.
+
+Each file holds rows of numbers, little-endian, with nothing before them. A folder that is being
+filled has a file of vectors for each part that is finished, a note beside it, and `building.json`,
+which says what the vectors are made of: what was written stays if the process is killed. The
+manifest comes last, and only then is the folder an index; the notes and `building.json` then go. So
+the disk holds the vectors once, and no part is ever copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval import manifest as manifests
+from qrag_jax.retrieval.manifest import Manifest, read_manifest
 from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.runtime import bounded_json, whole_files
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 _PIECE = 2**24  # numbers looked at at a time
+NAME = "building.json"
+NOTE = ".json"  # suffix of a part's note
+_AGAIN = "or delete the folder to begin again"
 
 
 class Vectors:
@@ -125,3 +141,144 @@ def query_vectors(queries: Queries, width: int) -> np.ndarray:
             f"there are {len(given)} vectors for {len(queries)} queries; give one each."
         )
     return given
+
+
+class Stored(NamedTuple):
+    """The vectors of a folder, mapped, and what the folder says of them."""
+
+    manifest: Manifest
+    vectors: Vectors
+
+
+def open_vectors(folder: Path, **wanted: str | int) -> Stored:
+    """The vectors of a folder.
+
+    Args:
+        wanted: as `manifest.read_manifest` has them.
+    """
+    manifest = read_manifest(folder, **wanted)
+    dtype, width = DTYPES[manifest.dtype], manifest.width
+    parts = [
+        np.memmap(folder / name, dtype, "r").reshape(-1, width)
+        for name, size in manifest.files.items()
+        if size
+    ]
+    return Stored(manifest, Vectors(parts or [np.zeros((0, width), dtype)]))
+
+
+class PartNote(NamedTuple):
+    """What is kept of a finished part.
+
+    passages: number of them.
+    tokens: of all rows, special ones included.
+    cut: number of passages that were longer than a row.
+    """
+
+    passages: int
+    tokens: int
+    cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorParts:
+    """The parts of a folder.
+
+    Attributes:
+        made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
+            refused.
+        count: number of passages.
+        part: passages of a part; the last one has the rest.
+        width: of a vector.
+        dtype: of the numbers in the files, a name of `vectors.DTYPES`.
+    """
+
+    folder: Path
+    made_of: Mapping[str, Any]
+    count: int
+    part: int
+    width: int
+    dtype: str
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the parts."""
+        return range(-(-self.count // self.part))
+
+    def passages(self, number: int) -> range:
+        """The numbers of the passages of a part; none beyond the last part."""
+        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+
+    def begin(self) -> None:
+        """Makes the folder, or goes on with one that was begun."""
+        if (self.folder / manifests.NAME).exists():
+            raise InputError(
+                f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
+            )
+        path = self.folder / NAME
+        wanted = json.loads(json.dumps(self._told()))
+        if not path.exists():
+            whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
+            return
+        found = bounded_json.load(path)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise InputError(
+                    f"{path} has {found.get(name)!r:.80} in the field {name}, but {value!r:.80} is "
+                    f"asked for now; go on with what it was begun with, {_AGAIN}."
+                )
+
+    def finished(self) -> dict[int, PartNote]:
+        """The parts that are on disk as a whole."""
+        found = {}
+        for number in self.numbers:
+            note, path = self._note(number), self._path(number)
+            if note.exists() and path.exists() and path.stat().st_size == self._size(number):
+                found[number] = PartNote(**bounded_json.load(note))
+        return found
+
+    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
+        """Writes the vectors `[passages of the part, width]` of a part, then its note."""
+        first, count = self.passages(number).start, len(self.passages(number))
+        if vectors.shape != (count, self.width):
+            raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
+        check_finite(vectors, str(self.folder), first)
+        with whole_files.replacing(self._path(number)) as file:
+            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
+        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
+
+    def finish(self, manifest: Manifest) -> None:
+        """Writes the manifest, which names the parts in order, and deletes the notes.
+
+        Raises:
+            ValueError: a part is missing.
+        """
+        found = self.finished()
+        if len(found) < len(self.numbers):
+            raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")
+        files = {self._path(number).name: self._size(number) for number in self.numbers}
+        whole = dataclasses.replace(
+            manifest, count=self.count, width=self.width, dtype=self.dtype, files=files
+        )
+        manifests.write_manifest(self.folder, whole)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Deletes what a finished index does not need."""
+        if (self.folder / manifests.NAME).exists():
+            for number in self.numbers:
+                self._note(number).unlink(missing_ok=True)
+            (self.folder / NAME).unlink(missing_ok=True)
+
+    def _told(self) -> dict[str, Any]:
+        sizes = {"passages": self.count, "part": self.part, "width": self.width}
+        return {**self.made_of, **sizes, "dtype": self.dtype}
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"vectors.{number}.{self.dtype}"
+
+    def _note(self, number: int) -> Path:
+        path = self._path(number)
+        return path.with_name(path.name + NOTE)
+
+    def _size(self, number: int) -> int:
+        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize

@@ -21,10 +21,9 @@ import numpy as np
 from qrag_jax.retrieval.bm25 import BM25Index, Words, texts_of
 from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.array_files import mapped_array
-from qrag_jax.runtime.typed_json import made
 
 FORMS = "forms.json"
-_ARRAYS = {"ends": np.int64, "passages": np.int32, "places": np.int32, "words": np.int32}
+_ARRAYS = ("ends", "passages", "places", "words")
 
 
 class Slot(NamedTuple):
@@ -58,8 +57,7 @@ class WordPlaces:
     def of(cls, index: BM25Index) -> WordPlaces:
         """Reads the corpus of an index once; at the end, memory holds 40 bytes for each occurrence.
 
-        Raises:
-            KeyError: the corpus has a word that the index lacks.
+        A KeyError is a word that the index lacks: another version of PyStemmer has built it.
         """
         words, numbers = Words(index.config), index.vocabulary
         known: dict[str, int] = {}  # form → number of its word; -1: a stop word
@@ -123,25 +121,10 @@ class WordPlaces:
         (folder / FORMS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
-    def open(cls, folder: Path, count: int, words: int) -> WordPlaces:
-        """Maps what `save` wrote; the forms are read into memory.
-
-        Args:
-            count: number of passages.
-            words: number of words.
-
-        Raises:
-            OSError: a file is missing.
-            ValueError: a file is damaged, or they do not belong together.
-        """
+    def open(cls, folder: Path, count: int) -> WordPlaces:
+        """Maps what `save` wrote; the forms are read into memory."""
         arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-        said = bounded_json.load(folder / FORMS, most=bounded_files.MAX_WHOLE_BYTES)
-        forms = made(list[str], said)
-        sizes = {"ends": words + 1, "words": len(forms)}
-        sizes["passages"] = sizes["places"] = int(arrays["ends"][-1])
-        for name, dtype in _ARRAYS.items():
-            if arrays[name].dtype != dtype or arrays[name].shape != (sizes[name],):
-                raise ValueError(f"{name}.npy is of another index")
+        forms = bounded_json.load(folder / FORMS, most=bounded_files.MAX_WHOLE_BYTES)
         return cls(count=count, forms=forms, **arrays)
 
     def _occurrences(self, slot: Slot) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.own_documents import OwnRetriever, Wanted
+from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,8 @@ class OwnLibrary:
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first."""
-        wanted = [Wanted(step.query, step.most, task.documents) for task, step in asked]
-        return self.retriever.find(wanted)
+        searches = [DocumentSearch(s.query, s.most, task.documents) for task, s in asked]
+        return self.retriever.find(searches)
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
         """The question's document of this id; None if there is none."""

@@ -20,8 +20,8 @@ from qrag_jax.environments.rag.state_text import Fitted, StateText
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
+from qrag_jax.retrieval.exact import padded_batch
 from qrag_jax.retrieval.protocol import NONE, Queries, VectorIndex
-from qrag_jax.retrieval.search_plan import padded_batch
 from qrag_jax.retrieval.tower_rows import Encode, RowEncoder
 
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import corpus
-from qrag_jax.retrieval.corpus_writer import CorpusWriter
+from qrag_jax.retrieval.corpus import CorpusWriter
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.runtime import bounded_json, leftovers, whole_files

@@ -25,7 +25,7 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.retrieval import corpus
-from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
+from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage

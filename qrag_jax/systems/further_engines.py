@@ -14,21 +14,21 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT
-from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantTarget
-from qrag_jax.retrieval.vector_files import Stored, open_vectors
+from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+from qrag_jax.retrieval.vectors import Stored, open_vectors
 from qrag_jax.runtime.interrupt import StopSignal
 
 FURTHER = (FAISS, QDRANT)
 
 
 def make_engine(
-    engine: str, out: Path, corpus: StoredCorpus, target: QdrantTarget, stop: StopSignal
+    engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in its folder, or goes on with it; what is whole stays as it is.
 
     Args:
         out: the index's folder.
-        target: of Qdrant.
+        settings: of Qdrant.
         stop: checked after every batch that is sent.
 
     Raises:
@@ -43,12 +43,12 @@ def make_engine(
         index = QdrantIndex.build(
             corpus,
             stored.vectors,
-            target,
+            settings,
             encoder=stored.manifest.encoder,
-            told=_teller(bar, stop),
+            report=_report(bar, stop),
         )
     index.save(out / QDRANT)
-    print(f"the collection {target.server.collection} at {target.server.url} is filled")
+    print(f"the collection {settings.collection} at {settings.url} is filled")
     if not index.indexed:
         print("the server now builds its graph; until it has, searches are slower")
 
@@ -65,9 +65,9 @@ def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
     FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
 
 
-def _teller(bar: tqdm, stop: StopSignal) -> Callable[[int], None]:
-    def told(passages: int) -> None:
+def _report(bar: tqdm, stop: StopSignal) -> Callable[[int], None]:
+    def report(passages: int) -> None:
         bar.update(passages - bar.n)
         stop.check()
 
-    return told
+    return report

@@ -33,8 +33,8 @@ from qrag_jax.retrieval import bm25, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
-from qrag_jax.retrieval.qdrant import QdrantTarget
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts
+from qrag_jax.retrieval.qdrant import QdrantSettings
+from qrag_jax.retrieval.vectors import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -77,7 +77,7 @@ class IndexSettings:
     """
 
     engine: str = EXACT
-    qdrant: QdrantTarget = dataclasses.field(default_factory=QdrantTarget)
+    qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
     dtype: str = "float32"
     columns: Columns = dataclasses.field(default_factory=Columns)
     language: str = "english"
@@ -219,7 +219,6 @@ def _index_vectors(
             "count": len(stored),
         }
         found = manifest.read_manifest(folder, **known)
-        manifest.check_files(folder, found)
         if found.dtype != number:
             raise InputError(
                 f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "

@@ -29,8 +29,13 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
-from qrag_jax.retrieval.own_documents import KeptVectors, own_retriever
-from qrag_jax.retrieval.scorers import EmbeddingScorer, EndpointScorer, Scorer
+from qrag_jax.retrieval.own_documents import (
+    EmbeddingScorer,
+    EndpointScorer,
+    KeptVectors,
+    OwnRetriever,
+    Scorer,
+)
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
@@ -54,7 +59,7 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
     tools = config.tools
     if tools.corpus:
         return open_corpus(_corpus_search(tools), config.tasks.clean)
-    return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
+    return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
 
 
 def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
@@ -250,7 +255,7 @@ def _demonstrated_texts(
     config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
 ) -> Iterator[str]:
     """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
-    library = OwnLibrary(own_retriever(BM25))
+    library = OwnLibrary(OwnRetriever(BM25))
     for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
         choices = draw_choices(config.demonstrations, config.seed, number)
         script = Demonstration(question, choices, config.tools.form)

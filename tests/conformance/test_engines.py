@@ -22,14 +22,13 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval import opening
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import MultiStepSearch, Rules
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
-from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantServer, QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from tests.retrieval.qdrant_stand_in import running
@@ -88,8 +87,8 @@ def by_both(task: Task, where: Where | None) -> np.ndarray:
 
 
 def qdrant(corpus: StoredCorpus, vectors: np.ndarray) -> QdrantIndex:
-    server = QdrantServer(URL[0], collection=uuid.uuid4().hex, batch=300, pause=0.0)
-    return QdrantIndex.build(corpus, vectors, QdrantTarget(server))
+    settings = QdrantSettings(URL[0], collection=uuid.uuid4().hex, batch=300)
+    return QdrantIndex.build(corpus, vectors, settings)
 
 
 class Engine(NamedTuple):

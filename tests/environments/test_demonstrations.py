@@ -57,7 +57,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import HERMES, read_calls
-from qrag_jax.retrieval.own_documents import Wanted, own_retriever
+from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from tests.environments.query_writing.trying import WorldSearch, world, world_state
 
 DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
@@ -70,7 +70,7 @@ def near(count: int, draws: int, share: float, name: Any = "") -> None:
 
 def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str, Any]]:
     """The queries, the id of the best document of each, and the arguments of `complete`."""
-    retriever, documents = own_retriever("bm25"), bridge_task(demonstration.question).documents
+    retriever, documents = OwnRetriever("bm25"), bridge_task(demonstration.question).documents
     shown: list[str] = []
     queries: list[str] = []
     names: list[str] = []
@@ -79,7 +79,7 @@ def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str,
         if call.name == "complete":
             return queries, names, dict(call.arguments)
         queries.append(call.arguments["query"])
-        (found,) = retriever.find([Wanted(queries[-1], 1, documents)])
+        (found,) = retriever.find([DocumentSearch(queries[-1], 1, documents)])
         names += [each.id for each in found]
         texts = [f"Document ID: {each.id}\n{each.text}" for each in found]
         shown.append("\n\n".join(texts) or "Nothing found.")

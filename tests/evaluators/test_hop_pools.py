@@ -12,8 +12,7 @@ from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.facts import fact_recall
 from qrag_jax.metrics.hop_log import Hop, Searched
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.protocol import Passage
 
 PASSAGES = [

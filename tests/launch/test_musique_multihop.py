@@ -13,7 +13,7 @@ from qrag_jax.environments.tools.episode import Closed, Look, Said, Speak
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.text import prompts
-from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.own_library import OwnLibrary
 from tests.entry_points import ROOT
 from tests.environments.verifiers_pythons import needs_verifiers
@@ -56,7 +56,7 @@ def run_beside(code: str, given: str = "") -> Any:
 
 def rewards_here(told: Any) -> list[float]:
     agent = ToolAgent(prompts.load(PROMPT), max_turns=TURNS, top_n=DOCUMENTS, most=DOCUMENTS)
-    library, rubric, found = OwnLibrary(own_retriever("bm25")), preset(RUBRIC), []
+    library, rubric, found = OwnLibrary(OwnRetriever("bm25")), preset(RUBRIC), []
     for story in told:
         play, texts = agent.play(story.task), iter(story.texts)
         step = next(play)

@@ -12,12 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.retrieval.bm25 import BM25Config
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
-from qrag_jax.retrieval.ranking import Row, as_hits, best
-from qrag_jax.retrieval.vector_files import PartNote, VectorParts
+from qrag_jax.retrieval.protocol import (
+    NONE,
+    Corpus,
+    Hits,
+    Passage,
+    Queries,
+    Row,
+    Where,
+    as_hits,
+    best,
+)
+from qrag_jax.retrieval.vectors import PartNote, VectorParts
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")

@@ -15,7 +15,7 @@ from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.data.rag_questions import load_questions
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import write_corpus
 from qrag_jax.retrieval.gold_names import names_of, pooled
 from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, read_judged_queries
 from qrag_jax.retrieval.protocol import Passage

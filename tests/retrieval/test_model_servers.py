@@ -16,8 +16,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.retrieval.endpoint_tower import EndpointTower
-from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.retrieval.scorers import EmbeddingScorer, EndpointScorer, rerank_documents
+from qrag_jax.retrieval.own_documents import EmbeddingScorer, EndpointScorer
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.llm.asking import eventually
@@ -120,8 +119,7 @@ def letters(texts: Sequence[str]) -> np.ndarray:
     return np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
 
 
-def test_each_text_is_embedded_once_and_vectors_are_checked() -> None:
-    """Scores that are not finite count as a failure."""
+def test_each_text_is_embedded_once() -> None:
     seen: list[Sequence[str]] = []
 
     def noted(texts: Sequence[str]) -> np.ndarray:
@@ -129,20 +127,9 @@ def test_each_text_is_embedded_once_and_vectors_are_checked() -> None:
         return letters(texts)
 
     documents = [["b", "a"], [], ["a", "a", "c"]]
-    found = rerank_documents(EmbeddingScorer(letters, noted), ["a", "b", "c"], documents, 2)
+    found = EmbeddingScorer(letters, noted).scores(["a", "b", "c"], documents)
     assert seen == [["b", "a", "c"]]
-    assert found.hits.numbers.tolist() == [[1, 0], [NONE, NONE], [2, 0]]
-    assert not found.failed.any()
-    with pytest.raises(ValueError, match="2 texts"):
-        EmbeddingScorer(letters, lambda texts: letters(texts)[0]).scores(["a"], [["b", "c"]])
-
-    def broken(texts: Sequence[str]) -> np.ndarray:
-        return np.where(letters(texts) > 1, np.nan, letters(texts))
-
-    documents = [["aa", "b"], ["a", "b"]]
-    found = rerank_documents(EmbeddingScorer(letters, broken), ["b", "b"], documents, 2)
-    assert found.failed.tolist() == [True, False]
-    assert found.hits.numbers.tolist() == [[0, 1], [1, 0]]
+    assert [None if each is None else each.tolist() for each in found] == [[0, 1], [], [0, 0, 1]]
 
 
 def test_equal_texts_tie_wherever_they_stand() -> None:
@@ -152,25 +139,27 @@ def test_equal_texts_tie_wherever_they_stand() -> None:
     def drawn(texts: Sequence[str]) -> np.ndarray:
         return np.stack([known[text] for text in texts])
 
-    documents = rng.choice(list("abcd"), 37).tolist()
-    hits = rerank_documents(EmbeddingScorer(drawn, drawn), ["q"], [documents], 37).hits
+    documents = rng.choice(list("abcd"), 37)
+    (scores,) = EmbeddingScorer(drawn, drawn).scores(["q"], [documents.tolist()])
+    assert scores is not None
     for letter in "abcd":
-        places = [place for place in hits.numbers[0].tolist() if documents[place] == letter]
-        assert places == sorted(places)
-        assert np.unique(hits.scores[0][np.isin(hits.numbers[0], places)]).size == 1
+        assert np.unique(scores[documents == letter]).size == 1
 
 
 def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
-    """The model_server sends the best first, so the scores have to find their passages again."""
-    scorer = EndpointScorer(client, {"user": "me"})
-    found = rerank_documents(scorer, ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]], 3)
-    assert found.hits.numbers.tolist() == [[2, 5, 0], [NONE] * 3, [0, 1, NONE]]
-    assert found.hits.scores[0].tolist() == [2.0, 2.0, 1.0]
-    assert not found.failed.any()
+    """The server sends the best first, so the scores have to find their documents again."""
+    queries, documents = ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]]
+    found = EndpointScorer(client).scores(queries, documents)
+    assert all(scores is not None for scores in found)
+    assert [scores.tolist() for scores in found] == [  # type: ignore[union-attr]
+        [1.0, 1.0, 2.0, 1.0, 0.0, 2.0],
+        [],
+        [1.0, 0.0],
+    ]
     calls = {call.body["query"]: call for call in model_server.calls}
     assert calls.keys() == {"cat dog blue", "cow"}  # no request without documents
     assert calls["cow"].path == "/v1/rerank"
-    body = {"model": "tiny", "query": "cow", "documents": TEXTS[4:], "user": "me"}
+    body = {"model": "tiny", "query": "cow", "documents": TEXTS[4:]}
     assert calls["cow"].body == body
 
 
@@ -190,14 +179,15 @@ def results(*pairs: tuple[int, Any]) -> Reply:
         (Reply(drop=True), "connection"),
     ],
 )
-def test_a_failure_keeps_the_order_and_is_marked(
+def test_a_failure_is_no_scores(
     reply: Reply, cause: str, model_server: ModelServer, client: Client
 ) -> None:
     model_server.script = lambda call: reply if call.prompt == "bad" else Reply()
-    found = rerank_documents(EndpointScorer(client), ["bad", "dog"], [TEXTS[3:5], TEXTS[1:3]], 2)
-    assert found.failed.tolist() == [True, False]
-    assert found.hits.numbers.tolist() == [[0, 1], [1, 0]]
-    assert found.hits.scores.tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    documents = [TEXTS[3:5], TEXTS[1:3]]
+    bad, good = EndpointScorer(client).scores(["bad", "dog"], documents)
+    assert bad is None
+    assert good is not None
+    assert good.tolist() == [0.0, 1.0]
     assert client.counters().failures[cause] == 1
 
 
@@ -207,13 +197,14 @@ def test_a_server_that_comes_back_scores_again_and_is_asked_once(
     """Scores are cached as answers are."""
     model_server.kill()
     scorer = EndpointScorer(client)
-    assert rerank_documents(scorer, ["blue", "cat"], [TEXTS, TEXTS], 3).failed.all()
+    assert scorer.scores(["blue", "cat"], [TEXTS, TEXTS]) == [None, None]
     model_server.start()
-    assert eventually(lambda: not rerank_documents(scorer, ["blue"], [TEXTS], 3).failed.any())
+    assert eventually(lambda: scorer.scores(["blue"], [TEXTS])[0] is not None)
     model_server.calls.clear()
     config = ClientConfig(model_server.url, "tiny", cache=str(tmp_path / "cache.sqlite"))
     for _ in range(2):
         with Client(config) as other:
-            found = rerank_documents(EndpointScorer(other), ["b"], [["a", "b"]], 2)
-            assert found.hits.numbers.tolist() == [[1, 0]]
+            (found,) = EndpointScorer(other).scores(["b"], [["a", "b"]])
+            assert found is not None
+            assert found[1] > found[0]
     assert len(model_server.calls) == 1

@@ -16,17 +16,15 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.retrieval import protocol
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
 from qrag_jax.retrieval.own_documents import (
+    DocumentSearch,
+    EmbeddingScorer,
     KeptVectors,
-    Lexical,
-    Wanted,
-    WordIndexes,
-    own_retriever,
+    OwnRetriever,
 )
-from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.scorers import EmbeddingScorer
+from qrag_jax.retrieval.protocol import DEPTH, NONE, FusedIndex, Queries
 from tests.retrieval.small_corpus import TableIndex, stored
 
 
@@ -75,23 +73,41 @@ def test_words_rank_within_the_question(name: str) -> None:
     """Nothing is found where no word is; the rarer word of the question's documents counts for
     more."""
     wanted = [
-        *(Wanted(QUERY, 3, WORDY), Wanted(QUERY, 9, WORDY), Wanted(QUERY, 2, WORDY[3:])),
-        *(Wanted("stars", 2, WORDY), Wanted("", 2, WORDY), Wanted(QUERY, 2, (Doc("x", "!"),))),
-        Wanted(QUERY, 2, ()),
-        Wanted("red green", 1, (Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue"))),
+        *(
+            DocumentSearch(QUERY, 3, WORDY),
+            DocumentSearch(QUERY, 9, WORDY),
+            DocumentSearch(QUERY, 2, WORDY[3:]),
+        ),
+        *(
+            DocumentSearch("stars", 2, WORDY),
+            DocumentSearch("", 2, WORDY),
+            DocumentSearch(QUERY, 2, (Doc("x", "!"),)),
+        ),
+        DocumentSearch(QUERY, 2, ()),
+        DocumentSearch(
+            "red green", 1, (Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue"))
+        ),
     ]
-    found = [names(each) for each in own_retriever(name).find(wanted)]
+    found = [names(each) for each in OwnRetriever(name).find(wanted)]
     assert found == ["abc", "abcde", "de", "", "", "", "", "b"]
 
 
 def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
     scorer = scorer_of("fedcba")
-    wanted = [Wanted("q", 2, WORDY), Wanted("r", 9, WORDY[:3]), Wanted("s", 2, ())]
-    found = [names(each) for each in own_retriever("semantic", scorer).find(wanted)]
+    wanted = [
+        DocumentSearch("q", 2, WORDY),
+        DocumentSearch("r", 9, WORDY[:3]),
+        DocumentSearch("s", 2, ()),
+    ]
+    found = [names(each) for each in OwnRetriever("semantic", scorer).find(wanted)]
     assert found == ["fe", "cba", ""]
     assert scorer.calls == 1, "the pairs of all searches are one batch"
-    wanted = [Wanted("anything", 1, WORDY), Wanted("", 5, WORDY[:1]), Wanted("", 5, ())]
-    assert [names(each) for each in own_retriever("golden").find(wanted)] == ["be", "", ""]
+    wanted = [
+        DocumentSearch("anything", 1, WORDY),
+        DocumentSearch("", 5, WORDY[:1]),
+        DocumentSearch("", 5, ()),
+    ]
+    assert [names(each) for each in OwnRetriever("golden").find(wanted)] == ["be", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +120,8 @@ def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
     ],
 )
 def test_interleaved_by_hand(order: str, k: int, found: str) -> None:
-    retriever = own_retriever("interleaved", scorer_of(order))
-    assert names(retriever.find([Wanted(QUERY, k, WORDY)])[0]) == found
+    retriever = OwnRetriever("interleaved", scorer_of(order))
+    assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == found
 
 
 def test_hybrid_is_reciprocal_rank_fusion() -> None:
@@ -115,48 +131,48 @@ def test_hybrid_is_reciprocal_rank_fusion() -> None:
     for rank, name in enumerate("abcde", 1):
         ranks[name] += 1 / (60 + rank)
     slow = "".join(sorted(ranks, key=lambda name: -ranks[name]))
-    retriever = own_retriever("hybrid", scorer_of(order))
+    retriever = OwnRetriever("hybrid", scorer_of(order))
     for k in (1, 2, 3, 6):
-        assert names(retriever.find([Wanted(QUERY, k, WORDY)])[0]) == slow[:k]
+        assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == slow[:k]
 
 
 def test_hybrid_uses_both_lists_at_two() -> None:
     """The first of each list; RLVR's rule takes two of the scorer's, none of BM25's."""
-    wanted = [Wanted(QUERY, 2, (WORDY[5], Doc("g", "boat"), Doc("h", "mast"), WORDY[0]))]
+    wanted = [DocumentSearch(QUERY, 2, (WORDY[5], Doc("g", "boat"), Doc("h", "mast"), WORDY[0]))]
     scorer = Scores({WORDY[5].text: 4.0, "boat": 3.0, "mast": 2.0, WORDY[0].text: 1.0})
-    assert names(own_retriever("hybrid", scorer).find(wanted)[0]) == "af"
-    assert names(own_retriever("interleaved", scorer).find(wanted)[0]) == "fg"
-    weights = FusionConfig(weights=(0.01, 1.0))
-    assert names(own_retriever("hybrid", scorer, fusion=weights).find(wanted)[0]) == "fg"
+    assert names(OwnRetriever("hybrid", scorer).find(wanted)[0]) == "af"
+    assert names(OwnRetriever("interleaved", scorer).find(wanted)[0]) == "fg"
     documents = (Doc("x", "!"), Doc("y", "?"))  # without words: the scorer ranks
     for name in ("hybrid", "interleaved"):
-        retriever = own_retriever(name, Scores({"!": 1.0, "?": 2.0}))
-        assert names(retriever.find([Wanted(QUERY, 2, documents)])[0]) == "yx"
+        retriever = OwnRetriever(name, Scores({"!": 1.0, "?": 2.0}))
+        assert names(retriever.find([DocumentSearch(QUERY, 2, documents)])[0]) == "yx"
 
 
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "interleaved"])
 def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     scorer = Scores({each.text: math.nan if each.id == "a" else 1.0 for each in WORDY})
-    wanted = [Wanted("lost", 2, WORDY[1:]), Wanted("q", 1, WORDY[1:]), Wanted("q", 1, WORDY)]
-    lost, good, bad = own_retriever(name, scorer).find(wanted)
+    wanted = [
+        DocumentSearch("lost", 2, WORDY[1:]),
+        DocumentSearch("q", 1, WORDY[1:]),
+        DocumentSearch("q", 1, WORDY),
+    ]
+    lost, good, bad = OwnRetriever(name, scorer).find(wanted)
     assert isinstance(lost, Failure)
     assert names(good) == "b"
     assert isinstance(bad, Failure), "a score that is not finite is none"
-    assert own_retriever(name, scorer).find([]) == []
+    assert OwnRetriever(name, scorer).find([]) == []
     with pytest.raises(InputError, match=name):
-        own_retriever(name)  # without something that scores
+        OwnRetriever(name)  # without something that scores
     with pytest.raises(InputError, match="1"):
-        own_retriever(name, scorer).find([Wanted(QUERY, 0, WORDY)])
+        OwnRetriever(name, scorer).find([DocumentSearch(QUERY, 0, WORDY)])
 
 
 def test_threads_may_share_a_retriever() -> None:
-    words = WordIndexes(keep=3)
-    retriever = Lexical(words)
-    wanted = [Wanted(QUERY, 2, WORDY[start:]) for start in range(5)] * 20
+    retriever = OwnRetriever("bm25", keep=3)
+    wanted = [DocumentSearch(QUERY, 2, WORDY[start:]) for start in range(5)] * 20
     alone = [retriever.find([one])[0] for one in wanted]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda one: retriever.find([one])[0], wanted)) == alone
-    assert len(words) == 3  # indexes are kept, and no more than so many
 
 
 def test_vectors_of_documents_are_made_once() -> None:
@@ -169,9 +185,9 @@ def test_vectors_of_documents_are_made_once() -> None:
         return np.array([[text.count("whale"), text.count("ship")] for text in texts], np.float32)
 
     kept = KeptVectors(embed, keep=6)
-    retriever = own_retriever("semantic", EmbeddingScorer(embed, kept))
+    retriever = OwnRetriever("semantic", EmbeddingScorer(embed, kept))
     for _ in range(2):
-        assert names(retriever.find([Wanted("ship", 2, WORDY)])[0]) == "fe"
+        assert names(retriever.find([DocumentSearch("ship", 2, WORDY)])[0]) == "fe"
     assert asked == [[each.text for each in WORDY], ["ship"], ["ship"]]
     np.testing.assert_array_equal(kept(["whale", "whale"]), [[1, 0], [1, 0]])
     kept([WORDY[0].text])
@@ -183,22 +199,20 @@ def corpus(tmp_path: Path) -> StoredCorpus:
     return stored(tmp_path / "corpus", [f"text {i}" for i in range(12)])
 
 
-@pytest.mark.parametrize("weights", [(), (1.0, 0.25, 3.0)])
-def test_sums_are_those_of_the_definition(weights: tuple[float, ...], corpus: StoredCorpus) -> None:
+def test_sums_are_those_of_the_definition(corpus: StoredCorpus) -> None:
     """Three engines with random scores, some of them equal, some without any hit."""
-    config = FusionConfig(weights=weights, constant=7.0, depth=5)
     draw = random.Random(0)
     for _ in range(40):
         sizes = [draw.choice((0, 1, 4, 9)) for _ in range(3)]
         tables = [
             {n: float(draw.randrange(-3, 4)) for n in draw.sample(range(12), s)} for s in sizes
         ]
-        fused = FusedIndex([TableIndex(corpus, {"q": table}) for table in tables], config)
+        fused = FusedIndex([TableIndex(corpus, {"q": table}) for table in tables])
         sums = collections.Counter[int]()
-        for weight, table in zip(weights or (1.0, 1.0, 1.0), tables, strict=True):
-            ranking = sorted(table, key=lambda n: (-table[n], n))[:5]
-            for rank, number in enumerate(ranking, start=1):
-                sums[number] += weight / (7.0 + rank)
+        for table in tables:
+            ranked = sorted(table, key=lambda n: (-table[n], n))[:DEPTH]
+            for rank, number in enumerate(ranked, start=1):
+                sums[number] += 1 / (60 + rank)
         order = sorted(sums, key=lambda n: (-round(sums[n], 7), n))
         for k in (1, 2, 5):
             hits = fused.search(Queries(["q"]), k)
@@ -211,29 +225,16 @@ def test_sums_are_those_of_the_definition(weights: tuple[float, ...], corpus: St
     assert nothing.numbers.tolist() == [[NONE, NONE]]
 
 
-def test_three_engines_with_permuted_ranks_tie(corpus: StoredCorpus) -> None:
+def test_three_engines_with_permuted_ranks_tie(
+    corpus: StoredCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With this constant, the sum of the same three parts in another order is another float32."""
+    monkeypatch.setattr(protocol, "_CONSTANT", 41.00000051005985)
     ranks = [(9, 4, 1), (4, 1, 9), (1, 9, 4)]
     engines = [
         TableIndex(corpus, {"q": {n: -float(place) for place, n in enumerate(order)}})
         for order in ranks
     ]
-    config = FusionConfig(constant=41.00000051005985)
-    hits = FusedIndex(engines, config).search(Queries(["q"]), 4)
+    hits = FusedIndex(engines).search(Queries(["q"]), 4)
     assert hits.numbers.tolist() == [[1, 4, 9, NONE]]
     assert len(set(hits.scores[0, :3].tolist())) == 1
-
-
-def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path: Path) -> None:
-    one, other = TableIndex(corpus, {}), TableIndex(stored(tmp_path / "other", ["another"]), {})
-    FusedIndex([one, TableIndex(StoredCorpus(corpus.folder), {})])
-    for engines, weights, word in (
-        ([one, other], (), "engine 1"),
-        ([one], (), "2 engines"),
-        ([one, one], (1.0, 1.0, 1.0), "weights"),
-    ):
-        with pytest.raises(InputError, match=word):
-            FusedIndex(engines, FusionConfig(weights=weights))
-    for name, values in (("weights", {"weights": (1.0, 0.0)}), ("constant", {"constant": -1.0})):
-        with pytest.raises(InputError, match=rf"config\.fusion\.{name}"):
-            FusionConfig(**values)

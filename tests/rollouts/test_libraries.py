@@ -20,8 +20,7 @@ from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine

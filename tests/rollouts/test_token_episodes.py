@@ -44,7 +44,7 @@ from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
-from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk, styled_episodes
@@ -59,7 +59,7 @@ SIZES = TinyLMConfig(
 )
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]
-LIBRARY = OwnLibrary(own_retriever("bm25"))
+LIBRARY = OwnLibrary(OwnRetriever("bm25"))
 AGENT = ToolAgent(prompts.load("bare_question"), top_n=1, most=1, max_turns=4)
 
 

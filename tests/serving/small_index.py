@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.corpus import LINES, StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import LINES, StoredCorpus, write_corpus
 from qrag_jax.retrieval.protocol import Passage
 
 WORDS = [

@@ -31,7 +31,7 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
-from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
@@ -56,7 +56,7 @@ class Story(NamedTuple):
 def stories(count: int) -> list[Story]:
     """Stored episodes, of different ends: answers right and wrong, calls that cannot be read."""
     agent = _agent()
-    library, found = OwnLibrary(own_retriever("bm25")), []
+    library, found = OwnLibrary(OwnRetriever("bm25")), []
     for number in range(count):
         question = bridge_question(SEED, "train", number)
         choices = draw_choices(DemonstrationsConfig(), SEED, number)
@@ -123,7 +123,7 @@ def _agent() -> ToolAgent:
 def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     """How the stories end, played by our own loop."""
     speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
-    sampler, library = StorySampler(tokenizer, told), OwnLibrary(own_retriever("bm25"))
+    sampler, library = StorySampler(tokenizer, told), OwnLibrary(OwnRetriever("bm25"))
     rollout = TokenRollout(_agent(), sampler, library, speech, stop=_NoStop())
     starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
     closed = []

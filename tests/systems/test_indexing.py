@@ -21,8 +21,7 @@ from qrag_jax.models.files.sentence_transformers_tokenizer import write_tokenize
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.scratch import make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from qrag_jax.rollouts.chunks import CHUNK

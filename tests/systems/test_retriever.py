@@ -25,7 +25,7 @@ from qrag_jax import LoadSettings, Retriever
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.qdrant import QdrantServer, QdrantTarget
+from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
@@ -90,8 +90,7 @@ def task(
     corpus = write_corpus(folder / "corpus.jsonl", texts)
     Retriever.load(exported, FLOAT32).index(corpus, folder / "index")
     stored, stop = StoredCorpus(folder / "index" / "corpus"), StopSignal()
-    target = QdrantTarget(QdrantServer(qdrant_url))
-    make_engine("qdrant", folder / "index", stored, target, stop)
+    make_engine("qdrant", folder / "index", stored, QdrantSettings(qdrant_url), stop)
     return Task(questions, documents, texts, corpus, folder / "index")
 
 

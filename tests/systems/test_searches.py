@@ -22,8 +22,8 @@ from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.hybrid import FusedIndex
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, IndexAt
+from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.serving.searcher import Ask
@@ -289,7 +289,7 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
 
 def test_a_service_that_misbehaves_for_ever_is_a_failure_that_is_not_kept() -> None:
     with serving(lambda call: Say("<html>", status=503)) as server:
-        kept = KeptResults(open_remote(quick(server.url, attempts=3)), 10)
+        kept = KeptResults(open_remote(quick(server.url)), 10)
         (found,) = kept.look([(task(""), Look("a", 3))])
         assert isinstance(found, Failure)
         assert found.cause == "server"
