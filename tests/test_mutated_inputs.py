@@ -35,7 +35,7 @@ from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
 from qrag_jax.environments.rag import reading, search_r1
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client import replies
+from qrag_jax.llm import replies
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
 from qrag_jax.llm.text.extraction import final_answer, verdict
 from qrag_jax.llm.text.json_objects import last_object

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, check_least
-from qrag_jax.llm.server_url import check_url, is_local, read_key
+from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.columns import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, settings_as, write_manifest
 from qrag_jax.retrieval.protocol import (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, RerankRequest
 from qrag_jax.retrieval.protocol import Hits
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k

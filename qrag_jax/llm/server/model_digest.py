@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -68,7 +69,7 @@ def model_digest(
 
 
 def served_version(
-    server: Mapping[str, Any],
+    server: ServerConfig,
     cache: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> str:
@@ -78,7 +79,7 @@ def served_version(
     change no answer. But asking again costs less than reusing an answer of other weights.
 
     Args:
-        server: fields of `config.llm.server`; `model`, `dtype` and `arguments` are read.
+        server: its `model`, `dtype` and `arguments` are read.
         cache: see `model_digest`.
         log: see `model_digest`.
 
@@ -87,11 +88,10 @@ def served_version(
         defaults. For a model on the hub, only the second part, because its present weights are not
         known here.
     """
-    weights = model_digest(Path(server["model"]).expanduser(), cache, log)
-    dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))
-    if dtype == "auto" and not arguments:
+    weights = model_digest(Path(server.model).expanduser(), cache, log)
+    if server.dtype == "auto" and not server.arguments:
         return weights
-    own = hashlib.sha256(json.dumps([dtype, arguments]).encode()).hexdigest()[:8]
+    own = hashlib.sha256(json.dumps([server.dtype, server.arguments]).encode()).hexdigest()[:8]
     return f"{weights}+{own}" if weights else own
 
 

@@ -30,7 +30,6 @@ from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
-from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
@@ -94,7 +93,6 @@ class Publisher:
         base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,
-        own: OwnServer | None = None,
         keep: int = 2,
         settings: ServerConfig | None = None,
     ) -> None:
@@ -107,8 +105,6 @@ class Publisher:
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
                 or in the usual temporary folder if /dev/shm cannot be used.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
-            own: the server, if we started it (`Server`). Calls follow it to its current URL, and
-                nothing is sent unless it is proven to listen there.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
             settings: what the server was started with; None: unknown, so its limits are not checked
@@ -123,7 +119,7 @@ class Publisher:
             )
         self._keep, self._settings = keep, settings
         self.current = Published(model, "")
-        self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
+        self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
         self._shapes = _shapes(base) if base else None
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY

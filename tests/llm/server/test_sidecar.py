@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher, PublishError
