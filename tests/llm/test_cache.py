@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm import cache as cache_module
+from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Usage, request_key
 from qrag_jax.llm.text.generation import Generation
 from tests.llm.asking import MakeClient, chat, texts

@@ -52,9 +52,7 @@ class ServerConfig:
     model: str = ""  # folder of a Hugging Face model, or a hub name
     name: str = internal("")
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
-    port: int = (
-        0  # on 127.0.0.1, for all users of the machine; 0: a Unix socket, for this one alone
-    )
+    port: int = 0  # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
     cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
