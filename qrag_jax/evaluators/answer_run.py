@@ -140,9 +140,7 @@ def _run(
     meta: dict[str, Any],
     client_config: ClientConfig,
 ) -> int:
-    from qrag_jax.llm.client import (
-        Client,  # imports openai, which is slow: bad flags are refused before
-    )
+    from qrag_jax.llm.client import Client
 
     out, batch = options.out, options.batch or client_config.concurrency
     verdicts: dict[str, bool] | None = None

@@ -204,7 +204,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             pending = stack.enter_context(open_model(config.llm, place, config.seed, log))
             provenance |= pending.provenance
         if RELEVANCE in weights:
-            from qrag_jax.llm.client import Client  # imports openai
+            from qrag_jax.llm.client import Client
 
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)

@@ -49,7 +49,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 from qrag_jax.runtime.run import log
 
-if TYPE_CHECKING:  # it imports openai, which runs without a server do not need
+if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client
 
 _CHECKED_TURNS, _CHECKED_TOKENS = 8, 32
