@@ -21,7 +21,7 @@ from qrag_jax.llm.outcomes import (
     RerankRequest,
     Usage,
 )
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 
 _LONGEST_MESSAGE = 300
 LONGEST_WAIT = 365 * 86_400.0  # seconds

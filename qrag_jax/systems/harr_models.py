@@ -23,8 +23,13 @@ from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, chat_tokenizer, in_template, templated
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import (
+    HAS_SPECIAL_TOKENS,
+    Generation,
+    chat_tokenizer,
+    in_template,
+    templated,
+)
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.rollouts.agents import Asks, Checks
 from qrag_jax.runtime.interrupt import StopSignal
