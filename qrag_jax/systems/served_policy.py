@@ -161,7 +161,6 @@ class ServedPolicy:
                 config.api_key(),
                 base=None if settings.lora else self._model.folder,
                 keep=settings.staleness + 2,
-                settings=own.config if own else None,
             )
         )
         in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None

@@ -6,6 +6,7 @@ or refuses to stop.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -123,6 +124,19 @@ def running(pid: int) -> bool:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z" if stat.exists() else True
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def family(root: int) -> list[int]:
+    """The process `root` and all its descendants that still exist."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    pids = [root]
+    for pid in pids:  # it grows meanwhile
+        pids += children.get(pid, [])
+    return pids
 
 
 def wait_until(happened: Callable[[], Any], seconds: float = 20.0) -> None:
