@@ -191,7 +191,7 @@ def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_much_to_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TOLD_FROM", 3)
+    monkeypatch.setattr(module, "_LOGGED_FROM", 3)
     said: list[str] = []
     model_digest(write(tmp_path / "m", model_bin=b"one"), log=said.append)
     assert len(said) == 1
