@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_above, check_known, check_least
 from qrag_jax.llm.endpoint import check_variable, read_key
 from qrag_jax.runtime.config_fields import internal
 
@@ -85,18 +84,11 @@ class ServerConfig:
                 f"{_field('memory_share')} is {self.memory_share}; give a share of the GPU's "
                 "memory above 0 and up to 1."
             )
-        if self.dtype not in DTYPES:
-            raise InputError(f"{_field('dtype')} is {self.dtype!r}; use {', '.join(DTYPES)}.")
-        for name in ("cpu_cache_gib", "max_model_len", "lora_rank", "restarts"):
-            if (value := getattr(self, name)) < 0:
-                raise InputError(f"{_field(name)} is {value}; use 0 or more.")
-        if self.loaded_adapters < 1:
-            raise InputError(
-                f"{_field('loaded_adapters')} is {self.loaded_adapters}; use 1 or more."
-            )
-        for name in ("start_timeout", "stop_grace", "backoff", "healthy_after"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise InputError(f"{_field(name)} is {value}; use seconds above 0.")
+        section = "llm.server"
+        check_known(section, self, "dtype", DTYPES)
+        check_least(section, self, cpu_cache_gib=0, max_model_len=0, lora_rank=0, restarts=0)
+        check_least(section, self, loaded_adapters=1)
+        check_above(section, self, "start_timeout", "stop_grace", "backoff", "healthy_after")
         if not self.log:
             raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
         if other := [word for word in self.arguments if not isinstance(word, str)]:

@@ -64,7 +64,6 @@ def test_names(model_folder: Path) -> None:
         ({"restarts": -1}, "server.restarts is -1"),
         ({"start_timeout": 0}, "server.start_timeout is 0"),
         ({"backoff": float("nan")}, "server.backoff is nan"),
-        ({"stop_grace": float("inf")}, "server.stop_grace is inf"),
         ({"log": ""}, "server.log is empty"),
         ({"arguments": (3,)}, r"server.arguments"),
         ({"api_key_env": "sk-123"}, "api_key_env"),
