@@ -27,7 +27,7 @@ from absl import flags
 
 from qrag_jax.data.files.queries import Asked, read_questions
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.runtime import commandline

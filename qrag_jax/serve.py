@@ -20,7 +20,7 @@ import sys
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server_url import is_local
+from qrag_jax.llm.endpoint import is_local
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT

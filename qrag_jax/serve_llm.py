@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.server.opening import server_of
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.sidecar import sidecar
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
 
@@ -60,9 +62,10 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    # The server must keep its port: clients know the port, and would send their requests to any
-    # other process that took it.
-    server = sidecar(llm.to_dict(), Path(), may_move=False, log=_log)
+    config = LlmConfig(
+        model=llm.model, api_key_env=llm.api_key_env, server=ServerConfig.of(llm.server.to_dict())
+    )
+    server = server_of(config, Path(), log=_log)
     assert isinstance(server, Server)
     return serve(server)
 

@@ -35,12 +35,18 @@ from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
 from qrag_jax.environments.rag import reading, search_r1
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client import replies
+from qrag_jax.llm import replies
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
-from qrag_jax.llm.text.extraction import final_answer, verdict
-from qrag_jax.llm.text.json_objects import last_object
-from qrag_jax.llm.text.tool_calls import FORMATS, ToolCall, check_call, read_calls, write_call
-from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
+from qrag_jax.llm.text.tool_calls import (
+    FORMATS,
+    Parameter,
+    ToolCall,
+    ToolSpec,
+    check_call,
+    read_calls,
+    write_call,
+)
 from qrag_jax.metrics import trec
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm

@@ -11,7 +11,7 @@ import pytest
 
 from configs import harr_grpo
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.chat_text import chat_tokenizer
+from qrag_jax.llm.text.generation import chat_tokenizer
 from qrag_jax.runtime.saved_config import save_config
 from tests.entry_points import ROOT, Commands, refusal
 

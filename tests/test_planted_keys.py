@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.llm import listener
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
-from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
+from tests.llm.stand_in import StandIn, family, model_folder, running, stand_in, wait_until
 from tests.retrieval import qdrant_stand_in
 from tests.systems.corpora import write_corpus_file, write_tower
 
@@ -139,7 +138,7 @@ def test_a_training_with_a_server_of_its_own(
         if "vLLM serves little" in line:
             break
     assert on_command_lines(planted) == []
-    assert set(stand_in.pids()) & set(listener.family(process.pid))  # so they were looked at
+    assert set(stand_in.pids()) & set(family(process.pid))  # so they were looked at
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-3000:]
     (start,) = stand_in.starts()

@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold, scaffold_of
-from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, write_call
-from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+from qrag_jax.llm.text.tool_calls import HERMES, Parameter, ToolCall, ToolSpec, describe, write_call
 from tests.support.small_models import write_bpe_tokenizer
 
 CHATML = """

@@ -24,8 +24,8 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import CAUSES, Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.server.server import Server

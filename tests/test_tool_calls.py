@@ -15,13 +15,14 @@ from qrag_jax.llm.text.tool_calls import (
     LLAMA,
     XML,
     Malformed,
+    Parameter,
     ToolCall,
+    ToolSpec,
     check_call,
     describe,
     read_calls,
     write_call,
 )
-from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
 
 RETRIEVE = ToolSpec(
     "retrieve_documents",

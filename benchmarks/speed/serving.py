@@ -167,8 +167,8 @@ def client_cases(setting: Setting) -> Iterator[Case]:
     """Answers/s of our client beside `asyncio.gather` over the openai package; none is lost."""
     import openai
 
-    from qrag_jax.llm.client.client import Client
-    from qrag_jax.llm.client.client_config import ClientConfig
+    from qrag_jax.llm.client import Client
+    from qrag_jax.llm.config import ClientConfig
     from qrag_jax.llm.outcomes import Answer, ChatRequest
 
     count, wrong = 100 if setting.quick else ANSWERS, {OURS: 0, "openai": 0}

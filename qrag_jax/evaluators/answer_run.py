@@ -26,7 +26,7 @@ from qrag_jax.evaluators import answers as answering
 from qrag_jax.evaluators.answers import Gold
 from qrag_jax.evaluators.hop_pools import corpus_of, pool_rows
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
 from qrag_jax.metrics import answer_log, answer_table, hop_log, retrieval_log
@@ -140,9 +140,7 @@ def _run(
     meta: dict[str, Any],
     client_config: ClientConfig,
 ) -> int:
-    from qrag_jax.llm.client.client import (
-        Client,  # imports openai, which is slow: bad flags are refused before
-    )
+    from qrag_jax.llm.client import Client
 
     out, batch = options.out, options.batch or client_config.concurrency
     verdicts: dict[str, bool] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.feedback.ground_truth import FactReward
-from qrag_jax.llm.client import counters
+from qrag_jax.llm import counters
 from qrag_jax.runtime import hosts
 
 

@@ -26,7 +26,7 @@ from qrag_jax.feedback.language_model import (
     Unscored,
 )
 from qrag_jax.feedback.questions import AUTO, Asking
-from qrag_jax.llm.served_config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServedConfig
 from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.answer_table import causes_text
@@ -168,7 +168,7 @@ class Rewards:
             asked.future = self._feedback.begin(asked.questions, rewards)
 
 
-def leave_room(llm: LlmConfig) -> None:
+def leave_room(llm: LlmConfig | ServedConfig) -> None:
     """Keeps JAX from taking the GPU memory that our own server needs on the same GPUs.
 
     It sets XLA_PYTHON_CLIENT_MEM_FRACTION. This has no effect after JAX has used a device, or if

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server_url import check_url
+from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Where
 

@@ -1,16 +1,131 @@
-"""Single HTTP calls to a model server: health, names of its models, hand-over of weights."""
+"""Model servers' addresses and API keys, and single HTTP calls without retries.
+
+An address is http://HOST:PORT/v1, https://…, or unix:/PATH of a Unix socket on this machine.
+"""
 
 from __future__ import annotations
 
-import http.client
+import functools
+import ipaddress
 import json
+import os
+import re
 import urllib.parse
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from qrag_jax.llm.listener import NotOurs, OwnServer
-from qrag_jax.llm.server_url import without_key
+from qrag_jax.errors import InputError
 
+UNIX = "unix:"
 LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with log-probabilities has a few thousand
+BLOTTED = "[the API key]"
+# Many keys are letters and digits alone, some of them small; so a name with small letters is not
+# taken, and nothing else repeats what may be the key itself.
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_SHORTEST = 16  # a shorter key could be part of an honest answer
+
+
+class TooLarge(Exception):
+    """A reply is too long or compressed, and is not read to its end."""
+
+
+def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.SplitResult:
+    """The parts of a server's URL, which has a scheme, a host and perhaps a port and a path.
+
+    Args:
+        field: names the URL in errors.
+        example: a URL that is usable.
+        key: what a key is given through, since it cannot be in the URL; "": the server wants none.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # for example, the port is not a number
+        usable = False
+    if not usable or re.search(r"\s", url):
+        # The part before an @ may be a password.
+        raise InputError(f"{field} is {url.rpartition('@')[2]!r}; give a server such as {example}.")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        fix = f"give a key through {key}" if key else f"give only those, as in {example}"
+        raise InputError(f"{field} has more than server and path ({parts.hostname}); {fix}.")
+    return parts
+
+
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine, so that no proxy is needed."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or url.startswith(UNIX)
+
+
+def check_variable(name: str, field: str) -> None:
+    """Checks that `name` can be an environment variable's, in capitals; "" means no variable."""
+    if name and not VARIABLE.fullmatch(name):
+        raise InputError(
+            f"{field} is no name of an environment variable in capital letters; export the key "
+            "under a name such as LLM_API_KEY and give that name."
+        )
+
+
+def read_key(name: str, field: str) -> str:
+    """The key in the environment variable `name`, stripped of white space; "" if `name` is ""."""
+    key = os.environ.get(name, "").strip() if name else ""
+    if name and not key:
+        raise InputError(
+            f"{field} names the environment variable {name}, which is not set; export it with the "
+            "server's key (for a server of our own, any secret)."
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise InputError(
+            f"the environment variable {name} holds characters that no API key has; export it "
+            "again."
+        )
+    return key
+
+
+def without_key(text: str, key: str) -> str:
+    """The text of an answer, in which a server repeats the key, without it.
+
+    A short key is left where it is: it could be a word of the answer.
+    """
+    return text.replace(key, BLOTTED) if len(key) >= _SHORTEST else text
+
+
+def http_options(url: str, key: str, transport: Callable[..., Any]) -> dict[str, Any]:
+    """Arguments of httpx's clients for a server; `transport` is the class for a Unix socket.
+
+    The environment's proxies are used only for a server on another machine. Redirects are not
+    followed: prompts go to the server that was named, and to no other.
+    """
+    # A small compressed body could expand to a huge one; compression hardly helps short texts.
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    options = {"headers": headers, "trust_env": not is_local(url), "follow_redirects": False}
+    if url.startswith(UNIX):
+        socket = transport(uds=url.removeprefix(UNIX), verify=_tls())
+        return options | {"base_url": "http://localhost/v1", "transport": socket}
+    return options | {"base_url": url, "verify": _tls()}
+
+
+def check_plain(headers: Mapping[str, str]) -> None:
+    """Refuses a compressed reply."""
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise TooLarge("the reply is packed, which was not asked for")
+
+
+def check_size(size: int) -> None:
+    """Refuses a reply of so many bytes, if they are too many."""
+    if size > LONGEST_REPLY:
+        raise TooLarge(f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
+
+
+@functools.cache
+def _tls() -> Any:
+    """Certificates, which take a while to load."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 class Reply(NamedTuple):
@@ -41,15 +156,10 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """Calls the server at `url`, such as http://127.0.0.1:8000/v1, without retries or proxies.
+    """Calls a server once for each call: health, names of its models, hand-over of weights."""
 
-    If `own` is given (a server that we started), calls go to its current URL, and nothing is sent
-    unless that server is proven to listen there.
-    """
-
-    def __init__(self, url: str, api_key: str = "", *, own: OwnServer | None = None) -> None:
-        self._url, self._own, self._key = url, own, api_key
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self._url, self._key = url, api_key
 
     def get(self, path: str, timeout: float = 5.0) -> Reply:
         """Sends a GET request for a path such as /v1/models; `timeout` in seconds."""
@@ -57,7 +167,7 @@ class Endpoint:
 
     def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Reply:
         """Sends a POST request with `body` as JSON; `timeout` in seconds."""
-        return self._call("POST", path, None if body is None else json.dumps(body), timeout)
+        return self._call("POST", path, body, timeout)
 
     def model_names(self, timeout: float = 5.0) -> tuple[str, ...]:
         """The names of the models served; empty if the server does not answer."""
@@ -67,31 +177,27 @@ class Endpoint:
             str(entry["id"]) for entry in entries or () if isinstance(entry, dict) and "id" in entry
         )
 
-    def _call(self, method: str, path: str, body: str | None, timeout: float) -> Reply:
-        parts = urllib.parse.urlsplit(self._own.url if self._own else self._url)
+    def _call(self, method: str, path: str, body: Any, timeout: float) -> Reply:
+        import httpx2
+
+        options = http_options(self._url, self._key, httpx2.HTTPTransport) | {"trust_env": False}
         # vLLM's own endpoints, such as /health, are beside /v1 and not below it.
-        root = parts.path.rstrip("/").removesuffix("/v1")
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(parts.netloc, timeout=timeout)
-        headers = self._headers | ({"Content-Type": "application/json"} if body else {})
+        root = options.pop("base_url").rstrip("/").removesuffix("/v1")
         try:
-            if self._own:
-                listens = self._own.check()
-                connection.connect()
-                if self._own.check() != listens:
-                    raise NotOurs("another server began to listen")
-            connection.request(method, root + path, body, headers)
-            answer = connection.getresponse()
-            text = answer.read(LONGEST_REPLY + 1)
-            if len(text) > LONGEST_REPLY:
-                return Reply(0, f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
-            if missing := answer.length:  # of those announced; `read` of so many does not tell
-                return Reply(0, f"the reply lacks its last {missing} bytes")
-            return Reply(answer.status, without_key(text.decode("utf-8", "replace"), self._key))
-        except (OSError, http.client.HTTPException) as error:
+            with (
+                httpx2.Client(timeout=timeout, **options) as http,
+                http.stream(method, root + path, json=body) as reply,
+            ):
+                check_plain(reply.headers)
+                content = bytearray()
+                for part in reply.iter_raw():
+                    content += part
+                    check_size(len(content))
+            text = content.decode("utf-8", "replace")
+            return Reply(reply.status_code, without_key(text, self._key))
+        except TooLarge as error:
+            return Reply(0, str(error))
+        except httpx2.HTTPError as error:
             return Reply(0, without_key(f"{type(error).__name__}: {error}", self._key))
-        except ValueError:  # a malformed header; it may be the key, so it is not shown
+        except (ValueError, httpx2.InvalidURL):  # it may show the key
             return Reply(0, "the request cannot be sent: its address or the API key is malformed")
-        finally:
-            connection.close()

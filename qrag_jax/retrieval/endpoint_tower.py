@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Embedded, EmbeddingRequest, Failure
 from qrag_jax.retrieval.tower_rows import Rows
 

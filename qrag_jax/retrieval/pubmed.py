@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError, check_above, check_known, check_least
-from qrag_jax.llm.client.replies import read_error, retry_after, shorten
+from qrag_jax.llm.endpoint import LONGEST_REPLY, check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.server_url import check_url, is_local, read_key, without_key
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.replies import read_error, retry_after, shorten
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.protocol import check_k
 
 VERSION = 2  # of what is asked and how answers are read; another one finds other documents

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, check_least
-from qrag_jax.llm.server_url import check_url, is_local, read_key
+from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import (

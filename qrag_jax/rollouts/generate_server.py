@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.llm.listener import HOST
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.rollouts.token_sampler import Sampled
 
+HOST = "127.0.0.1"
 SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
 _LARGEST = 64 * 2**20  # bytes of a request
 _LOOK_EVERY = 1.0  # seconds between looks whether the server is closed

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server_url import is_local
+from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.serving import measures
 from qrag_jax.serving.bodies import Retrieve, Search, json_bytes, retrieved, sentence

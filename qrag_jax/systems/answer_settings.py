@@ -7,7 +7,7 @@ import dataclasses
 import ml_collections
 from ml_collections import config_dict
 
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.runtime.config_fields import fields_of
 
 

@@ -16,7 +16,7 @@ from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.config import ServedConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.opening import BOOLEAN

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.retrieval.exported import chunk_digest, read_rows
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers

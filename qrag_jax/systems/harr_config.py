@@ -17,8 +17,7 @@ from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.served_config import LlmConfig
+from qrag_jax.llm.config import ClientConfig, LlmConfig
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig

@@ -23,8 +23,13 @@ from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, chat_tokenizer, in_template, templated
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import (
+    HAS_SPECIAL_TOKENS,
+    Generation,
+    chat_tokenizer,
+    in_template,
+    templated,
+)
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.rollouts.agents import Asks, Checks
 from qrag_jax.runtime.interrupt import StopSignal
@@ -204,7 +209,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             pending = stack.enter_context(open_model(config.llm, place, config.seed, log))
             provenance |= pending.provenance
         if RELEVANCE in weights:
-            from qrag_jax.llm.client.client import Client  # imports openai
+            from qrag_jax.llm.client import Client
 
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)

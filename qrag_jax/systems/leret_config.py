@@ -17,7 +17,7 @@ from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime import saved_config

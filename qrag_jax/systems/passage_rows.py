@@ -13,7 +13,7 @@ import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.data.worker_process import read_ahead
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 

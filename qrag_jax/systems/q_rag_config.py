@@ -24,7 +24,7 @@ from qrag_jax.feedback.own_reward import OWN, OwnReward
 from qrag_jax.learners.imitation import ImitateConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
-from qrag_jax.llm.served_config import LlmConfig
+from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules

@@ -17,7 +17,7 @@ from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.models.first_language_model import LanguageModelConfig

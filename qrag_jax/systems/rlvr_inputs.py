@@ -21,8 +21,8 @@ from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.encoder_config import EncoderConfig

@@ -25,14 +25,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
+from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.listener import NotOurs
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.served_config import ServedConfig
-from qrag_jax.llm.server.opening import LOOK_EVERY, Place, started
+from qrag_jax.llm.server.opening import LOOK_EVERY, Existing, Place, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.sidecar import Existing, sidecar
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted
@@ -51,8 +49,8 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 from qrag_jax.runtime.run import log
 
-if TYPE_CHECKING:  # it imports openai, which runs without a server do not need
-    from qrag_jax.llm.client.client import Client
+if TYPE_CHECKING:  # runs without a server do not need it
+    from qrag_jax.llm.client import Client
 
 _CHECKED_TURNS, _CHECKED_TOKENS = 8, 32
 _NOISE = 0.3  # of the adapters that the check hands over, beside outputs of the order of 1
@@ -150,7 +148,7 @@ class ServedPolicy:
         """
         if self._client is not None:
             return
-        from qrag_jax.llm.client.client import Client
+        from qrag_jax.llm.client import Client
 
         self._wait(stop)
         llm, server, settings = self._settings.llm, self._server, self._settings
@@ -162,20 +160,19 @@ class ServedPolicy:
                 server.name,
                 config.api_key(),
                 base=None if settings.lora else self._model.folder,
-                own=own,
                 keep=settings.staleness + 2,
-                settings=own.config if own else None,
             )
         )
         in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         self._folder = self._closing.enter_context(weights_folder(in_memory))
-        fed = _Fed(own, publisher) if own else None
-        self._client = Client(config, log, fed)
+        # Our server, if it was restarted, is down until it has the weights again.
+        ready = (lambda: bool(publisher.current.version)) if own else (lambda: True)
+        self._client = Client(config, log, ready)
         self._closing.callback(self._client.close)
         self._sampler = ServerSampler(
             self._client.submit, settings.sampling, self._speech.scaffold.stop_ids
         )
-        self._endpoint = Endpoint(server.url, config.api_key(), own=own)
+        self._endpoint = Endpoint(server.url, config.api_key())
 
     def close(self) -> None:
         """Ends the client; takes back what is in flight."""
@@ -349,21 +346,11 @@ def open_served(
     """
     products = model.loaded.model.trunk.precision.products
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
-    key = llm.client(llm.url, llm.model).api_key() if llm.url else ""
     made: list[ServedPolicy] = []
-    fields = dataclasses.asdict(llm.server) if llm.server else {}
-    if fields:
-        place = Place(workdir, workdir, jax.process_index())
-        fields["log"] = place.own(fields["log"] or "vllm.log")
-    server = sidecar(
-        {
-            "url": llm.url,
-            "model": llm.model,
-            "api_key_env": llm.api_key_env,
-            "server": fields,
-        },
+    place = Place(workdir, workdir, jax.process_index())
+    server = server_of(
+        place.logged(llm),
         workdir,
-        key,
         log=log,
         on_down=lambda: made[0].forget(),
         on_up=lambda: made[0].republish(),
@@ -389,28 +376,6 @@ class _Watch:
         self.stop.check()
         if why := self.server.failure:
             raise FeedbackLost(why)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fed:
-    """Our server as clients see it: down until it has the weights; see `listener.OwnServer`."""
-
-    server: Server
-    publisher: Publisher
-
-    @property
-    def url(self) -> str:
-        """Its current URL."""
-        return self.server.url
-
-    def check(self) -> tuple[int, ...]:
-        """
-        Raises:
-            NotOurs: it does not listen, or was restarted and has only its first weights.
-        """
-        if not self.publisher.current.version:
-            raise NotOurs("vLLM was restarted, and has not got the weights again yet")
-        return self.server.check()
 
 
 def _pause(seconds: float, watch: Checks) -> None:

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.feedback.service import leave_room
-from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_language_model import named_folder
 from qrag_jax.runtime import determinism, hosts
@@ -57,7 +56,7 @@ class Opening(Generic[System]):
         """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
         config = self.config(given)
         if config.llm is not None and not dry:
-            leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
+            leave_room(config.llm)
         return determinism.ask(config.runtime.deterministic, described=described)
 
     @contextlib.contextmanager

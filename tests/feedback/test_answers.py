@@ -28,8 +28,8 @@ from qrag_jax.feedback.service import (
     leave_room,
     open_service,
 )
+from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
-from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.server.opening import Place
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.llm.text.generation import Generation

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Outcome
 
 MakeClient = Callable[..., Client]

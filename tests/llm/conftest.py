@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import model_folder, stand_in
 

@@ -6,6 +6,7 @@ or refuses to stop.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 SCRIPT = """
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, json, os, signal, socket, subprocess, sys, time
 
 values = {word: sys.argv[i + 1] for i, word in enumerate(sys.argv[:-1])}
 record = os.path.join(os.path.dirname(__file__), "starts.jsonl")
@@ -37,8 +38,6 @@ print("loading the weights", flush=True)
 if mode == "dies" or (mode == "dies again" and starts):
     print("the weights are broken", flush=True)
     sys.exit(3)
-if mode == "port lost" and not starts:
-    raise OSError(98, "Address already in use")
 if mode == "hangs":
     time.sleep(600)
 time.sleep(float(os.environ.get("STAND_IN_DELAY", "0")))
@@ -61,6 +60,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+class OnSocket(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+    def server_bind(self):
+        self.socket.bind(self.server_address)
+        self.server_name, self.server_port = "localhost", 0
+    def get_request(self):
+        return self.socket.accept()[0], ("localhost", 0)
+
+if "--uds" in values:
+    OnSocket(values["--uds"], Handler).serve_forever()
 address = (values["--host"], int(values["--port"]))
 http.server.ThreadingHTTPServer(address, Handler).serve_forever()
 """
@@ -115,6 +124,19 @@ def running(pid: int) -> bool:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z" if stat.exists() else True
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def family(root: int) -> list[int]:
+    """The process `root` and all its descendants that still exist."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    pids = [root]
+    for pid in pids:  # it grows meanwhile
+        pids += children.get(pid, [])
+    return pids
 
 
 def wait_until(happened: Callable[[], Any], seconds: float = 20.0) -> None:

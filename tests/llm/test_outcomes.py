@@ -10,14 +10,6 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.llm.client.replies import (
-    LONGEST_WAIT,
-    read_error,
-    read_reply,
-    read_scores,
-    retry_after,
-    shorten,
-)
 from qrag_jax.llm.outcomes import (
     Answer,
     ChatRequest,
@@ -27,6 +19,14 @@ from qrag_jax.llm.outcomes import (
     RerankRequest,
     Usage,
     request_key,
+)
+from qrag_jax.llm.replies import (
+    LONGEST_WAIT,
+    read_error,
+    read_reply,
+    read_scores,
+    retry_after,
+    shorten,
 )
 
 MESSAGES = (("user", "a"),)

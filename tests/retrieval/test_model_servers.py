@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.retrieval.endpoint_tower import EndpointTower
 from qrag_jax.retrieval.own_documents import EmbeddingScorer, EndpointScorer
 from tests.json_server import Call as HttpCall

@@ -20,8 +20,8 @@ from scipy import stats
 from scipy.special import log_softmax
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import FUSED, Precision

@@ -16,7 +16,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.deferred_reward import metrics_of_all, sums_of_all
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.llm.client.counters import Counters
+from qrag_jax.llm.counters import Counters
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop

@@ -11,7 +11,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.llm.client.counters import Counters
+from qrag_jax.llm.counters import Counters
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped

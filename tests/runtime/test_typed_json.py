@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from qrag_jax.llm.text.json_objects import last_object
+from qrag_jax.llm.text.extraction import last_object
 from qrag_jax.runtime.array_files import mapped_array
 from qrag_jax.runtime.bounded_json import BadJSONError, load, parsed, shown
 from qrag_jax.runtime.typed_json import WrongKindError, made

@@ -34,7 +34,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import one_line
 
 TAGGED, BARE = FORMS = ("tagged", "bare")

@@ -22,9 +22,8 @@ from qrag_jax.environments.rag.episode import (
 from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.trail import Trail, Wrong, played, told
 from qrag_jax.llm.outcomes import Answer
-from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.extraction import NoAnswer, last_object
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.llm.text.json_objects import last_object
 from qrag_jax.llm.text.prompts import Prompt, one_line
 
 ASK, STOP = "ASK", "STOP"

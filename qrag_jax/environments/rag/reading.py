@@ -8,9 +8,8 @@ from collections.abc import Generator
 from qrag_jax.environments.rag.episode import AMBIGUOUS, FOUND, STATUSES, Hop, Reply, Step
 from qrag_jax.environments.rag.trail import Trail, shown
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer
-from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.extraction import NoAnswer, last_object
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.llm.text.json_objects import last_object
 from qrag_jax.llm.text.prompts import Prompt, one_line
 
 

@@ -69,7 +69,7 @@ class SearchR1:
 
     Attributes:
         prompt: of one message, with the slot `question`.
-        chat_text: turns the messages into the text that the model continues (`llm.text.chat_text`).
+        chat_text: turns the messages into the text that the model continues (`generation`).
         generation: how replies are sampled; `max_tokens` counts for each turn.
         limits: both count.
         extra: further fields of the requests, such as `chat_text.HAS_SPECIAL_TOKENS`.

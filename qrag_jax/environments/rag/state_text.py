@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from qrag_jax.environments.rag.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import least, one_line
 
 STATELESS = "Given a question, retrieve the passages that answer it."

@@ -39,12 +39,13 @@ from qrag_jax.llm.text.tool_calls import (
     FORMATS,
     HERMES,
     Malformed,
+    Parameter,
     ToolCall,
+    ToolSpec,
     check_call,
     describe,
     read_calls,
 )
-from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
 
 RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
 NOTHING = "No document was found."

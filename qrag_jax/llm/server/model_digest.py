@@ -13,12 +13,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.whole_files import write_whole
 
 # What a server reads: weights, and the files of the model, the tokenizer and the chat template.
@@ -27,12 +27,11 @@ _WEIGHTS = (
     *(".tensors", ".distcp"),
 )
 _OTHERS = (".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken", ".yaml", ".yml", ".py")
-_BLOCK = 1 << 22  # bytes read at a time
 _THREADS = 8
 # Two changes within one tick of a file system's clock (2 s on the coarsest) have the same time. So
 # the digest of a file that changed this recently is not cached; the next call reads it again.
 _SETTLED_SECONDS = 2.0
-_TOLD_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
+_LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 
 
 def model_digest(
@@ -54,9 +53,9 @@ def model_digest(
         for path in [*folder.glob("*"), *folder.glob("*/*.jinja")]  # templates may lie deeper
         if path.suffix.lower() in (*_WEIGHTS, *_OTHERS) and path.is_file()
     )
-    known = {path: _kept(path, cache) for path in files}
+    known = {path: _cached(path, cache) for path in files}
     missing = [path for path, digest in known.items() if not digest]
-    if (size := sum(_size(path) for path in missing)) >= _TOLD_FROM:
+    if (size := sum(path.stat().st_size for path in missing)) >= _LOGGED_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
     # hashlib releases the interpreter lock while it works.
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
@@ -68,7 +67,7 @@ def model_digest(
 
 
 def served_version(
-    server: Mapping[str, Any],
+    server: ServerConfig,
     cache: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> str:
@@ -78,7 +77,7 @@ def served_version(
     change no answer. But asking again costs less than reusing an answer of other weights.
 
     Args:
-        server: fields of `config.llm.server`; `model`, `dtype` and `arguments` are read.
+        server: its `model`, `dtype` and `arguments` are read.
         cache: see `model_digest`.
         log: see `model_digest`.
 
@@ -87,29 +86,19 @@ def served_version(
         defaults. For a model on the hub, only the second part, because its present weights are not
         known here.
     """
-    weights = model_digest(Path(server["model"]).expanduser(), cache, log)
-    dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))
-    if dtype == "auto" and not arguments:
+    weights = model_digest(Path(server.model).expanduser(), cache, log)
+    if server.dtype == "auto" and not server.arguments:
         return weights
-    own = hashlib.sha256(json.dumps([dtype, arguments]).encode()).hexdigest()[:8]
+    own = hashlib.sha256(json.dumps([server.dtype, server.arguments]).encode()).hexdigest()[:8]
     return f"{weights}+{own}" if weights else own
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
 
 
 def _read(path: Path, cache: Path | None) -> str:
     """Computes the SHA-256 of a file and caches it."""
-    digest = hashlib.sha256()
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             before = _state(file.fileno(), path)
-            block = bytearray(_BLOCK)
-            while count := file.readinto(block):
-                digest.update(memoryview(block)[:count])
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
             after = _state(file.fileno(), path)
     except OSError as error:
         raise InputError(
@@ -117,8 +106,9 @@ def _read(path: Path, cache: Path | None) -> str:
         ) from None
     changed = max(after["mtime_ns"], after["ctime_ns"]) / 1e9
     if cache is not None and before == after and time.time() - changed > _SETTLED_SECONDS:
-        _keep(path, cache, {**after, "sha256": digest.hexdigest()})
-    return digest.hexdigest()
+        with contextlib.suppress(OSError, UnicodeError):  # else it is read again next time
+            write_whole(_note(path, cache), json.dumps({**after, "sha256": digest}))
+    return digest
 
 
 def _state(file: int | Path, path: Path) -> dict[str, Any]:
@@ -127,13 +117,13 @@ def _state(file: int | Path, path: Path) -> dict[str, Any]:
     Users cannot set the time of the last change of any kind (ctime). They can set the time of the
     last change of the content (mtime), and copying tools preserve it.
     """
-    found = os.stat(file)
+    stat = os.stat(file)
     return {
         "path": str(path.resolve()),
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-        "inode": found.st_ino,
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
+        "inode": stat.st_ino,
     }
 
 
@@ -142,19 +132,13 @@ def _note(path: Path, cache: Path) -> Path:
     return cache / "model_digests" / f"{name}.json"
 
 
-def _kept(path: Path, cache: Path | None) -> str:
+def _cached(path: Path, cache: Path | None) -> str:
     """The cached digest, if it is that of the file as it is now; otherwise ""."""
     if cache is None:
         return ""
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-        note = bounded_json.load(_note(path, cache))
+        note = json.loads(_note(path, cache).read_text())
         digest = note.pop("sha256")
         if note == _state(path, path) and len(bytes.fromhex(digest)) == 32:
             return str(digest)
     return ""
-
-
-def _keep(path: Path, cache: Path, note: dict[str, Any]) -> None:
-    """Caches a digest; if that fails, the file is read again next time."""
-    with contextlib.suppress(OSError, UnicodeError):
-        write_whole(_note(path, cache), json.dumps(note))

@@ -9,26 +9,109 @@ import concurrent.futures
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.served_config import LlmConfig
+from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig
+from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.sidecar import Existing, sidecar
+from qrag_jax.llm.server.server_config import interpreter
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import StopSignal
 
-if TYPE_CHECKING:  # it imports openai, which runs without a model do not need
-    from qrag_jax.llm.client.client import Client
+if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
+    from qrag_jax.llm.client import Client
 
 LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
-PREFIX = "config.llm."  # of the fields, in messages
 
 Log = Callable[[str], None]
+Section = TypeVar("Section", LlmConfig, ServedConfig)
+
+
+class Existing:
+    """A running server that we did not start, with the interface of `Server`.
+
+    Attributes:
+        url: its base URL, with /v1.
+        name: the model that clients ask for.
+    """
+
+    failure = ""
+
+    def __init__(self, url: str, name: str, api_key: str = "") -> None:
+        self.url, self.name = url, name
+        self._endpoint = Endpoint(self.url, api_key)
+
+    def start(self) -> Existing:
+        """Checks that the server answers and serves the model."""
+        reply = self._endpoint.get("/v1/models")
+        if reply.status != 200:
+            raise InputError(
+                f"config.llm.url: {self.url} does not list its models ({reply.reason}); start "
+                "the server, or leave the url empty to have one started."
+            )
+        names = self._endpoint.model_names()
+        if self.name not in names:
+            raise InputError(
+                f"config.llm.model: {self.url} serves {', '.join(names) or 'no model'}, not "
+                f"{self.name!r}; give one of its names."
+            )
+        return self
+
+    def stop(self) -> None:
+        """Does nothing: we did not start the server."""
+
+
+def server_of(
+    llm: LlmConfig | ServedConfig, folder: Path, **hooks: Callable[..., None] | None
+) -> Server | Existing:
+    """The server of `config.llm`, not yet started: a running one, or one of our own.
+
+    Args:
+        folder: folder of the log file, unless the log's path is absolute.
+        hooks: `log`, `on_down` and `on_up` of `Server`.
+    """
+    if llm.url:
+        client = llm.client(llm.url, llm.model)
+        return Existing(client.url, llm.model, client.api_key())
+    assert llm.server is not None
+    config = dataclasses.replace(
+        llm.server,
+        name=llm.server.name or llm.model,
+        log=str(folder / Path(llm.server.log).expanduser()),
+        api_key_env=llm.api_key_env,
+    )
+    interpreter(config.python)
+    config.api_key()
+    return Server(config, **hooks)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
+    """Starts a server while the caller goes on; it ends with the block.
+
+    Yields:
+        A function that waits until it answers; it raises `Stopped` if the run is to stop first.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+    if isinstance(server, Existing):
+        server.start()  # only checks it; so an error is raised at once
+    starting = pool.submit(server.start)
+
+    def wait(stop: StopSignal) -> None:
+        while not concurrent.futures.wait([starting], LOOK_EVERY).done:
+            stop.check()
+        starting.result()
+
+    try:
+        yield wait
+    finally:
+        starting.cancel()
+        server.stop()  # a server that is starting gives up; one that has not begun does not begin
+        pool.shutdown()
+        server.stop()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,100 +178,57 @@ class Place:
         path = Path(name)
         return str(path.with_name(f"{path.stem}-{self.host}{path.suffix}"))
 
+    def logged(self, llm: Section) -> Section:
+        """The section, whose server has a log of its own on each host."""
+        if llm.server is None:
+            return llm
+        server = dataclasses.replace(llm.server, log=self.own(llm.server.log))
+        return dataclasses.replace(llm, server=server)
+
 
 @contextlib.contextmanager
-def open_model(config: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
-    """Opens the server that `config` asks for, and its client; both end with the block.
+def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
+    """Opens the server that `llm` asks for, and its client; both end with the block.
 
     Args:
-        seed: of sampling if the temperature is not 0 and `config.seed` is None.
+        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
         log: receives lines for people.
     """
-    llm = dataclasses.asdict(config)
-    client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # checks fields
-    if not llm["url"]:
-        llm["server"]["log"] = place.own(llm["server"]["log"])
-        if not llm["version"]:
-            # Folders of the same name may hold different weights; their answers must not be mixed.
-            llm["version"] = served_version(llm["server"], place.digests, log)
-    server = sidecar(llm, place.workdir, _api_key(llm), log=log)
-    generation = _generation(seed, llm)
+    version = llm.version
+    if not llm.url and llm.server is not None and not version:
+        # Folders of the same name may hold different weights; their answers must not be mixed.
+        version = served_version(llm.server, place.digests, log)
+    server = server_of(place.logged(llm), place.workdir, log=log)
+    generation = _generation(llm, seed)
     with started(server) as wait, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> OpenModel:
-            from qrag_jax.llm.client.client import Client
+            from qrag_jax.llm.client import Client
 
             wait(stop)
-            cache = place.workdir / place.own(llm["cache"]) if llm["cache"] else None
-            llm["url"] = server.url
-            own = server if isinstance(server, Server) else None
-            client = Client(client_config(llm, server.name, cache), log, own)
+            cache = str(place.workdir / place.own(llm.cache)) if llm.cache else ""
+            client = Client(llm.client(server.url, server.name, version=version, cache=cache), log)
             stack.callback(client.close)
             return OpenModel(client, lambda: server.failure)
 
-        yield PendingModel(ready, server.name, llm["version"], generation)
+        yield PendingModel(ready, server.name, version, generation)
 
 
-@contextlib.contextmanager
-def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
-    """Starts a server while the caller goes on; it ends with the block.
-
-    Yields:
-        A function that waits until it answers; it raises `Stopped` if the run is to stop first.
-    """
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
-    if isinstance(server, Existing):
-        server.start()  # only checks it; so an error is raised at once
-    starting = pool.submit(server.start)
-
-    def wait(stop: StopSignal) -> None:
-        while not concurrent.futures.wait([starting], LOOK_EVERY).done:
-            stop.check()
-        starting.result()
-
-    try:
-        yield wait
-    finally:
-        _end(server, starting, pool)
-
-
-def client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
-    """The client's settings."""
-    names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
-    fields = {name: llm[name] for name in names}
-    return ClientConfig(llm["url"], model, cache=str(cache or ""), prefix=PREFIX, **fields)
-
-
-def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
-    starting.cancel()
-    server.stop()  # a server that is starting gives up; one that has not begun does not begin
-    pool.shutdown()
-    server.stop()
-
-
-def _api_key(llm: dict[str, Any]) -> str:
-    """The key of a server that is already running; "" for our own."""
-    if not llm["url"]:
-        return ""
-    key = llm["api_key_env"]
-    return ClientConfig(llm["url"], llm["model"], api_key_env=key, prefix=PREFIX).api_key()
-
-
-def _generation(seed: int, llm: dict[str, Any]) -> Generation:
-    drawn = dict(llm)
-    if drawn["temperature"] > 0 and drawn["seed"] is None:
-        drawn["seed"] = seed
-    if not llm["url"]:
-        room, answer = llm["server"]["max_model_len"], drawn["max_tokens"]
+def _generation(llm: LlmConfig, seed: int) -> Generation:
+    if llm.temperature > 0 and llm.seed is None:
+        llm = dataclasses.replace(llm, seed=seed)
+    if not llm.url and llm.server is not None:
+        room, answer = llm.server.max_model_len, llm.max_tokens
         if answer >= room > 0:
             raise InputError(
                 f"config.llm.max_tokens is {answer}, but the server is to hold {room} tokens of "
                 "prompt and answer together (config.llm.server.max_model_len); lower the one or "
                 "raise the other."
             )
-        if room and not drawn["max_prompt_tokens"]:
-            drawn["max_prompt_tokens"] = room - answer
-        drawn["tokenizer"] = drawn["tokenizer"] or llm["server"]["model"]
-        if drawn["enable_thinking"] is None:
-            drawn["enable_thinking"] = False
-    return Generation.of(drawn, prefix=PREFIX)
+        llm = dataclasses.replace(
+            llm,
+            max_prompt_tokens=llm.max_prompt_tokens or (room - answer if room else 0),
+            tokenizer=llm.tokenizer or llm.server.model,
+            enable_thinking=bool(llm.enable_thinking),
+        )
+    return Generation.of(vars(llm), prefix=PREFIX)

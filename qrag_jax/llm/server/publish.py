@@ -30,11 +30,8 @@ from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
-from qrag_jax.llm.listener import OwnServer
-from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
-from qrag_jax.runtime.typed_json import made
 
 VERSION = re.compile(r"[\w.-]+")
 # If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
@@ -42,7 +39,6 @@ VERSION = re.compile(r"[\w.-]+")
 # written as a separate tensor; then vLLM renews it.
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-WEIGHTS = "*.safetensors"
 
 
 class PublishError(RuntimeError):
@@ -94,9 +90,7 @@ class Publisher:
         base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,
-        own: OwnServer | None = None,
         keep: int = 2,
-        settings: ServerConfig | None = None,
     ) -> None:
         """
         Args:
@@ -107,23 +101,14 @@ class Publisher:
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
                 or in the usual temporary folder if /dev/shm cannot be used.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
-            own: the server, if we started it (`Server`). Calls follow it to its current URL, and
-                nothing is sent unless it is proven to listen there.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
-            settings: what the server was started with; None: unknown, so its limits are not checked
-                before something is sent.
         """
         if keep < 1:
             raise InputError(f"the publisher is to keep {keep} adapters; it must keep 1 at least.")
-        if settings is not None and settings.lora_rank and keep > settings.loaded_adapters:
-            raise InputError(
-                f"config.llm.server.loaded_adapters is {settings.loaded_adapters}, and {keep} "
-                f"versions are to be served at a time; set it to {keep} or more."
-            )
-        self._keep, self._settings = keep, settings
+        self._keep = keep
         self.current = Published(model, "")
-        self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
+        self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
         self._shapes = _shapes(base) if base else None
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY
@@ -148,8 +133,8 @@ class Publisher:
         before.
 
         Args:
-            source: all weights, as arrays by their names in the model's files or as a folder of
-                safetensors files; or an adapter, as a PEFT folder (with adapter_config.json).
+            source: all weights, as arrays by their names in the model's files; or an adapter, as a
+                PEFT folder.
             version: letters, digits, ".", "-" and "_"; never one that was published before.
 
         Raises:
@@ -160,13 +145,11 @@ class Publisher:
         with self._lock:
             if version in self._used:
                 raise InputError(f"the version {version!r} was published before; use another.")
-            adapter = isinstance(source, Path) and (source / ADAPTER_FILES[0]).is_file()
-            if isinstance(source, Path) and adapter:
-                self._check_adapter(source / ADAPTER_FILES[0])
-            else:
+            adapter = isinstance(source, Path)
+            if not isinstance(source, Path):
                 self._check_weights(source)
             name = f"{self._model}@{version}" if adapter else self._model
-            written = _Written(self._write(source, adapter), version, adapter, name)
+            written = _Written(self._write(source), version, adapter, name)
             for folder in self._unloaded:
                 shutil.rmtree(folder, ignore_errors=True)
             self._unloaded.clear()
@@ -220,34 +203,19 @@ class Publisher:
 
     # ---------------------------------------------------------------- files
 
-    def _check_adapter(self, path: Path) -> None:
-        """Refuses an adapter that the server has no room for; `path` is its adapter_config.json."""
-        if self._settings is None:
+    def _check_weights(self, arrays: Mapping[str, np.ndarray]) -> None:
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if self._shapes is None or shapes == self._shapes:
             return
-        rank, most = _rank(path), self._settings.lora_rank
-        if rank > most:
-            raise InputError(
-                f"{path}: the adapter's rank is {rank}, and the server takes ranks up to {most}; "
-                f"start it with config.llm.server.lora_rank={rank} or more."
-            )
-
-    def _check_weights(self, source: Path | Mapping[str, np.ndarray]) -> None:
-        found = _shapes(source) if isinstance(source, Path) else _array_shapes(source)
-        if self._shapes is None:
-            return
-        differing = sorted(
-            name
-            for name in found.keys() | self._shapes.keys()
-            if found.get(name) != self._shapes.get(name)
+        names = shapes.keys() | self._shapes.keys()
+        differing = sorted(name for name in names if shapes.get(name) != self._shapes.get(name))
+        name = differing[0]
+        raise InputError(
+            f"the weights do not fit the served model: {name} is {shapes.get(name, 'missing')} "
+            f"instead of {self._shapes.get(name, 'absent')} ({len(differing)} such tensors)."
         )
-        if differing:
-            name = differing[0]
-            raise InputError(
-                f"the weights do not fit the served model: {name} is {found.get(name, 'missing')} "
-                f"instead of {self._shapes.get(name, 'absent')} ({len(differing)} such tensors)."
-            )
 
-    def _write(self, source: Path | Mapping[str, np.ndarray], adapter: bool) -> Path:
+    def _write(self, source: Path | Mapping[str, np.ndarray]) -> Path:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
@@ -255,11 +223,8 @@ class Publisher:
         try:
             building.mkdir()
             if isinstance(source, Path):
-                names = ADAPTER_FILES if adapter else sorted(p.name for p in source.glob(WEIGHTS))
-                for name in names:
+                for name in ADAPTER_FILES:
                     shutil.copyfile(source / name, building / name)
-                if not adapter:
-                    _add_tied_head(building)
             else:
                 tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
                 if HEAD not in tensors and WORDS in tensors:
@@ -271,13 +236,10 @@ class Publisher:
             # safetensors reports a full disk by an error of its own.
             if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
                 raise
-            # An error in the middle of a copy has the source as `filename`, but the target is full.
-            named = getattr(error, "filename2", None) or getattr(error, "filename", None)
-            where = Path(named or self._folder)
-            fix = "give the publisher a folder with room for the weights"
-            if where.parent == source:
-                fix = "publish a folder in which this file can be read"
-            raise InputError(f"{where}: {whole_files.reason(error)}; {fix}.") from error
+            raise InputError(
+                f"{self._folder}: {whole_files.reason(error)}; give the publisher a folder with "
+                "room for the weights."
+            ) from error
         return target
 
     # ---------------------------------------------------------------- the server
@@ -326,41 +288,10 @@ class Publisher:
         )
 
 
-def _rank(path: Path) -> int:
-    """The highest rank of an adapter, as PEFT's adapter_config.json gives it."""
-    try:
-        fields = bounded_json.load(path)
-        ranks = (fields["r"], *(fields.get("rank_pattern") or {}).values())
-        return max(made(int, rank) for rank in ranks)
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: the adapter's rank r cannot be read ({type(error).__name__}: {error}); give "
-            "the folder of a LoRA adapter as PEFT writes it."
-        ) from error
-
-
-def _array_shapes(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in tensors.items()}
-
-
-def _add_tied_head(folder: Path) -> None:
-    """Writes the word embeddings again, as the head, if the folder's model has no head."""
-    found: np.ndarray | None = None
-    for path in sorted(folder.glob(WEIGHTS)):
-        with safe_open(path, framework="numpy") as file:
-            names = file.keys()
-            if HEAD in names:
-                return
-            if WORDS in names:
-                found = file.get_tensor(WORDS)
-    if found is not None:
-        save_file({HEAD: found}, folder / "head.safetensors", metadata={"format": "pt"})
-
-
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors in a folder's safetensors files, by name, read from the headers."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob(WEIGHTS)):
+    for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

@@ -1,9 +1,9 @@
 """Starts a vLLM server beside the trainer, waits for it, restarts it and stops it.
 
 The server has a separate Python environment and separate processes. They run under `watchdog`,
-which stops them when this process is gone. All communication uses HTTP on 127.0.0.1. Nothing, above
-all no API key, is sent before the listening process is proven to be the server that was started
-here (see `listener`).
+which stops them when this process is gone. It listens on a Unix socket in a folder that only this
+user may enter, so the kernel keeps everyone else out; or, with `config.llm.server.port`, on
+127.0.0.1, for all users of the machine.
 """
 
 from __future__ import annotations
@@ -19,42 +19,28 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm import listener
-from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.listener import HOST, NotOurs
+from qrag_jax.llm.endpoint import UNIX, Endpoint
 from qrag_jax.llm.server import watchdog
-from qrag_jax.llm.server.server_config import ServerConfig, interpreter
+from qrag_jax.llm.server.server_config import HOST, ServerConfig, interpreter
+from qrag_jax.runtime.leftovers import weights_folder
 
 LOOK_EVERY = 0.2  # seconds
 LONGEST_BACKOFF = 60.0
-PORT_TRIES = 3
-PORT_LOST = "Address already in use"
-
-
-class _NotReady(Exception):
-    """The server that was started does not answer; the message says why."""
-
-
-class _PortLost(_NotReady):
-    """Another process has the port."""
+SOCKET = "vllm.sock"
 
 
 class Server:
     """A vLLM process that is kept running. It is started once and cannot be started after `stop`.
 
     As a context manager, it is ready on entry, and none of its processes is left on exit. In
-    between, a thread restarts it when it dies, with growing pauses. After a restart it serves its
-    original weights; use `on_up` to hand over newer ones.
-
-    The port stays the same, with one exception: if the port was chosen freely and another process
-    took it meanwhile, `url` changes. Clients take the server as a `listener.OwnServer`. So they
-    follow it to the new URL and never talk to another process.
+    between, a thread restarts it when it dies, with growing pauses, at the same `url`. After a
+    restart it serves its original weights; use `on_up` to hand over newer ones.
 
     Attributes:
         name: model name that clients ask for.
+        url: for clients; known once it is started.
         restarts: how often it was started again.
         failure: why it was given up; "" if it was not.
     """
@@ -67,7 +53,6 @@ class Server:
         log_every: float = 10.0,
         on_down: Callable[[], None] | None = None,
         on_up: Callable[[], None] | None = None,
-        may_move: bool = True,
     ) -> None:
         """
         Args:
@@ -76,86 +61,37 @@ class Server:
             on_down: called in the watching thread when the server has died.
             on_up: called in the watching thread when the server answers again, before `alive` is
                 True.
-            may_move: whether it may move to another port, if another process took the present one
-                while it was down and the config names no port. False if callers keep its URL.
         """
-        self.config, self.name = config, config.served_name
+        self.config, self.name, self.url = config, config.served_name, ""
         self.restarts, self.failure = 0, ""
         self._log, self._log_every = log, log_every
         self._on_down, self._on_up = on_down, on_up
-        self._port, self._may_move = config.port, may_move and not config.port
-        self._told = True  # whether this system shows who listens
-        self._proof: tuple[int, Path] | None = None  # the socket found last, and the link to it
+        self._closing = contextlib.ExitStack()
+        self._socket = Path()
         self._written = ServerLog(Path(config.log).expanduser().absolute())
         self._process: subprocess.Popen[bytes] | None = None
         self._up, self._stopping = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def url(self) -> str:
-        """Base URL for clients, such as http://127.0.0.1:8000/v1; known once it is started."""
-        return f"http://{HOST}:{self._port}/v1"
-
     def alive(self) -> bool:
         """Whether the server is up and ready; False while it restarts."""
         return self._up.is_set()
 
-    def check(self) -> tuple[int, ...]:
-        """Proves that this server listens at `url`; see `listener.OwnServer`.
-
-        If the system does not show who listens, nothing is checked and the result is empty.
-
-        Raises:
-            NotOurs: nothing listens there, or another process does.
-        """
-        if not self._told:
-            return ()
-        process, place = self._process, f"port {self._port} on {HOST}"
-        found = listener.listeners(self._port)
-        if not found:
-            raise NotOurs(f"nothing listens on {place}")
-        inodes, proof = tuple(each.inode for each in found), self._proof
-        if proof and inodes == (proof[0],) and listener.still_held(*proof):
-            return inodes
-        pids = listener.family(process.pid) if process else []
-        links = [listener.held_by(inode, pids) for inode in inodes]
-        if not all(links):
-            who = listener.described(self._port) or "another process"
-            raise NotOurs(f"{who} listens on {place}, which is not the vLLM that was started")
-        if links[0] is not None:
-            self._proof = (inodes[0], links[0])
-        return inodes
-
     def start(self) -> Server:
         """Starts the server and waits until it answers."""
         interpreter(self.config.python)
-        self._told = listener.can_be_told()
-        if not self._told and self.config.api_key_env:
-            raise InputError(
-                "config.llm.api_key_env: this system does not tell which process listens on a port "
-                "(no /proc), so that the key might go to another server than ours; start "
-                "vLLM yourself and give its config.llm.url, or use no key."
-            )
-        if not self._told:
-            self._log("This system does not tell which process listens on vLLM's port (no /proc).")
-        for tries_left in reversed(range(PORT_TRIES)):
-            if self._stopping.is_set():
-                raise InputError("vLLM was told to stop before it had started.")
-            self._port = _free_port(self.config.port)
-            try:
-                self._launch()
-                self._await_ready()
-                break
-            except _NotReady as error:
-                self._end()
-                # Another process may have taken the free port between our check and the start.
-                lost = isinstance(error, _PortLost)
-                if self.config.port or not lost or not tries_left:
-                    raise InputError(str(error)) from None
-                self._log(f"{error.args[0].partition(';')[0]}; another port is taken.")
-            except BaseException:
-                self._end()
-                raise
+        if self._stopping.is_set():
+            raise InputError("vLLM was told to stop before it had started.")
+        if self.config.port:
+            self.url = f"http://{HOST}:{self.config.port}/v1"
+        else:
+            self._socket = self._closing.enter_context(weights_folder(None)) / SOCKET
+            self.url = f"{UNIX}{self._socket}"
+        try:
+            self._launch()
+        except BaseException:
+            self._end()
+            raise
         self._up.set()
         self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._thread.start()
@@ -169,23 +105,23 @@ class Server:
             self._thread = None
         self._up.clear()
         self._end()
+        self._closing.close()
 
     def __enter__(self) -> Server:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     # ---------------------------------------------------------------- one process
 
     def _launch(self) -> None:
+        """Starts a process and waits until it answers."""
+        if self.config.port:
+            _check_free(self.config.port)
+        else:
+            self._socket.unlink(missing_ok=True)  # that of the process before: vLLM takes none
         guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
-        environment = self.config.environment()
         try:
             self._written.path.parent.mkdir(parents=True, exist_ok=True)
             with self._written.path.open("ab") as log:
@@ -193,65 +129,43 @@ class Server:
                 log.flush()
                 self._written.start = log.tell()
                 self._process = subprocess.Popen(  # noqa: S603  (a list, no shell)
-                    [*guard, *self.config.command(self._port)],
+                    [*guard, *self.config.command(self._socket)],
                     stdin=subprocess.PIPE,  # closed by us, or at our death: watchdog stops
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=environment,
+                    env=self.config.environment(),
                     start_new_session=True,
                 )
         except OSError as error:
             raise InputError(
                 f"config.llm.server.log: {self._written.path}: {error.strerror}."
             ) from error
+        self._await_ready(self._process)
 
-    def _await_ready(self) -> None:
-        assert self._process is not None
-        began = said = time.monotonic()
-        endpoint = Endpoint(self.url, self.config.api_key(), own=self)
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        began = logged = time.monotonic()
+        endpoint = Endpoint(self.url, self.config.api_key())
         while not self._stopping.is_set():
-            if _ended(self._process):
-                if any(PORT_LOST in line for line in self._written.tail(LAST_LINES)):
-                    raise self._port_lost(listener.described(self._port) or "another process")
-                raise _NotReady(f"vLLM died at start; {self._written.last_words()}")
-            self._check_no_other()
+            if _ended(process):
+                raise InputError(f"vLLM died at start; {self._written.last_words()}")
             # The server must be healthy, and the model's name must be among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
                 self._log(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
                 return
             now = time.monotonic()
             if now - began > self.config.start_timeout:
-                raise _NotReady(
+                raise InputError(
                     f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
                     "config.llm.server.start_timeout if that is too short; "
                     f"{self._written.last_words()}"
                 )
-            if now - said >= self._log_every:
-                said = now
+            if now - logged >= self._log_every:
+                logged = now
                 self._log(
                     f"vLLM is starting, {_since(began)}: {(self._written.tail(1) or ['…'])[0]}"
                 )
             self._stopping.wait(LOOK_EVERY)
-        raise _NotReady("stopped while vLLM was starting")
-
-    def _check_no_other(self) -> None:
-        """Checks that during the start no other process listens on the server's port.
-
-        Raises:
-            _PortLost: another process does.
-        """
-        if self._told and listener.listeners(self._port):
-            try:
-                self.check()
-            except NotOurs:
-                if who := listener.described(self._port):  # else it is gone again
-                    raise self._port_lost(who) from None
-
-    def _port_lost(self, who: str) -> _PortLost:
-        return _PortLost(
-            f"config.llm.server.port: {who} listens on {self._port} at {HOST}, where vLLM was to; "
-            f"give another port, or 0 for any that is free; {self._written.last_words()}"
-        )
+        raise InputError("stopped while vLLM was starting")
 
     def _end(self) -> None:
         """Ends the present process and all processes that it started."""
@@ -293,23 +207,22 @@ class Server:
                 self._on_down()
             if time.monotonic() - began > self.config.healthy_after:
                 attempts = 0
-            last, up = "it died", False
-            while not up:
+            why = "it died"
+            while why:
                 if attempts >= self.config.restarts:
-                    given_up = f"vLLM was given up after {attempts} restarts in a row: {last}"
+                    given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
                     self.failure = f"{given_up}; see {self._written.path}"
                     self._log(self.failure)
                     return
                 pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
                 attempts += 1
                 self._log(
-                    f"vLLM is down ({last}); restart {attempts} of {self.config.restarts} in "
+                    f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
                     f"{pause:g} s. {self._written.last_words()}"
                 )
                 if self._stopping.wait(pause):
                     return
-                last = self._restart()
-                up = not last
+                why = self._restart()
                 if self._stopping.is_set():
                     return
             began = time.monotonic()
@@ -326,9 +239,7 @@ class Server:
         """Starts the server again; returns why that failed, "" if it did not."""
         self.restarts += 1
         try:
-            self._take_port()
             self._launch()
-            self._await_ready()
             if self._on_up:
                 self._on_up()
         except Exception as error:  # after a failed hand-over, the server cannot be trusted
@@ -336,16 +247,6 @@ class Server:
             return str(error).partition("\n")[0]
         self._up.set()
         return ""
-
-    def _take_port(self) -> None:
-        """Keeps the port; if another process has it and the server may move, takes a free one."""
-        try:
-            _free_port(self._port)
-        except InputError as error:
-            if not self._may_move:
-                raise
-            self._port = _free_port(0)
-            self._log(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -356,21 +257,18 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, options) is not None
 
 
-def _free_port(port: int) -> int:
-    """Returns the port if it is free; for 0, returns any free port."""
+def _check_free(port: int) -> None:
+    """Refuses a port that another process has: its answers would pass for the server's."""
     with socket.socket() as probe:
         # As servers do: a port counts as free if its old connections are only closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            who = listener.described(port)
-            reason = f"{who} listens there" if who else error.strerror
             raise InputError(
-                f"config.llm.server.port: {port} on {HOST} cannot be taken ({reason}); give "
-                "another one, or 0 for any that is free."
+                f"config.llm.server.port: {port} on {HOST} cannot be taken ({error.strerror}); "
+                "give another one, or 0 for a Unix socket."
             ) from None
-        return int(probe.getsockname()[1])
 
 
 def _since(began: float) -> str:

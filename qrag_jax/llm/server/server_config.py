@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.errors import InputError
-from qrag_jax.llm.listener import HOST
-from qrag_jax.llm.server_url import check_variable, read_key
+from qrag_jax.errors import InputError, check_above, check_known, check_least
+from qrag_jax.llm.endpoint import check_variable, read_key
 from qrag_jax.runtime.config_fields import internal
 
+HOST = "127.0.0.1"  # never another address: anyone who can reach the port can use the server
 OF_VLLM = ".venv-vllm/bin/python"
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,14 +44,14 @@ class ServerConfig:
     from, as training needs them (vLLM 0.10.2 or newer).
 
     `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
-    the port can use them to stop the server or to make it read files. So do not use `publish` on a
-    machine shared with users who are not trusted.
+    a `port` can use them to stop the server or to make it read files. So give no `port` with it on
+    a machine shared with users who are not trusted.
     """
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
     name: str = internal("")
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
-    port: int = 0  # on 127.0.0.1; 0: a free port, kept over restarts
+    port: int = 0  # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
     cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
@@ -74,7 +73,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(self.arguments))
-        _check_model(self.model)
+        if self.model:  # a training sets it to the model that is trained
+            _check_model(self.model)
         if not 0 <= self.port <= 65535:
             raise InputError(f"{_field('port')} is {self.port}; give 1 to 65535, or 0.")
         if not re.fullmatch(r"[\w-]*(,[\w-]+)*", self.devices):
@@ -84,18 +84,11 @@ class ServerConfig:
                 f"{_field('memory_share')} is {self.memory_share}; give a share of the GPU's "
                 "memory above 0 and up to 1."
             )
-        if self.dtype not in DTYPES:
-            raise InputError(f"{_field('dtype')} is {self.dtype!r}; use {', '.join(DTYPES)}.")
-        for name in ("cpu_cache_gib", "max_model_len", "lora_rank", "restarts"):
-            if (value := getattr(self, name)) < 0:
-                raise InputError(f"{_field(name)} is {value}; use 0 or more.")
-        if self.loaded_adapters < 1:
-            raise InputError(
-                f"{_field('loaded_adapters')} is {self.loaded_adapters}; use 1 or more."
-            )
-        for name in ("start_timeout", "stop_grace", "backoff", "healthy_after"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise InputError(f"{_field(name)} is {value}; use seconds above 0.")
+        section = "llm.server"
+        check_known(section, self, "dtype", DTYPES)
+        check_least(section, self, cpu_cache_gib=0, max_model_len=0, lora_rank=0, restarts=0)
+        check_least(section, self, loaded_adapters=1)
+        check_above(section, self, "start_timeout", "stop_grace", "backoff", "healthy_after")
         if not self.log:
             raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
         if other := [word for word in self.arguments if not isinstance(word, str)]:
@@ -103,12 +96,13 @@ class ServerConfig:
         check_variable(self.api_key_env, _field("api_key_env"))
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], **changes: Any) -> ServerConfig:
-        """Makes the settings from the fields of `config.llm.server`, with `changes`."""
-        known = [field.name for field in dataclasses.fields(cls)]
+    def of(cls, fields: Mapping[str, Any]) -> ServerConfig:
+        """Makes the settings from the fields of `config.llm.server`."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - set(known)):
-            raise InputError(f"{_field(unknown[0])} is unknown; there are {', '.join(known)}.")
-        return cls(**{**fields, **changes})
+            there_are = ", ".join(name for name, field in known.items() if not field.metadata)
+            raise InputError(f"{_field(unknown[0])} is unknown; there are {there_are}.")
+        return cls(**fields)
 
     @property
     def served_name(self) -> str:
@@ -124,12 +118,14 @@ class ServerConfig:
         """The key from the environment; "" if the server requires none."""
         return read_key(self.api_key_env, _field("api_key_env"))
 
-    def command(self, port: int) -> list[str]:
+    def command(self, socket: Path) -> list[str]:
         """The server's command line, without secrets: every user of the machine can read it."""
         model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
         # Of words that are given twice vLLM takes the last, so the user's own come first.
         words = [str(interpreter(self.python)), "-m", MODULE, *self.arguments]
-        words += ["--host", HOST, "--port", str(port)]
+        # Its --uds overrides a host and a port.
+        where = ["--host", HOST, "--port", str(self.port)] if self.port else ["--uds", str(socket)]
+        words += where
         words += ["--model", model, "--served-model-name", self.served_name]
         words += ["--dtype", self.dtype, "--gpu-memory-utilization", str(self.memory_share)]
         if self.max_model_len:
@@ -201,12 +197,6 @@ def _field(name: str) -> str:
 
 def _check_model(model: str) -> None:
     folder = Path(model).expanduser()
-    if not model:
-        raise InputError(
-            "there is no language model: give config.llm.url=http://HOST:PORT/v1 and "
-            "config.llm.model=NAME of a server that runs, or config.llm.server.model=FOLDER or hub "
-            "name, of which a server is started here."
-        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(

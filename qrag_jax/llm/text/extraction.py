@@ -1,4 +1,4 @@
-"""Reads the final answer or a judge's verdict from a model's text, which may be messy.
+"""Reads the final answer, a judge's verdict or a JSON object from a model's text.
 
 The prompts ask for a last line `Final answer: …`. Models put it in bold, in a heading, in the
 middle of a line, several times or not at all, and may think aloud first.
@@ -7,7 +7,9 @@ middle of a line, several times or not at all, and may think aloud first.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 # Why a text holds no answer: the thinking has no end, max_tokens cut off the answer, there is
@@ -190,3 +192,38 @@ def _polarity(line: str) -> bool | None:
     if len(words) == 1 and _VERDICT.match(line):
         return words.pop() == "yes"
     return None
+
+
+_DECODER = json.JSONDecoder()
+_MOST_DEEP = 20
+
+
+def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
+    """The last JSON object in the text that has all these names; None if there is none.
+
+    Objects inside of other objects do not count. Code fences and words around it do not matter.
+    After a few objects that are nested too deep, the rest of the text is not looked at: each of a
+    long row of open braces would be tried.
+    """
+    found, start, deep = None, text.find("{"), 0
+    while start >= 0 and deep < _MOST_DEEP:
+        end = start + 1
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except ValueError:
+            value = None
+        except RecursionError:
+            value, deep = None, deep + 1
+        if isinstance(value, dict) and value.keys() >= set(names):
+            found = value
+        start = text.find("{", end)
+    return found
+
+
+def well_formed(text: str) -> str:
+    """The text with the two halves of each pair joined, and with U+FFFD for each half alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

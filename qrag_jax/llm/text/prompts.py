@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.runtime import bounded_files
 
 Messages = tuple[tuple[str, str], ...]  # (role, content) pairs

@@ -38,8 +38,7 @@ from qrag_jax.environments.rag.search_r1 import STOP as R1_STOP
 from qrag_jax.environments.rag.state_text import STATEFUL, STATELESS, Fitted, StateText, as_json
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
-from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, in_template
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation, in_template
 from qrag_jax.llm.text.prompts import Messages, load
 
 TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server import model_digest as module
 from qrag_jax.llm.server.model_digest import model_digest, served_version
+from qrag_jax.llm.server.server_config import ServerConfig
 
 ENDS = 1 << 20
 
@@ -52,25 +54,29 @@ def test_weights_that_share_both_ends_are_told_apart(name: str, tmp_path: Path) 
     assert all(len(digest) == 16 for digest in digests)
 
 
+def version(fields: dict[str, Any]) -> str:
+    return served_version(ServerConfig.of(fields))
+
+
 def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
     folder = str(write(tmp_path / "m", config_json=b"{}", model_safetensors=b"w"))
-    usual = {"model": folder, "dtype": "auto", "arguments": (), "port": 1, "memory_share": 0.4}
-    weights = served_version(usual)
+    usual = {"model": folder}
+    weights = version(usual)
     assert weights == model_digest(Path(folder))
-    assert served_version(usual | {"port": 2, "memory_share": 0.9}) == weights
+    assert version(usual | {"port": 2, "memory_share": 0.9}) == weights
     others = [
         usual | {"dtype": "float32"},
         usual | {"arguments": ("--revision", "v2")},
         usual | {"arguments": ("--load-format", "dummy")},
         usual | {"arguments": ("--quantization=fp8",)},
     ]
-    versions = [served_version(other) for other in others]
+    versions = [version(other) for other in others]
     assert len({weights, *versions}) == 5
-    assert all(version.startswith(f"{weights}+") for version in versions)
+    assert all(each.startswith(f"{weights}+") for each in versions)
     # Of the hub's weights nothing is known here, of what is asked of them something is.
     hub = usual | {"model": "Qwen/Qwen3-4B"}
-    assert served_version(hub) == ""
-    assert served_version(hub | {"arguments": ("--revision", "v2")}) != ""
+    assert version(hub) == ""
+    assert version(hub | {"arguments": ("--revision", "v2")}) != ""
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,7 @@ def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_much_to_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TOLD_FROM", 3)
+    monkeypatch.setattr(module, "_LOGGED_FROM", 3)
     said: list[str] = []
     model_digest(write(tmp_path / "m", model_bin=b"one"), log=said.append)
     assert len(said) == 1

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
-from qrag_jax.llm.server.server_config import ServerConfig
 
 WEIGHTS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -113,31 +112,16 @@ def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -
     assert recorder.calls[-4][1]["kwargs"]["weights_path"] == str(folder / "2")
 
 
-def test_a_folder(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    save_file(WEIGHTS, source / "model.safetensors")
-    publisher.publish(source, "1")
-    (source / "model.safetensors").write_bytes(b"")  # no longer needed
-    publisher.republish()
-    np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
-
-
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_a_tied_head_is_told_by_its_name(
-    as_folder: bool, dtype: Any, recorder: Recorder, tmp_path: Path
-) -> None:
+def test_a_tied_head_is_told_by_its_name(dtype: Any, recorder: Recorder, tmp_path: Path) -> None:
     words = np.arange(6).reshape(3, 2).astype(dtype)
-    (tmp_path / "source").mkdir()
     with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
         for version, head in (("tied", None), ("own", words + words)):
             tensors = {WORDS: words} | ({} if head is None else {HEAD: head})
-            save_file(tensors, tmp_path / "source" / "model.safetensors")
-            publisher.publish(tmp_path / "source" if as_folder else tensors, version)
+            publisher.publish(tensors, version)
             assert recorder.found.keys() == {WORDS, HEAD}
             assert recorder.found[HEAD].dtype == dtype
             np.testing.assert_array_equal(recorder.found[HEAD], words if head is None else head)
@@ -161,11 +145,6 @@ def test_adapters(publisher: Publisher, recorder: Recorder, adapter: Path) -> No
     assert len({body["lora_path"] for body in bodies[:3]}) == 3
 
 
-@pytest.fixture
-def settings(model_folder: Path) -> ServerConfig:
-    return ServerConfig(str(model_folder), lora_rank=8, loaded_adapters=4, publish=True)
-
-
 def loaded(recorder: Recorder) -> list[str]:
     """The adapters that the server has by the calls so far, the oldest first."""
     names: dict[str, Path] = {}
@@ -180,11 +159,9 @@ def loaded(recorder: Recorder) -> list[str]:
     return list(names)
 
 
-def test_several_versions_stay_loaded(
-    recorder: Recorder, adapter: Path, settings: ServerConfig, tmp_path: Path
-) -> None:
+def test_several_versions_stay_loaded(recorder: Recorder, adapter: Path, tmp_path: Path) -> None:
     own = tmp_path / "memory"
-    with Publisher(recorder.url, "m", folder=own, keep=3, settings=settings) as publisher:
+    with Publisher(recorder.url, "m", folder=own, keep=3) as publisher:
         for count, version in enumerate("abcdefgh", 1):
             publisher.publish(adapter, version)
             newest = [f"m@{each}" for each in "abcdefgh"[max(0, count - 3) : count]]
@@ -241,33 +218,7 @@ def test_an_adapter_that_is_not_unloaded_keeps_its_files(
     assert all(folder.is_dir() for folder in folders)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"r": 9}', "rank is 9"),
-        ('{"r": 8, "rank_pattern": {"q_proj": 16}}', "rank is 16"),
-        ("{}", r"read \(KeyError: 'r'\)"),
-        ("[]", "rank r cannot be read"),
-        ("{", "rank r cannot be read"),
-        ('{"r": null}', "rank r cannot be read"),
-    ],
-)
-def test_a_rank_that_the_server_has_no_room_for(
-    text: str, says: str, recorder: Recorder, adapter: Path, settings: ServerConfig, tmp_path: Path
-) -> None:
-    with Publisher(recorder.url, "m", folder=tmp_path / "memory", settings=settings) as publisher:
-        whole = (adapter / "adapter_config.json").read_text()
-        (adapter / "adapter_config.json").write_text(text)
-        with pytest.raises(InputError, match=says):
-            publisher.publish(adapter, "1")
-        assert recorder.calls == []
-        (adapter / "adapter_config.json").write_text(whole)
-        assert publisher.publish(adapter, "1").version == "1"
-
-
-def test_more_versions_than_the_server_holds(recorder: Recorder, settings: ServerConfig) -> None:
-    with pytest.raises(InputError, match="loaded_adapters"):
-        Publisher(recorder.url, "m", keep=5, settings=settings)
+def test_it_keeps_one_at_least(recorder: Recorder) -> None:
     with pytest.raises(InputError, match="keep 0 adapters"):
         Publisher(recorder.url, "m", keep=0)
 
@@ -346,7 +297,7 @@ def test_no_development_endpoints(publisher: Publisher, recorder: Recorder) -> N
 
 def test_no_server(recorder: Recorder, tmp_path: Path) -> None:
     publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=tmp_path)
-    with publisher, pytest.raises(PublishError, match="ConnectionRefusedError"):
+    with publisher, pytest.raises(PublishError, match="ConnectError"):
         publisher.publish(WEIGHTS, "1")
 
 
@@ -370,30 +321,10 @@ def test_input_refused(publisher: Publisher, recorder: Recorder, tmp_path: Path)
     for version in ("", "a b", "../x", "a@b"):
         with pytest.raises(InputError, match="other signs"):
             publisher.publish(WEIGHTS, version)
-    with pytest.raises(InputError, match="no safetensors files"):
-        publisher.publish(tmp_path / "none", "1")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "model.safetensors").write_text("nothing")
-    with pytest.raises(InputError, match="read as safetensors"):
-        publisher.publish(tmp_path / "broken", "1")
     assert recorder.calls == []
     publisher.publish(WEIGHTS, "1")
     with pytest.raises(InputError, match="'1' was published"):
         publisher.publish(WEIGHTS, "1")
-
-
-def test_an_adapter_without_weights(
-    publisher: Publisher, recorder: Recorder, adapter: Path, tmp_path: Path
-) -> None:
-    weights = adapter / "adapter_model.safetensors"
-    weights.rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError) as caught:
-        publisher.publish(adapter, "1")
-    says = f"{weights}: No such file or directory; publish a folder in which this file can be read."
-    assert str(caught.value) == says
-    assert recorder.calls == []
-    (tmp_path / "elsewhere").rename(weights)
-    assert publisher.publish(adapter, "1").version == "1"
 
 
 def test_an_adapter_that_fills_the_disk(recorder: Recorder, adapter: Path, full_disk: Path) -> None:
@@ -405,17 +336,13 @@ def test_an_adapter_that_fills_the_disk(recorder: Recorder, adapter: Path, full_
         assert str(caught.value).startswith(str(folder))
 
 
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_a_full_disk(as_folder: bool, recorder: Recorder, full_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk(recorder: Recorder, full_disk: Path) -> None:
     weights = {WORDS: np.zeros(2**17, np.float32)}  # half a disk; with the head, a whole one
-    source = tmp_path / "source"
-    source.mkdir()
-    save_file(weights, source / "model.safetensors")
     with Publisher(recorder.url, "m", folder=full_disk) as publisher:
         (folder,) = full_disk.iterdir()
         says = ": No space left on device; give the publisher a folder with room"
         with pytest.raises(InputError, match=says) as caught:
-            publisher.publish(source if as_folder else weights, "1")
+            publisher.publish(weights, "1")
         assert str(folder) in str(caught.value)
         assert [path.name for path in folder.iterdir()] == [".lock"]
         assert recorder.calls == []

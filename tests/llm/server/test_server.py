@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.server.opening import Existing, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.llm.server.sidecar import Existing, sidecar
 from tests.entry_points import ROOT, Commands, refusal
+from tests.llm.asking import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
 
 KEY = "a-secret-of-the-test"
@@ -60,6 +63,25 @@ def test_it_is_waited_for_and_leaves_nothing(
     server.stop()  # once more is no harm
 
 
+def test_only_this_user_reaches_its_socket(config: ServerConfig, tmp_path: Path) -> None:
+    with Server(config, log=lambda line: None) as server:
+        socket_file = Path(server.url.removeprefix("unix:"))
+        assert socket_file.is_socket()
+        assert socket_file.parent.stat().st_mode & 0o777 == 0o700
+        with Client(LlmConfig(server.url, "little").client(server.url, "little")) as client:
+            assert texts(client.ask_blocking([chat("whose?")])) == ["ours"]
+    assert not socket_file.parent.exists()
+
+
+def test_a_port_for_others(config: ServerConfig) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Server(changed(config, port=port), log=lambda line: None) as server:
+        assert server.url == f"http://127.0.0.1:{port}/v1"
+        assert Endpoint(server.url).model_names() == ("little",)
+
+
 def test_what_it_is_started_with(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +115,7 @@ def test_what_it_is_started_with(
     # vLLM takes the last of equal words: none given here can move the server to another address.
     given, _, ours = command.partition("--enforce-eager --seed 3 ")
     assert given == "-m vllm.entrypoints.openai.api_server "
-    assert ours.startswith("--host 127.0.0.1 --port ")
+    assert ours.startswith("--uds /")
     assert f"--model {config.model} --served-model-name little --dtype float32" in command
     assert "--gpu-memory-utilization 0.3 --max-model-len 256" in command
     assert "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4" in command
@@ -110,8 +132,8 @@ def test_what_it_is_started_with(
 
 def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -> None:
     config = changed(config, publish=True)
-    assert "--logprobs-mode processed_logprobs" in " ".join(config.command(8000))
-    assert "--no-enable-chunked-prefill" not in config.command(8000)  # it is for CPUs
+    assert "--logprobs-mode processed_logprobs" in " ".join(config.command(Path("/s")))
+    assert "--no-enable-chunked-prefill" not in config.command(Path("/s"))  # it is for CPUs
     env = config.environment()
     assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
@@ -157,23 +179,6 @@ def test_it_dies_at_start(
     text = failed_start(config, stand_in)
     assert "died at start" in text
     assert "loading the weights\n    the weights are broken" in text
-
-
-def test_a_free_port_that_another_took_meanwhile(
-    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAND_IN", "port lost")
-    with Server(config, log=lambda line: None) as server:
-        assert Endpoint(server.url).model_names() == ("little",)
-        assert server.restarts == 0
-    first, second = (
-        start["argv"][start["argv"].index("--port") + 1] for start in stand_in.starts()
-    )
-    assert server.url == f"http://127.0.0.1:{second}/v1"
-    stand_in.python.with_name("starts.jsonl").unlink()
-    with pytest.raises(InputError, match="Address already"):
-        Server(changed(config, port=int(first)), log=lambda line: None).start()
-    assert len(stand_in.starts()) == 1
 
 
 def test_it_is_never_ready(
@@ -331,13 +336,13 @@ def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_i
 
 def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
-        llm = {"url": own.url, "model": "little", "server": {}}
-        with sidecar(llm, tmp_path) as server:
-            assert isinstance(server, Existing)
-            assert (server.url, server.name) == (own.url, "little")
+        server = server_of(LlmConfig(own.url, "little"), tmp_path)
+        assert isinstance(server, Existing)
+        assert (server.start().url, server.name) == (own.url, "little")
+        server.stop()
         assert own.alive()  # it is left as it is
         with pytest.raises(InputError, match="'large'"):
-            sidecar({**llm, "model": "large"}, tmp_path).start()
+            server_of(LlmConfig(own.url, "large"), tmp_path).start()
     with pytest.raises(InputError, match="list its models"):
         server.start()
 
@@ -361,8 +366,8 @@ def test_the_command(
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("--config.llm.url=http://127.0.0.1:")
-    assert line.endswith("/v1 --config.llm.model=judge\n")
+    assert line.startswith("--config.llm.url=unix:/")
+    assert line.endswith(".sock --config.llm.model=judge\n")
     assert stand_in.starts()[0]["argv"][3:5] == ["--seed", "7"]
     process.send_signal(number)
     _, err = process.communicate(timeout=20)

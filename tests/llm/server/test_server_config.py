@@ -11,6 +11,7 @@ import pytest
 
 from configs import common
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server_config import ServerConfig
 from tests.entry_points import ROOT
@@ -63,8 +64,6 @@ def test_names(model_folder: Path) -> None:
         ({"restarts": -1}, "server.restarts is -1"),
         ({"start_timeout": 0}, "server.start_timeout is 0"),
         ({"backoff": float("nan")}, "server.backoff is nan"),
-        ({"stop_grace": float("inf")}, "server.stop_grace is inf"),
-        ({"model": ""}, r"config\.llm\.url"),
         ({"log": ""}, "server.log is empty"),
         ({"arguments": (3,)}, r"server.arguments"),
         ({"api_key_env": "sk-123"}, "api_key_env"),
@@ -77,6 +76,11 @@ def test_refused(changes: dict[str, Any], says: str, model_folder: Path) -> None
     with pytest.raises(InputError, match=says) as caught:
         ServerConfig.of(fields)
     assert "sk-123" not in str(caught.value)
+
+
+def test_no_model() -> None:
+    with pytest.raises(InputError, match=r"config\.llm\.url"):
+        LlmConfig(server=ServerConfig())
 
 
 def test_the_key_comes_from_the_environment(

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher, PublishError
@@ -38,7 +38,7 @@ from qrag_jax.rollouts.sampler_check import check_log_probs
 from qrag_jax.rollouts.server_sampler import ServerSampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
-from tests.llm.stand_in import running, wait_until
+from tests.llm.stand_in import family, running, wait_until
 from tests.support import tiny_qwen3
 
 PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
@@ -66,16 +66,6 @@ def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
         "backoff": 0.5,
     }
     return ServerConfig(**{**fields, **changes})
-
-
-def family(root: int) -> list[int]:
-    """The process and all that came of it, as the system knows them now."""
-    found, at = [root], 0
-    while at < len(found):
-        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
-            found += [int(pid) for pid in task.read_text().split()]
-        at += 1
-    return found
 
 
 def processes(server: Server) -> list[int]:
@@ -203,7 +193,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
     folders = [
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
-    with Publisher(served.server.url, "tiny", KEY, keep=4, settings=served.config) as publisher:
+    with Publisher(served.server.url, "tiny", KEY, keep=4) as publisher:
         first = publisher.publish(folders[0], "load-0").model
         wanted = expected(tiny_qwen3.merged(base, pairs[0]))
         answers: list[list[int]] = []
@@ -234,7 +224,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
         ]
         wide = json.loads((folders[5] / "adapter_config.json").read_text()) | {"r": 16}
         (folders[5] / "adapter_config.json").write_text(json.dumps(wide))
-        with pytest.raises(InputError, match="rank is 16"):
+        with pytest.raises(PublishError):
             publisher.publish(folders[5], "load-5")
         for number in (1, 2, 3, 4):
             body = {"lora_name": f"tiny@load-{number}"}
@@ -334,7 +324,7 @@ def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> N
                 for line in metrics.get("/metrics").text.splitlines()
             )
         )
-        served.publisher.publish(folder, "base-again")
+        served.publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(0)), "base-again")
     finally:
         published.set()
         for thread in threads:
@@ -401,7 +391,7 @@ def test_it_does_not_outlive_a_killed_trainer(folder: Path, tmp_path: Path) -> N
     # Without publishing there are no development endpoints.
     assert Endpoint(url).get("/weight_info").status == 404
     with Publisher(url, "tiny") as publisher, pytest.raises(PublishError, match="publish=True"):
-        publisher.publish(folder, "1")
+        publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(0)), "1")
     pids = family(trainer.pid)[1:]
     assert len(pids) >= 3
     trainer.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from qrag_jax.llm.text.extraction import NoAnswer, final_answer, thinking, verdict
+from qrag_jax.llm.text.extraction import NoAnswer, final_answer, last_object, thinking, verdict
 
 ANSWERS = [
     # plain
@@ -221,3 +223,32 @@ def test_thinking_is_switched_as_vllm_takes_it() -> None:
 def test_unknown_causes_are_refused() -> None:
     with pytest.raises(ValueError, match="one of unfinished_thinking"):
         NoAnswer("tired", "no.")
+
+
+FOUND: list[tuple[str, dict[str, Any]]] = [
+    ('{"a": 1}', {"a": 1}),
+    ('So:\n```json\n{"a": 1, "b": "x}"}\n```\nDone.', {"a": 1, "b": "x}"}),
+    ('{"a": 1} or rather {"a": 2}', {"a": 2}),
+    ('{"a": 1} and {"b": 2}', {"a": 1}),
+    ('{STATUS} {"a": {"a": 2}}', {"a": {"a": 2}}),
+    ('{{"a": 1}}', {"a": 1}),
+    ('"{" {"a": "ü"}', {"a": "ü"}),
+    ('[{"a": 1}]', {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("text", "found"), FOUND)
+def test_the_last_object_with_the_name(text: str, found: dict[str, Any]) -> None:
+    assert last_object(text, ("a",)) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "{'a': 1}", '{"a": 1', '{"b": 1}', "{", "{" * 5000, '{"a":' * 5000]
+)
+def test_no_object(text: str) -> None:
+    assert last_object(text, ("a",)) is None
+
+
+def test_all_names_are_needed() -> None:
+    assert last_object('{"a": 1}', ("a", "b")) is None
+    assert last_object('{"a": 1, "b": 2, "c": 3}', ("a", "b")) == {"a": 1, "b": 2, "c": 3}

@@ -1,14 +1,25 @@
-"""Settings of how texts are drawn, refused before anything is asked."""
+"""How texts are drawn, refused before anything is asked; conversations as one text."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import (
+    Generation,
+    chat_tokenizer,
+    in_template,
+    templated,
+    token_counter,
+)
 
 FIELDS: dict[str, Any] = {
     "temperature": 0.7,
@@ -57,3 +68,61 @@ def test_what_was_cut_off_counts_only_where_it_shall() -> None:
 def test_refusals(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         Generation.of(FIELDS | changes, "--x.")
+
+
+UNKNOWN = "[UNK]"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %} <think> </think>{% endif %}"
+)
+
+
+def saved(folder: Path, template: str | None) -> str:
+    made = Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
+    made.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token=UNKNOWN)
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_template_and_the_opening_of_the_turn_count(tmp_path: Path) -> None:
+    folder = saved(tmp_path, TEMPLATE)
+    messages = (("system", "Be brief."), ("user", "Who built it?"))
+    assert token_counter(folder)(messages) == 1 + 2 + 1 + 3 + 1
+    assert token_counter(folder, enable_thinking=True)(messages) == 8
+    assert token_counter(folder, enable_thinking=False)(messages) == 10
+
+
+def test_tokenizers_that_cannot_count(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="chat template"):
+        token_counter(saved(tmp_path / "bare", None))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty cannot be loaded .* give the folder of the model"):
+        token_counter(str(tmp_path / "empty"))
+
+
+MESSAGES = (("user", "Who built {prompt}?"),)
+
+
+def test_the_tokenizers_own_template_up_to_the_models_turn(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(saved(tmp_path, TEMPLATE))
+    plain = "<user> Who built {prompt}? <assistant>"
+    assert templated(tokenizer)(MESSAGES) == plain
+    assert templated(tokenizer, enable_thinking=False)(MESSAGES) == plain + " <think> </think>"
+
+
+def test_a_template_given_as_text() -> None:
+    written = in_template("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
+    expected = "<|im_start|>user\nWho built {prompt}?<|im_end|>\n<|im_start|>assistant\n"
+    assert written(MESSAGES) == expected
+    assert in_template("{prompt}")(MESSAGES) == "Who built {prompt}?"
+    with pytest.raises(ValueError, match="prompts of one"):
+        written((("system", "Be brief."), *MESSAGES))
+
+
+@pytest.mark.parametrize("template", ["", "user: ", "{prompt}{prompt}"])
+def test_a_template_has_one_place_for_the_prompt(template: str) -> None:
+    with pytest.raises(InputError, match=r"places \{prompt\}"):
+        in_template(template)

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure
 from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.model_server import ModelServer, Reply
 
 CHILD = """
 import sys
-from qrag_jax.llm.client.client import Client
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import ChatRequest
 client = Client(ClientConfig(url=sys.argv[1], model="tiny"))
 print(client.ask_blocking([ChatRequest((("user", "hello"),))])[0].text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.llm.client import connections
+from qrag_jax.llm import endpoint
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.extraction import final_answer
 from qrag_jax.llm.text.prompts import load
@@ -265,7 +265,7 @@ def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
 def test_a_reply_without_end_is_not_read_to_it(
     server: ModelServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LONGEST_REPLY", 100_000)
+    monkeypatch.setattr(endpoint, "LONGEST_REPLY", 100_000)
     server.script = lambda call: Reply("x" * (200_000 if call.prompt == "long" else 90_000))
     client = make_client(bad_answer_attempts=2)
     long, short = client.ask_blocking([chat("long"), chat("short")])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 
 import numpy as np
 import pytest
 
-from qrag_jax.llm.client.counters import Counters, LatencyHistogram
+from qrag_jax.llm.counters import Counters, Latencies
 from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome, Usage
 from tests.llm.asking import MakeClient, chat
 from tests.llm.model_server import ModelServer, Reply
@@ -17,7 +18,7 @@ from tests.llm.model_server import ModelServer, Reply
 @pytest.mark.parametrize("percent", [1, 50, 90, 99, 100])
 def test_percentiles_are_right_to_one_percent(percent: float) -> None:
     values = [random.Random(seed).lognormvariate(0, 2) for seed in range(5000)]
-    histogram = LatencyHistogram()
+    histogram = Latencies()
     for value in values:
         histogram.add(value)
     exact = sorted(values)[int(5000 * percent / 100) - 1]
@@ -25,7 +26,7 @@ def test_percentiles_are_right_to_one_percent(percent: float) -> None:
 
 
 def test_percentiles_of_nothing_and_of_extremes() -> None:
-    histogram = LatencyHistogram()
+    histogram = Latencies()
     assert histogram.percentile(50) == 0.0
     for value in (0.0, -1.0, 1e9):
         histogram.add(value)
@@ -34,11 +35,11 @@ def test_percentiles_of_nothing_and_of_extremes() -> None:
 
 
 def test_the_histogram_does_not_grow_with_time() -> None:
-    histogram = LatencyHistogram()
+    histogram = Latencies()
     for index in range(20_000):
         histogram.add(1e-4 * 1.001**index)
-    assert sys.getsizeof(histogram._counts) < 100_000
-    assert len(histogram._counts) < 1100
+    assert sys.getsizeof(histogram) < 100_000
+    assert len(histogram) < 1100
 
 
 def test_what_is_counted() -> None:
@@ -47,13 +48,9 @@ def test_what_is_counted() -> None:
     counters.called(Answer("b", usage=Usage(7, 1)), 0.5, 1)
     counters.called(Failure("timeout", "x", 2), 9.0, 2)
     counters.called(Failure("connection", "x", 0), 0.0, 0)
-    counters.found(4)
-    counters.skipped(3)
-    counters.joined(Answer("a"))
-    counters.joined(Failure("timeout", "x"))
-    counters.read(["unread", "read", "unmarked", "unread"])
-    counters.waited(1.5)
-    before = counters.snapshot()
+    counters.cache_hits, counters.cache_skipped, counters.shared = 4, 3, 1
+    counters.unread, counters.unmarked, counters.waited_seconds = 2, 1, 1.5
+    before = copy.deepcopy(counters)
     counters.called(Answer("c"), 0.5, 1)
     metrics = before.as_metrics()
     assert set(map(type, metrics.values())) == {float}
@@ -99,9 +96,8 @@ def test_clients_together_are_one_that_did_all() -> None:
             outcome = Failure(CAUSES[number % len(CAUSES)], "x", 1)
         for counters in (parts[number % 2], whole):
             counters.called(outcome, seconds, 1 + number % 3)
-            counters.joined(outcome)
-            counters.found(number)
-            counters.waited(0.5)
+            counters.cache_hits += number
+            counters.waited_seconds += 0.5
     together = Counters.of_all(each.as_text() for each in parts)
     assert together.as_metrics() == whole.as_metrics()
     together.called(Answer("b"), 1.0, 1)  # goes on as any other

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.config import ClientConfig
 
 
 def config(**settings: Any) -> ClientConfig:

@@ -7,6 +7,7 @@ import email.utils
 import json
 import math
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from qrag_jax.llm.outcomes import (
     RerankRequest,
     Usage,
 )
-from qrag_jax.llm.text.json_objects import well_formed
+from qrag_jax.llm.text.extraction import well_formed
 
 _LONGEST_MESSAGE = 300
 LONGEST_WAIT = 365 * 86_400.0  # seconds
@@ -153,22 +154,16 @@ def retry_after(headers: Mapping[str, str]) -> float:
     """
     value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = _seconds_until(value)
-    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
-
-
-def _seconds_until(date: str) -> float:
-    try:
-        when = email.utils.parsedate_to_datetime(date)
-        if when.tzinfo is None:
-            when = when.replace(tzinfo=datetime.UTC)
-        return (when - datetime.datetime.now(datetime.UTC)).total_seconds()
+        if re.match(r"[A-Za-z]", value) and "," in value:
+            when = email.utils.parsedate_to_datetime(value)
+            seconds = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp() - time.time()
+        else:
+            seconds = float(value)
     except (ValueError, TypeError, IndexError):
         return 0.0
     except OverflowError:  # a year that `datetime` cannot represent
         return LONGEST_WAIT
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
 
 
 def shorten(text: str) -> str:

@@ -1,0 +1,411 @@
+"""Asks a model server: a thread with an event loop sends requests while the caller continues."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qrag_jax.llm import endpoint
+from qrag_jax.llm.cache import AnswerCache
+from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.counters import Counters
+from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
+from qrag_jax.llm.outcomes import (
+    READ,
+    UNMARKED,
+    UNREAD,
+    Answer,
+    Failure,
+    Outcome,
+    Request,
+    Sampling,
+    how_read,
+    request_key,
+)
+from qrag_jax.llm.replies import read_error, read_outcome, retry_after, shorten
+
+_CONNECT_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+_LONGEST_PAUSE = 8.0  # seconds between attempts
+# httpx looks at all connections of a client for every request and reply. With 256 of them in one
+# client that takes longer than all else.
+_CONNECTIONS = 16
+
+# Causes that may pass, so that the same request is sent again. "filtered" and "tool_call" are not
+# among them: they would happen again.
+_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
+_PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD_ANSWERS)
+
+_HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    """There is no connection to the server; nothing was asked."""
+
+
+class Client:
+    """Asks any server that offers OpenAI's chat completions, completions, embeddings or `/rerank`.
+
+    Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
+    `ClientConfig` describes attempts, deadlines and what happens while the server is down.
+
+    Any thread may call all methods. After a fork, the child process must make a new client.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        log: Callable[[str], None] | None = None,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """
+        Args:
+            log: receives lines for people, such as that the server is down; None: to `logging`.
+            ready: while it returns False, requests wait as for a server that is down.
+        """
+        self.config, self._ready = config, ready
+        self._log = _never_raising(log or logger.warning)
+        self._key = config.api_key()
+        self._cache: AnswerCache | None = None
+        if config.cache:
+            self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
+        # The cache may wait for the disk and for other processes, so it does not run on the loop.
+        self._disk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
+        self._counters = Counters()
+        self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
+        self._down: float | None = None  # since when there is no connection to the server
+        self._logged = self._counted = -math.inf
+        self._up = asyncio.Event()
+        self._shown: set[str] = set()  # kinds of replies, not read well, that were logged
+        self._process, self._closed = os.getpid(), False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+
+    def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
+        """Starts to ask; the future's result has one outcome per request, in order.
+
+        Cancelling the future cancels the requests that have no answer yet. Its callbacks run on the
+        client's thread and must not block.
+        """
+        self._check_usable()
+        return asyncio.run_coroutine_threadsafe(self._ask(tuple(requests)), self._loop)
+
+    def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Asks and waits; returns one outcome per request, in order."""
+        future = self.submit(requests)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C
+            future.cancel()
+            raise
+
+    def counters(self) -> Counters:
+        """A copy of the counts so far."""
+        return copy.deepcopy(self._counters)
+
+    def close(self) -> None:
+        """Cancels requests, closes the connections and ends the thread; may be called again."""
+        if self._closed or self._process != os.getpid():
+            return
+        self._check_usable()
+        self._closed = True
+        counts = self._counters
+        if counts.unread or counts.unmarked:
+            replies = counts.answers + counts.cache_hits + counts.shared
+            where = f"; the others are kept in {self.config.cache}" if self.config.cache else ""
+            self._log(
+                f"{self.config.model}: {counts.unread} of {replies} replies could not be read, and "
+                f'{counts.unmarked} had no "Final answer:"{where}'
+            )
+        # A task that hangs there ends with the process.
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            closing.result(timeout=_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.config.url}, model={self.config.model})"
+
+    def _check_usable(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError("this client was made before a fork; make one in this process.")
+        if self._closed:
+            raise RuntimeError("this client was closed.")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a future's callback may not call the client; use another thread.")
+
+    # ------------------------------------------------ on the loop: many requests
+
+    async def _open(self) -> None:
+        import httpx2
+
+        count, config = self.config.concurrency, self.config
+        self._https = [
+            httpx2.AsyncClient(
+                # The time of an attempt is limited by `_attempt`; this detects a host that is off.
+                timeout=httpx2.Timeout(None, connect=min(_CONNECT_SECONDS, config.attempt_timeout)),
+                limits=httpx2.Limits(
+                    max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS
+                ),
+                **http_options(config.url, self._key, httpx2.AsyncHTTPTransport),
+            )
+            for _ in range(-(-count // _CONNECTIONS))
+        ]
+        # Each slot is a right to use one connection; the connections used last are used first.
+        self._slots: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
+        for slot in reversed(range(count)):
+            self._slots.put_nowait(self._https[slot // _CONNECTIONS])
+
+    async def _close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._cache is not None:
+            await self._on_disk(self._cache.close)
+        self._disk.shutdown(wait=False)
+        for http in self._https:
+            await http.aclose()
+
+    async def _ask(self, requests: Sequence[Request]) -> list[Outcome]:
+        model, version = self.config.model, self.config.version
+        keys = [request_key(r, model, version) if r.greedy else None for r in requests]
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
+            known = await self._on_disk(functools.partial(self._cache.get, wanted))
+            self._counters.cache_skipped = self._cache.skipped
+            for index, key in enumerate(keys):
+                cached = known.get(key) if key is not None else None
+                if cached is not None and how_read(requests[index], cached) != UNREAD:
+                    outcomes[index] = cached
+                    self._counters.cache_hits += 1
+        left = iter([index for index, outcome in enumerate(outcomes) if outcome is None])
+
+        async def work(left: Iterator[int]) -> None:
+            for index in left:  # shared by all workers
+                outcomes[index] = await self._ask_once(requests[index], keys[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.config.concurrency, len(requests))):
+                    group.create_task(work(left))
+        except ExceptionGroup as errors:  # a mistake in the program: raise the first
+            raise errors.exceptions[0] from None
+        complete = [outcome for outcome in outcomes if outcome is not None]
+        self._count_reading(requests, complete)
+        return complete
+
+    def _count_reading(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+        """Counts how the answers were read; logs the first of each kind that was not read well."""
+        for request, outcome in zip(requests, outcomes, strict=True):
+            kind = how_read(request, outcome)
+            self._counters.unread += kind == UNREAD
+            self._counters.unmarked += kind == UNMARKED
+            if kind == READ or kind in self._shown or not isinstance(outcome, Answer):
+                continue
+            self._shown.add(kind)
+            kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
+            cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
+            self._log(
+                f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
+                f"(llm/{kind} counts them{cached})"
+            )
+
+    async def _ask_once(self, request: Request, key: bytes | None) -> Outcome:
+        """Waits for an identical request in flight, or else asks, and keeps the answer."""
+        if key is None:
+            return await self._call(request)
+        while (joined := self._in_flight.get(key)) is not None:
+            if (outcome := await asyncio.shield(joined)) is not None:
+                self._counters.shared += isinstance(outcome, Answer)
+                return outcome
+            # That request was cancelled together with its `ask`, so this one may ask now.
+        self._in_flight[key] = shared = asyncio.get_running_loop().create_future()
+        outcome = None
+        try:
+            outcome = await self._call(request)
+        finally:
+            del self._in_flight[key]
+            shared.set_result(outcome)
+        if (
+            self._cache is not None
+            and isinstance(outcome, Answer)
+            and how_read(request, outcome) != UNREAD
+        ):
+            await self._on_disk(functools.partial(self._cache.put, key, outcome))
+        return outcome
+
+    def _on_disk(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    # ------------------------------------------------ on the loop: one request
+
+    async def _call(self, request: Request) -> Outcome:
+        """Tries until there is an answer, a final failure, or no attempts or time are left."""
+        http = await self._slots.get()
+        try:
+            outcome, seconds, attempts = await self._attempts(http, request)
+        finally:
+            self._slots.put_nowait(http)
+        if isinstance(outcome, Failure):
+            outcome = dataclasses.replace(outcome, attempts=attempts)
+        self._counters.called(outcome, seconds, attempts)
+        return outcome
+
+    async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
+        """Returns the outcome, the seconds used of the deadline, and the attempts that count."""
+        config, clock = self.config, self._loop.time
+        seconds, attempts, bad, refusals = 0.0, 0, 0, 0
+        while True:
+            began = clock()
+            limit = min(config.attempt_timeout, config.deadline - seconds)
+            try:
+                outcome, asked_pause = await self._attempt(http, request, limit)
+            except _Refused:  # nothing was asked, so neither attempt nor time counts
+                refusals += 1
+                if await self._wait(refusals):
+                    continue
+                gave_up = Failure(
+                    "connection",
+                    f"the LLM server at {config.url} has not answered for {config.wait_limit:g} s "
+                    f"({config.prefix}wait_limit)",
+                )
+                return gave_up, seconds, attempts
+            self._note_answer()
+            seconds, attempts = seconds + clock() - began, attempts + 1
+            if isinstance(outcome, Answer):
+                return outcome, seconds, attempts
+            bad += outcome.cause in _BAD_ANSWERS
+            pause = max(self._pause(attempts), asked_pause)
+            if (
+                outcome.cause not in _PASSING
+                or attempts >= config.attempts
+                or bad >= config.bad_answer_attempts
+                or seconds + pause >= config.deadline
+            ):
+                return outcome, seconds, attempts
+            await asyncio.sleep(pause)
+            seconds += pause
+
+    async def _attempt(self, http: Any, request: Request, limit: float) -> tuple[Outcome, float]:
+        """Sends the request once: the outcome, and the seconds that the server asks to wait.
+
+        It never raises for an error of the server or the network, but for `_Refused`.
+        """
+        import httpx2
+
+        if not self._ready():
+            raise _Refused
+        config = self.config
+        body = json.dumps(request.body(config.model), ensure_ascii=False)
+        try:
+            async with asyncio.timeout(limit):
+                status, headers, text = await self._post(http, request.path, body.encode())
+        except TimeoutError:
+            return Failure("timeout", f"no reply within {limit:.3g} s"), 0.0
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise _Refused from error
+        except httpx2.HTTPError as error:
+            message = self._without_key(f"{type(error).__name__}: {error}")
+            return Failure("connection", shorten(message)), 0.0
+        except endpoint.TooLarge as error:
+            return Failure("malformed", str(error)), 0.0
+        except UnicodeEncodeError:
+            return Failure("request", "the prompt holds half a surrogate pair"), 0.0
+        if status >= 300:
+            return read_error(status, self._without_key(text)), retry_after(headers)
+        # Of a model that is not the client's, no version is known.
+        other = isinstance(request, Sampling) and request.model not in ("", config.model)
+        version = "" if other else config.version
+        return read_outcome(request, without_key(text, self._key), version), 0.0
+
+    async def _post(self, http: Any, path: str, body: bytes) -> tuple[int, Any, str]:
+        headers = {"Content-Type": "application/json"}
+        async with http.stream("POST", path, content=body, headers=headers) as reply:
+            endpoint.check_plain(reply.headers)
+            parts = bytearray()
+            async for part in reply.aiter_raw():
+                parts += part
+                endpoint.check_size(len(parts))
+            return reply.status_code, reply.headers, parts.decode("utf-8", "replace")
+
+    async def _wait(self, refusals: int) -> bool:
+        """Waits while the server is down; False: it was for longer than `wait_limit`."""
+        now = self._loop.time()
+        if self._down is None:
+            self._down, self._counted, self._logged = now, now, -math.inf
+            self._up.clear()
+        self._count_waiting(now)
+        down = now - self._down
+        if now - self._logged > max(down / 2, _LONGEST_PAUSE):  # ever more rarely
+            self._logged, url = now, self.config.url
+            self._log(f"the LLM server at {url} does not answer; waiting ({down:.0f} s)")
+        pause, limit = self._pause(refusals), self.config.wait_limit
+        if limit is not None:
+            if down >= limit:
+                return False
+            pause = min(pause, limit - down)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._up.wait(), pause)
+        return True
+
+    def _note_answer(self) -> None:
+        """Notes that there is a connection, and wakes the calls that wait for one."""
+        if self._down is not None:
+            now = self._loop.time()
+            self._count_waiting(now)
+            url, down = self.config.url, now - self._down
+            self._log(f"the LLM server at {url} answers again after {down:.0f} s")
+            self._down = None
+            self._up.set()
+
+    def _count_waiting(self, now: float) -> None:
+        self._counters.waited_seconds += now - self._counted
+        self._counted = now
+
+    def _pause(self, attempts: int) -> float:
+        longest = min(self.config.retry_pause * 2 ** min(attempts - 1, 30), _LONGEST_PAUSE)
+        return longest * random.uniform(0.5, 1.0)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, BLOTTED) if self._key else text
+
+
+def _never_raising(log: Callable[[str], None]) -> Callable[[str], None]:
+    """Wraps `log` so that an error in it, such as a closed terminal, does not end the thread."""
+
+    def safe(line: str) -> None:
+        try:
+            log(line)
+        except Exception:
+            logger.exception("could not log: %s", line)
+
+    return safe

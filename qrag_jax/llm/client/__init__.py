@@ -1,1 +1,0 @@
-"""The client of a model server, with pooled connections, retries and a cache."""

@@ -1,0 +1,247 @@
+"""The sections `llm` of configs: which model is asked or trained, on which server, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.errors import InputError, check_above, check_least
+from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, is_local, read_key
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.runtime.config_fields import internal
+
+PREFIX = "config.llm."  # of the fields, in messages
+# The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientConfig:
+    """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`.
+
+    Attributes:
+        url: of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is
+            added to a URL without a path.
+        model: name that the server serves.
+        version: of the weights, part of the cache key and of answers.
+        concurrency: requests sent at once.
+        deadline: seconds for one request from its first attempt, with all attempts and the pauses
+            between them. Time spent waiting for a server that is down does not count.
+        attempt_timeout: seconds for one attempt.
+        attempts: per request, at most.
+        bad_answer_attempts: how many of the attempts may end in an answer that is malformed, empty
+            or without a known end.
+        retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
+        wait_limit: seconds without a connection after which requests fail; None: they wait for
+            ever.
+        cache: SQLite file of answers at temperature 0; "": no cache. Any number of processes may
+            share it if it is on a local disk.
+        api_key_env: name of the environment variable with the API key; "": no key is needed.
+        prefix: put before the fields' names in messages, such as "config.llm." or "--llm.".
+    """
+
+    url: str
+    model: str
+    version: str = ""
+    concurrency: int = 32
+    deadline: float = 300.0
+    attempt_timeout: float = 120.0
+    attempts: int = 5
+    bad_answer_attempts: int = 2
+    retry_pause: float = 0.5
+    wait_limit: float | None = None
+    cache: str = ""
+    api_key_env: str = ""
+    prefix: str = internal("")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", _checked_url(self.url, self.prefix))
+        if not self.model:
+            raise InputError(f"{self.prefix}model is empty; give the name that the server serves.")
+        for name in ("concurrency", "attempts", "bad_answer_attempts"):
+            if (value := getattr(self, name)) < 1:
+                raise InputError(f"{self.prefix}{name} is {value}; use 1 or more.")
+        for name in ("deadline", "attempt_timeout"):
+            if not (value := getattr(self, name)) > 0:
+                raise InputError(f"{self.prefix}{name} is {value}; use seconds above 0.")
+        for name in ("retry_pause", "wait_limit"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise InputError(f"{self.prefix}{name} is {value}; use seconds of 0 or more.")
+        check_variable(self.api_key_env, f"{self.prefix}api_key_env")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is on this machine, so that no proxy is needed."""
+        return is_local(self.url)
+
+    def api_key(self) -> str:
+        """The key from the environment; "" if none is needed."""
+        return read_key(self.api_key_env, f"{self.prefix}api_key_env")
+
+
+def _checked_url(url: str, prefix: str) -> str:
+    if url.startswith(UNIX):
+        if not Path(url.removeprefix(UNIX)).is_absolute():
+            raise InputError(f"{prefix}url is {url!r}; give the absolute path of a Unix socket.")
+        return url
+    parts = check_url(url, f"{prefix}url", "http://127.0.0.1:8000/v1", f"{prefix}api_key_env")
+    return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")
+
+
+class Needs(NamedTuple):
+    """What a training needs of the server.
+
+    Attributes:
+        rank: of the adapters that are trained; 0: all weights are.
+        versions: adapters that are loaded at a time, K + 2.
+        room: tokens of the longest prompt and answer together.
+    """
+
+    rank: int
+    versions: int
+    room: int
+
+
+class _Section:
+    """What both sections `llm` have."""
+
+    url: str
+    model: str
+    api_key_env: str
+    concurrency: int
+    deadline: float
+    attempt_timeout: float
+    attempts: int
+
+    def _check(self) -> None:
+        check_least("llm", self, concurrency=1, attempts=1)
+        check_above("llm", self, "deadline", "attempt_timeout")
+        check_variable(self.api_key_env, f"{PREFIX}api_key_env")
+        if self.url:
+            self.client(self.url, self.model)
+
+    def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
+        """Settings of the client."""
+        names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
+        fields = {name: getattr(self, name) for name in names}
+        return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedConfig(_Section):
+    """Section `llm` of a policy that is trained: where the server is that samples, and how it is
+    asked."""
+
+    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
+    model: str = ""  # its name on the server; "" if we start it: its folder's name
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+    concurrency: int = 256  # turns asked for at once
+    deadline: float = 600.0  # seconds for a turn with all its attempts
+    attempt_timeout: float = 300.0  # seconds for one attempt
+    attempts: int = 5  # per turn, at most
+    server: ServerConfig | None = internal()  # section llm.server; None: a server runs already
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], needs: Needs) -> ServedConfig:
+        """Reads the section; what the training itself knows of the server needs not be written.
+
+        Of our own server these fields are then set: `publish`; `lora_rank` and `max_model_len` if
+        they are 0; `loaded_adapters` if it is too low. `serving` sets others.
+        """
+        rest = dict(fields)
+        server = dict(rest.pop("server", None) or {})
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "server"]
+        if unknown := sorted(set(rest) - set(names)):
+            raise InputError(f"{PREFIX}{unknown[0]} is unknown; there are {', '.join(names)}.")
+        if rest.get("url"):
+            if not needs.rank:
+                raise InputError(
+                    "config.llm.url names a running server, and config.model.lora.rank is 0: all "
+                    "weights are exchanged only on a server that this run starts, since another "
+                    "one might restart with the first weights unnoticed; leave the url empty, or "
+                    "train adapters."
+                )
+            return cls(**rest)
+        server["publish"] = True
+        server["lora_rank"] = _rank(server.get("lora_rank", 0), needs.rank)
+        server["loaded_adapters"] = max(server.get("loaded_adapters", 1), needs.versions)
+        room = server.get("max_model_len", 0) or needs.room
+        if room < needs.room:
+            raise InputError(
+                f"config.llm.server.max_model_len is {room}, and an episode may have "
+                f"{needs.room} tokens (config.sampling.room); raise it, or leave it 0."
+            )
+        server["max_model_len"] = room
+        return cls(**rest, server=ServerConfig.of(server))
+
+    def serving(self, folder: str, dtype: str) -> ServedConfig:
+        """With the model that is trained, unless another one is named, and in the trainer's dtype.
+
+        Args:
+            folder: of the model.
+            dtype: of the trainer's products, where the config says "auto".
+        """
+        if self.server is None:
+            return self
+        dtype = dtype if self.server.dtype == "auto" else self.server.dtype
+        model = self.server.model or folder
+        server = dataclasses.replace(self.server, model=model, dtype=dtype)
+        return dataclasses.replace(self, server=server)
+
+
+def _rank(given: int, needed: int) -> int:
+    """The rank that the server is started with; 0: without adapters."""
+    if not needed:
+        return 0
+    if 0 < given < needed:
+        raise InputError(
+            f"config.llm.server.lora_rank is {given}, and the adapters' rank "
+            f"(config.model.lora.rank) is {needed}; raise it, or leave it 0."
+        )
+    if needed > RANKS[-1]:
+        raise InputError(
+            f"config.model.lora.rank is {needed}, and vLLM takes ranks up to {RANKS[-1]}; lower "
+            "it, or set config.sampling.engine to device."
+        )
+    return next(rank for rank in RANKS if rank >= max(given, needed))
+
+
+@dataclasses.dataclass(frozen=True)
+class LlmConfig(_Section):
+    """Section `llm` of a model that answers; `Generation` checks how it is sampled and read."""
+
+    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
+    model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+    version: str = ""  # of the weights, part of the cache key; "": a digest if we start the server
+    temperature: float = 0.0  # of sampling; 0: greedy, and answers are cached
+    max_tokens: int = 256  # longest answer, including its thinking
+    top_p: float | None = None  # nucleus sampling; None: the server's default
+    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
+    # Whether a thinking model thinks; None: off on our own server, else the server's default
+    enable_thinking: bool | None = None
+    cut_off: str = "fail"  # answers cut off by max_tokens: fail, or score as if complete
+    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
+    max_prompt_tokens: int = 0
+    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
+    concurrency: int = 32  # requests sent at once
+    deadline: float = 300.0  # seconds for a request with all its attempts
+    attempt_timeout: float = 120.0  # seconds for one attempt
+    attempts: int = 5  # per request, at most
+    cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
+    server: ServerConfig | None = None  # vLLM server, started if url is ""
+
+    def __post_init__(self) -> None:
+        self._check()
+        check_least("llm", self, max_tokens=1, max_prompt_tokens=0)
+        if not self.url and self.server is not None and not self.server.model:
+            raise InputError(
+                "there is no language model: give config.llm.url=http://HOST:PORT/v1 and "
+                "config.llm.model=NAME of a server that runs, or config.llm.server.model=FOLDER or "
+                "hub name, of which a server is started here."
+            )
