@@ -15,12 +15,15 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import check_tokenizer_links, trunk_folder
-from qrag_jax.models.files.model_folder import open_tensors, read_config
+from qrag_jax.models.files.model_folder import (
+    check_tokenizer_links,
+    open_tensors,
+    read_config,
+    trunk_folder,
+)
 from qrag_jax.models.files.peft import read_adapters, write_adapters
 from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.shards import MAX_SHARD_BYTES
-from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks import (
@@ -336,13 +339,9 @@ def save_encoder(
 ) -> None:
     """Writes the folder of an encoder, with its family's names (see `weight_names.save_folder`).
 
-    Weights keep the bytes that they have in their files. One tensor at a time is in memory.
+    Weights keep the bytes that they have in their files.
     """
-    table = family_of(loaded.model_config, str(out)).table
-    kept = jax.tree.map(_as_read, loaded.stored)
-    config = loaded.model_config
-    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
-
-
-def _as_read(leaf: Any) -> Any:
-    return leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf
+    table, config = family_of(loaded.model_config, str(out)).table, loaded.model_config
+    save_folder(
+        table, loaded.stored, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes
+    )

@@ -12,10 +12,15 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import check_tokenizer_links, copy_files, inside, read_json
-from qrag_jax.models.files.model_folder import open_tensors, read_config
-from qrag_jax.models.files.shards import MAX_SHARD_BYTES
-from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.model_folder import (
+    check_tokenizer_links,
+    copy_files,
+    inside,
+    open_tensors,
+    read_config,
+    read_json,
+)
+from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks import qwen3_weights
@@ -149,11 +154,8 @@ def save_language_model(
             copied.
     """
     table = table_of(loaded.model_config["model_type"])
-    kept = jax.tree.map(
-        lambda leaf: leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf, params
-    )
     config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}
-    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
+    save_folder(table, params, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
     generation = inside(tokenizer_files_from, GENERATION)
     if generation.is_file():
         copy_files({generation.name: generation}, out)

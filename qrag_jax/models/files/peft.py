@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
-from qrag_jax.models.files.known_files import inside, read_json
-from qrag_jax.models.files.model_folder import read_safetensors
+from qrag_jax.models.files.model_folder import inside, read_json
+from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import Params, Trunk
 from qrag_jax.runtime.whole_files import write_whole

@@ -1,8 +1,8 @@
 """Reads the tensors of a `pytorch_model.bin` without torch and without running code from it.
 
 Such a file is a pickle, and a pickle is a program. Three barriers make reading it safe. Only the
-pickle operations that a state dict needs are allowed, within limits (`pickle_scan`). Only the names
-in `_Reader.find_class` resolve. They resolve only to the inert classes of this module. Bytes become
+operations of pickles that a state dict needs are allowed (`OPERATIONS`). Only the names in
+`_Reader.find_class` resolve, and they resolve to the inert classes of this module. Bytes become
 arrays after the pickle is loaded, and never more bytes than the file has.
 """
 
@@ -22,7 +22,6 @@ import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.pickle_scan import MAX_BYTES, scan
 
 DTYPES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype(np.float32),
@@ -39,7 +38,19 @@ DTYPES: dict[str, np.dtype] = {
 WRAPPERS = ("state_dict", "model")
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
+# Operations that `torch.save` writes, protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
+# (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
+# fmt: off
+OPERATIONS = (
+    "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINSTRING", "SHORT_BINSTRING", "GLOBAL", "STACK_GLOBAL",
+    "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "MARK",
+    "APPEND", "APPENDS", "SETITEM", "SETITEMS", "REDUCE", "BUILD", "BINPERSID", "PROTO", "FRAME",
+    "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MEMOIZE", "STOP",
+)
+# fmt: on
 
+MOST_ITEMS = 10_000_000  # of dictionaries that are made from lists, in one file
 MOST_COPIES = 4  # most bytes of tensors beyond their storages, in multiples of the file's size
 MAX_REASON = 200  # characters of a library's error in a message
 
@@ -73,7 +84,10 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # a broken pickle may fail with nearly any exception
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
-        raise InputError(f"{path}: truncated or corrupt ({reason}); download it again.") from error
+        raise InputError(
+            f"{path}: not readable as a PyTorch weight file ({reason}); download it again, or "
+            "convert the weights to safetensors."
+        ) from error
     raise InputError(f"{path}: holds no tensors by name (a state dict); save model.state_dict().")
 
 
@@ -106,17 +120,15 @@ class _Tensor(_Inert):
 
 
 class _Mapping(dict):
-    """Stands for `OrderedDict`; attributes that a pickle sets on it (`_metadata`) are dropped.
+    """Stands for `dict` and `OrderedDict`; attributes that are set on it (`_metadata`) are dropped.
 
-    Pickles written by Python 2 pass the items as an argument.
+    Keys are plain: hashing a deeply nested tuple would overflow the stack.
     """
 
-    def __init__(self, items: Any = ()) -> None:
-        super().__init__()
-        for key, value in items:
-            if not isinstance(key, str | int):
-                raise pickle.UnpicklingError("a dictionary whose keys are not plain")
-            self[key] = value
+    def __setitem__(self, key: object, value: object) -> None:
+        if not isinstance(key, str | int):
+            raise pickle.UnpicklingError("a dictionary whose keys are not plain")
+        super().__setitem__(key, value)
 
     def __setstate__(self, state: object) -> None:
         del state
@@ -162,21 +174,37 @@ def _parameter(tensor: object, *rest: object) -> _Tensor:
     return tensor
 
 
-class _Reader(pickle.Unpickler):
+class _Operations(dict):
+    """The operations by their codes."""
+
+    def __missing__(self, code: int) -> Any:
+        raise pickle.UnpicklingError(f"the operation {chr(code)!r}, which no tensors need")
+
+
+class _Reader(pickle._Unpickler):
     """An unpickler that knows tensors and nothing else.
+
+    The one in Python, not that in C, for its operations can be chosen.
 
     Attributes:
         storages: all storages that the pickle names, by key.
     """
 
+    dispatch = _Operations(
+        (getattr(pickle, name)[0], pickle._Unpickler.dispatch[getattr(pickle, name)[0]])
+        for name in OPERATIONS
+    )
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(_Mapping())
+
     def __init__(self, file: BinaryIO, path: Path) -> None:
         super().__init__(file, encoding="utf-8")
         self.path = path
         self.storages: dict[str, _Storage] = {}
+        self._items = 0
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return _Mapping
+            return _Name(self._ordered_dict)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _Name(_tensor_v2)
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
@@ -184,9 +212,20 @@ class _Reader(pickle.Unpickler):
         if module in ("torch", "torch.cuda") and name in DTYPES:
             return _Name(dtype=DTYPES[name])
         raise InputError(
-            f"{self.path}: refused, since the file asks for {module}.{name}, which is not part of "
-            f"a dictionary of tensors and could run code; convert the weights to safetensors."
+            f"{self.path}: refused, since the file asks for {f'{module}.{name}':.200}, which is "
+            "not part of a dictionary of tensors and could run code; convert the weights to "
+            "safetensors."
         )
+
+    def _ordered_dict(self, items: Any = ()) -> _Mapping:
+        """An `OrderedDict`; pickles written by Python 2 pass the items, maybe the same often."""
+        found = _Mapping()
+        for key, value in items:
+            found[key] = value
+            self._items += 1
+            if self._items > MOST_ITEMS:
+                raise pickle.UnpicklingError(f"more than {MOST_ITEMS} items of dictionaries")
+        return found
 
     def persistent_load(self, pid: Any) -> _Storage:
         """pid: ("storage", kind, key, device, numel) and, in the older format, a view."""
@@ -203,14 +242,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _unpickle(file: BinaryIO, path: Path) -> tuple[Any, dict[str, _Storage]]:
-    """Loads the pickle at the current position of `file`, and leaves the position at its end.
-
-    Returns:
-        what the pickle holds, and all storages that it names, by key.
-    """
-    start = file.tell()
-    scan(file, path)
-    file.seek(start)
+    """What the pickle at the position of `file` holds, and the storages that it names, by key."""
     reader = _Reader(file, path)
     return reader.load(), reader.storages
 
@@ -232,11 +264,6 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
             raise InputError(
                 f"{path}: its entries have more bytes than the file, as they overlap; download it "
                 "again."
-            )
-        if archive.getinfo(pickles[0]).file_size > MAX_BYTES:
-            raise InputError(
-                f"{path}: refused, since its data.pkl has more than {MAX_BYTES >> 20} MiB, which "
-                "names of tensors do not need; convert the weights to safetensors."
             )
         order = archive.read(f"{root}byteorder") if f"{root}byteorder" in names else b"little"
         if order not in (b"little", b"big"):
@@ -282,6 +309,8 @@ def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.nda
     wanted = set(_storages(found))
     storages: dict[_Storage, np.ndarray] = {}
     for key in keys:
+        if not isinstance(key, str):
+            raise ValueError("a storage whose key is no text")
         storage = by_key[key]
         (numel,) = struct.unpack("<q", file.read(8))
         if numel != storage.numel:
@@ -308,7 +337,9 @@ def _storages(found: Any) -> list[_Storage]:
     """The distinct storages of the tensors in `found` and in the dictionaries one level below."""
     if not isinstance(found, dict):
         return []
-    values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
+    # Once each: a file may name one dictionary a million times.
+    dicts = {id(d): d for d in (found, *found.values()) if isinstance(d, dict)}.values()
+    values = (value for each in dicts for value in each.values())
     return list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
 
 
