@@ -79,7 +79,9 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
     return {
         f"{name} {key}": value
         for name, place in (("state", STATE), ("chunk", CHUNK))
-        for key, value in bert_weights.tensors_from_params(tower_params(params, place)).items()
+        for key, value in tensors_from_params(
+            bert_weights.TABLE, tower_params(params, place)
+        ).items()
     }
 
 

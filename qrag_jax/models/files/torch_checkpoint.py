@@ -8,7 +8,6 @@ arrays after the pickle is loaded, and never more bytes than the file has.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 import pickle
@@ -16,7 +15,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -91,17 +90,7 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
     raise InputError(f"{path}: holds no tensors by name (a state dict); save model.state_dict().")
 
 
-class _Inert:
-    """An object that a pickle may build but not change: no tensor changes after its check."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError(f"a {type(self).__name__.strip('_').lower()} is given a state")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Storage(_Inert):
+class _Storage(NamedTuple):
     """A run of `numel` elements, named by `key` within the file; the bytes are read later."""
 
     key: str
@@ -109,8 +98,7 @@ class _Storage(_Inert):
     numel: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tensor(_Inert):
+class _Tensor(NamedTuple):
     """A strided view of a storage; offset and strides count elements, as in torch."""
 
     storage: _Storage
@@ -134,7 +122,7 @@ class _Mapping(dict):
         del state
 
 
-class _Name(_Inert):
+class _Name:
     """What an allowed name in the pickle becomes: a storage kind or a function of this module."""
 
     __slots__ = ("call", "dtype")
@@ -147,6 +135,9 @@ class _Name(_Inert):
         if self.call is None:
             raise pickle.UnpicklingError("a storage kind is called")
         return self.call(*args)
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("a name is given a state")
 
 
 def _tensor_v2(
@@ -255,33 +246,20 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
         if len(pickles) != 1:
             raise InputError(f"{path}: a zip file without data.pkl is not a PyTorch weight file.")
         root = pickles[0].removesuffix("data.pkl")
-        # An uncompressed entry cannot be larger than the file: no decompression bombs.
-        if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
-            raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
         entries = archive.infolist()
-        whole = file.seek(0, io.SEEK_END)
-        if sum(entry.file_size for entry in entries) > whole:
-            raise InputError(
-                f"{path}: its entries have more bytes than the file, as they overlap; download it "
-                "again."
-            )
+        # An uncompressed entry cannot be larger than the file: no decompression bombs.
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
+        if sum(entry.file_size for entry in entries) > file.seek(0, io.SEEK_END):
+            raise ValueError("its entries overlap")
         order = archive.read(f"{root}byteorder") if f"{root}byteorder" in names else b"little"
         if order not in (b"little", b"big"):
-            raise InputError(
-                f"{path}: the byteorder entry holds {order[:20]!r}, not little or big."
-            )
-        found, _ = _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), path)
-        storages: dict[_Storage, np.ndarray] = {}
-        for storage in _storages(found):
-            name = f"{root}data/{storage.key}"
-            if name not in names:
-                raise InputError(f"{path}: the entry {name} is missing; download the file again.")
-            if storage.numel * storage.dtype.itemsize > archive.getinfo(name).file_size:
-                raise InputError(
-                    f"{path}: the entry {name} has {archive.getinfo(name).file_size} bytes, too "
-                    f"few for {storage.numel} {storage.dtype}; download the file again."
-                )
-            storages[storage] = _elements(archive.read(name), storage, big=order == b"big")
+            raise ValueError(f"the byteorder {order[:20]!r} is not little or big")
+        found, _ = _unpickle(io.BytesIO(archive.read(pickles[0])), path)
+        storages = {
+            each: _elements(archive.read(f"{root}data/{each.key}"), each, big=order == b"big")
+            for each in _storages(found)
+        }
     return found, storages
 
 

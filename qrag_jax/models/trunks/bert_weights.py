@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from qrag_jax.models.files import weight_names
 from qrag_jax.models.files.weight_names import (
     DENSE_LEAVES,
     NORM_LEAVES,
@@ -17,7 +11,7 @@ from qrag_jax.models.files.weight_names import (
     NameTable,
     module_names,
 )
-from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.bert import Bert
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.runtime.sharding import split_rules
 
@@ -66,22 +60,3 @@ TABLE = NameTable(
 
 # How parameters are split over a mesh (see `runtime.sharding`).
 PARTITION_RULES = split_rules(Bert.SPLIT.columns, Bert.SPLIT.rows)
-
-
-def params_from_tensors(
-    tensors: Mapping[str, np.ndarray], config: BertConfig, where: str
-) -> dict[str, Any]:
-    """The parameters of `Bert(config)`, stacked (see `weight_names.params_from_tensors`)."""
-    return weight_names.params_from_tensors(TABLE, Bert(config), tensors, where)
-
-
-def tensors_from_params(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The inverse of `params_from_tensors`."""
-    return weight_names.tensors_from_params(TABLE, params)
-
-
-def save_folder(
-    params: Mapping[str, Any], config_dict: Mapping[str, Any], tokenizer_files_from: Path, out: Path
-) -> None:
-    """Writes a folder that `BertModel.from_pretrained` reads (see `weight_names.save_folder`)."""
-    weight_names.save_folder(TABLE, params, config_dict, tokenizer_files_from, out)
