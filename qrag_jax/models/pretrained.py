@@ -27,12 +27,12 @@ from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks import (
-    bert_weights,
-    gte_weights,
-    modernbert_weights,
+    bert,
+    gte,
+    modernbert,
     mpnet,
     nomic_bert,
-    qwen3_weights,
+    qwen3,
 )
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
@@ -84,12 +84,12 @@ VECTOR_SCALE = "qrag_jax_vector_scale"
 
 # The families by the model_type of config.json.
 FAMILIES = {
-    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
+    "bert": Family(BertConfig.from_dict, Bert, bert.TABLE, bert.PARTITION_RULES),
     "qwen3": Family(
         Qwen3Config.from_dict,
         Qwen3,
-        qwen3_weights.TABLE,
-        qwen3_weights.PARTITION_RULES,
+        qwen3.TABLE,
+        qwen3.PARTITION_RULES,
         last_norm=("final_norm",),
         opens_rows=False,
         pooling=LAST,
@@ -97,29 +97,25 @@ FAMILIES = {
         drops=False,
         pooler=False,
     ),
-    "new": Family(GteConfig.from_dict, Gte, gte_weights.TABLE, gte_weights.PARTITION_RULES),
+    "new": Family(GteConfig.from_dict, Gte, gte.TABLE, gte.PARTITION_RULES),
     "xlm-roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
+        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert.PARTITION_RULES
     ),
-    "roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
-    ),
+    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert.PARTITION_RULES),
     "modernbert": Family(
         ModernBertConfig.from_dict,
         ModernBert,
-        modernbert_weights.TABLE,
-        modernbert_weights.PARTITION_RULES,
+        modernbert.TABLE,
+        modernbert.PARTITION_RULES,
         last_norm=("final_norm",),
         pooler=False,
     ),
-    "mpnet": Family(
-        mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert_weights.PARTITION_RULES
-    ),
+    "mpnet": Family(mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert.PARTITION_RULES),
     "nomic_bert": Family(
         nomic_bert.NomicBertConfig.from_dict,
         nomic_bert.NomicBert,
         nomic_bert.TABLE,
-        gte_weights.PARTITION_RULES,
+        gte.PARTITION_RULES,
         complete=nomic_bert.in_one_spelling,
     ),
 }

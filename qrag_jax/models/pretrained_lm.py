@@ -23,7 +23,7 @@ from qrag_jax.models.files.model_folder import (
 from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.language_model import LanguageModel
-from qrag_jax.models.trunks import qwen3_weights
+from qrag_jax.models.trunks import qwen3
 from qrag_jax.models.trunks.llama import LlamaConfig, Qwen2Config
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
@@ -73,12 +73,12 @@ class LoadedLanguageModel:
     @property
     def partition_rules(self) -> Rules:
         """How the parameters are split over a mesh."""
-        return qwen3_weights.PARTITION_RULES
+        return qwen3.PARTITION_RULES
 
 
 def table_of(model_type: str) -> NameTable:
     """The names of a language model's weights, those of its trunk and its head."""
-    trunk = qwen3_weights.TABLE
+    trunk = qwen3.TABLE
     return dataclasses.replace(
         trunk,
         names={path: _TRUNK + name for path, name in trunk.names.items()} | {(HEAD,): _HEAD_NAME},

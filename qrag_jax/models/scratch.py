@@ -16,8 +16,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.runtime.whole_files import write_whole
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}

@@ -23,8 +23,7 @@ from qrag_jax.learners import placement
 from qrag_jax.models.files.model_folder import open_tensors, read_tensors
 from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.runtime.sharding import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
 

@@ -29,7 +29,7 @@ from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.weight_names import params_from_tensors, save_folder, tensors_from_params
 from qrag_jax.models.pretrained import FAMILIES, load_encoder, save_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.models.trunks.bert import TABLE
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (

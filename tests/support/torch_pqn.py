@@ -25,8 +25,7 @@ from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
