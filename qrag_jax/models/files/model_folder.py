@@ -234,7 +234,7 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def write_folder(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Any],
     config: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -36,17 +36,6 @@ WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9  # as in Hugging Face's libraries
 
 
-class Tensor(Protocol):
-    """An array, or what is read into one by `np.asarray`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def __getitem__(self, index: Any, /) -> Any: ...
-    def __array__(self, dtype: Any = None, /) -> np.ndarray: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class FileTensor:
     """One tensor of a safetensors file; each access maps the bytes and unmaps them afterwards."""
@@ -65,6 +54,9 @@ class FileTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[()].astype(dtype or self.dtype, copy=False)
+
+
+Tensor = FileTensor | np.ndarray
 
 
 def open_safetensors(path: Path) -> dict[str, FileTensor]:
@@ -94,11 +86,12 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def write_shards(
-    folder: Path, tensors: Mapping[str, Tensor], max_bytes: int = MAX_SHARD_BYTES
+    folder: Path, tensors: Mapping[str, Any], max_bytes: int = MAX_SHARD_BYTES
 ) -> None:
     """Writes weights as Hugging Face's libraries do: `model.safetensors`, or shards and an index.
 
-    The tensors of one shard are in memory at a time. Files are renamed into place at the end, so
+    A tensor has a shape and a dtype, and is read by `np.asarray`; those of one shard are in memory
+    at a time. Files are renamed into place at the end, so
     the tensors may be in the files that are replaced.
     """
     from huggingface_hub import split_state_dict_into_shards_factory

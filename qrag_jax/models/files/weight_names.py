@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import write_folder
@@ -104,7 +105,9 @@ def stored_params(
         own = [tensors[found[name]] if name in found else ones for name in names]
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
 
-    return _tree({path: leaf(path, count, shape) for path, count, shape in _leaves(module)})
+    return unflatten_dict(
+        {path: leaf(path, count, shape) for path, count, shape in _leaves(module)}
+    )
 
 
 def params_from_tensors(
@@ -136,19 +139,15 @@ class _Part:
     def dtype(self) -> np.dtype:
         return np.dtype(self.leaf.dtype)
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self)[index]
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.leaf[self.index], dtype)
         return array.T if self.transposed else array
 
 
-def _parts(table: NameTable, params: Params) -> dict[str, Tensor]:
+def _parts(table: NameTable, params: Params) -> dict[str, Any]:
     """The tensors of a tree, layer by layer; those in files are as they are there."""
-    found: list[tuple[int, str, Tensor]] = []
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
-        path = tuple(key.key for key in keys)
+    found: list[tuple[int, str, Any]] = []
+    for path, leaf in flatten_dict(params).items():
         stacked = path[0] == LAYERS
         for i in range(leaf.shape[0] if stacked else 1):
             name = table.names[path].format(i)
@@ -206,8 +205,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
 def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
     """Every stacked leaf: its path, how many tensors it stacks, and the shape of one."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        path = tuple(key.key for key in keys)
+    for path, leaf in flatten_dict(tree).items():
         if path[0] == LAYERS:
             yield path, leaf.shape[0], leaf.shape[1:]
         else:
@@ -244,13 +242,3 @@ def _match(
         told += [f"and {rest} more"] if rest > 0 else []
         raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(told)}.")
     return prefix, found
-
-
-def _tree(leaves: Mapping[LeafPath, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return tree
