@@ -36,8 +36,14 @@ def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
     Returns:
         The wheel's path; None if pip does not get it.
     """
-    options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "30"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--retries=1",
+        "--timeout=30",
+        f"--dest={folder}",
+    ]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
     done = subprocess.run(command, capture_output=True)  # noqa: S603  (fixed arguments, no shell)
     found = list(folder.glob("*.whl"))
     return found[0] if done.returncode == 0 and len(found) == 1 else None
