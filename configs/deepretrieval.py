@@ -46,7 +46,8 @@ def get_config(arg: str = "quick") -> ConfigDict:
 
 
 def _made_here(config: ConfigDict) -> None:
-    """Minutes on two cores: the tiny model, whole weights."""
+    """Minutes on two cores: the tiny model, whole weights, which can copy from the start."""
+    config.model.tiny.weights = "examples/copying_heads.py:with_copying_heads"
     config.writing.update(prompt="bare_rewrite", query_tokens=224)
     config.sampling.update(temperature=1.0, room=512, chunk=64, rows=32)
     config.script.update(steps=1200, batch_size=8, learning_rate=2e-3, observed=True)

@@ -44,7 +44,8 @@ def get_config(arg: str = "quick") -> ConfigDict:
 
 
 def _made_here(config: ConfigDict) -> None:
-    """Minutes on two cores: the tiny model, whole weights."""
+    """Minutes on two cores: the tiny model, whole weights, which can copy from the start."""
+    config.model.tiny.weights = "examples/copying_heads.py:with_copying_heads"
     config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="", gold_by="passage")
     config.writing.update(prompt="bare_query", query_tokens=80)
     config.styles.most_words = 16

@@ -43,7 +43,8 @@ def get_config(arg: str = "quick") -> ConfigDict:
 
 
 def _made_here(config: ConfigDict) -> None:
-    """Minutes on two cores: the tiny model, whole weights."""
+    """Minutes on two cores: the tiny model, whole weights, which can copy from the start."""
+    config.model.tiny.weights = "examples/copying_heads.py:with_copying_heads"
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
     config.sampling.update(temperature=1.0, room=640, chunk=64)
     config.sft.update(steps=2500, batch_size=8, learning_rate=2e-3, observed=True)
@@ -85,6 +86,7 @@ def _verifiers(config: ConfigDict) -> None:
     """
     config.env.verifiers = "musique-multihop"  # our own; without one, other questions are asked
     config.stages = ("grpo",)
+    config.model.tiny.weights = "examples/copying_heads.py:with_copying_heads"
     config.tools.update(turn_tokens=64)
     config.sampling.update(temperature=1.0, room=1024, chunk=64)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=1024)

@@ -62,7 +62,7 @@ def course(config: str, steps: int, main: str, *fields: str, scoring: Sequence[s
 
 
 _SMALL_LM = tuple(
-    f"model.tiny.{field}" for field in ("layers=1", "copies=False", "hidden=32", "intermediate=32")
+    f"model.tiny.{field}" for field in ("layers=1", "weights=", "hidden=32", "intermediate=32")
 )
 _WRITER = (*_SMALL_LM, "model.tiny.vocab=420", "model.block_tokens=1024")
 # A training of every system, which many tests share; token systems play one batch ahead.

@@ -49,10 +49,10 @@ from qrag_jax.llm.text.tool_calls import (
 )
 from qrag_jax.metrics import trec
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
@@ -273,7 +273,7 @@ def model_files(kind: str) -> dict[str, bytes]:
         folder = Path(name)
         if kind == "language model":
             sizes = dict(hidden=16, layers=1, heads=2, key_heads=1, intermediate=16, head_dim=8)
-            config = TinyLMConfig(vocab=300, positions=64, copies=False, **sizes)
+            config = TinyLMConfig(vocab=300, positions=64, **sizes)
             write_tiny_lm(folder, TEXTS, config, seed=0)
         else:
             make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)

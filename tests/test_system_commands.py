@@ -109,7 +109,7 @@ def test_from_scores_to_a_page(
 
 _TOKENS = ("--config.train.log_every=1", "--config.train.eval_every=100")
 _TOKENS += ("--config.model.dtype=float32", "--config.model.tiny.layers=1")
-_TOKENS += ("--config.model.tiny.copies=False",)
+_TOKENS += ("--config.model.tiny.weights=",)
 # Runs whose numbers do not depend on how blocks are cut: in float32, few steps, a small rate.
 SPREAD = {
     "q_rag": (

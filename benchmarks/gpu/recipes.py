@@ -30,11 +30,11 @@ from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
 from qrag_jax.models import pretrained, pretrained_lm
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import TOKENIZER_FILES, copy_files
-from qrag_jax.models.files.shards import LENGTH_BYTES, WHOLE_FILE
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.files.model_folder import TOKENIZER_FILES, copy_files
+from qrag_jax.models.files.stored_tensors import WHOLE_FILE
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.device_vectors import BFLOAT16, Layout, rows_of
 from qrag_jax.retrieval.exact import GROUP, ExactSettings, make_search, plan_of
@@ -292,8 +292,8 @@ def _write_zeros(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
     text += b" " * (-len(text) % 8)
     path.unlink(missing_ok=True)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-        file.truncate(LENGTH_BYTES + len(text) + end)
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _write_drawn(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.platform import Platform

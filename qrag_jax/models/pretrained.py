@@ -15,21 +15,24 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import check_tokenizer_links, trunk_folder
-from qrag_jax.models.files.model_folder import open_tensors, read_config
+from qrag_jax.models.files.model_folder import (
+    check_tokenizer_links,
+    open_tensors,
+    read_config,
+    trunk_folder,
+)
 from qrag_jax.models.files.peft import read_adapters, write_adapters
 from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.shards import MAX_SHARD_BYTES
-from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks import (
-    bert_weights,
-    gte_weights,
-    modernbert_weights,
+    bert,
+    gte,
+    modernbert,
     mpnet,
     nomic_bert,
-    qwen3_weights,
+    qwen3,
 )
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
@@ -81,12 +84,12 @@ VECTOR_SCALE = "qrag_jax_vector_scale"
 
 # The families by the model_type of config.json.
 FAMILIES = {
-    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
+    "bert": Family(BertConfig.from_dict, Bert, bert.TABLE, bert.PARTITION_RULES),
     "qwen3": Family(
         Qwen3Config.from_dict,
         Qwen3,
-        qwen3_weights.TABLE,
-        qwen3_weights.PARTITION_RULES,
+        qwen3.TABLE,
+        qwen3.PARTITION_RULES,
         last_norm=("final_norm",),
         opens_rows=False,
         pooling=LAST,
@@ -94,29 +97,25 @@ FAMILIES = {
         drops=False,
         pooler=False,
     ),
-    "new": Family(GteConfig.from_dict, Gte, gte_weights.TABLE, gte_weights.PARTITION_RULES),
+    "new": Family(GteConfig.from_dict, Gte, gte.TABLE, gte.PARTITION_RULES),
     "xlm-roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
+        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert.PARTITION_RULES
     ),
-    "roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
-    ),
+    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert.PARTITION_RULES),
     "modernbert": Family(
         ModernBertConfig.from_dict,
         ModernBert,
-        modernbert_weights.TABLE,
-        modernbert_weights.PARTITION_RULES,
+        modernbert.TABLE,
+        modernbert.PARTITION_RULES,
         last_norm=("final_norm",),
         pooler=False,
     ),
-    "mpnet": Family(
-        mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert_weights.PARTITION_RULES
-    ),
+    "mpnet": Family(mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert.PARTITION_RULES),
     "nomic_bert": Family(
         nomic_bert.NomicBertConfig.from_dict,
         nomic_bert.NomicBert,
         nomic_bert.TABLE,
-        gte_weights.PARTITION_RULES,
+        gte.PARTITION_RULES,
         complete=nomic_bert.in_one_spelling,
     ),
 }
@@ -336,13 +335,9 @@ def save_encoder(
 ) -> None:
     """Writes the folder of an encoder, with its family's names (see `weight_names.save_folder`).
 
-    Weights keep the bytes that they have in their files. One tensor at a time is in memory.
+    Weights keep the bytes that they have in their files.
     """
-    table = family_of(loaded.model_config, str(out)).table
-    kept = jax.tree.map(_as_read, loaded.stored)
-    config = loaded.model_config
-    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
-
-
-def _as_read(leaf: Any) -> Any:
-    return leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf
+    table, config = family_of(loaded.model_config, str(out)).table, loaded.model_config
+    save_folder(
+        table, loaded.stored, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes
+    )

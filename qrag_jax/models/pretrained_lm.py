@@ -12,13 +12,18 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.known_files import check_tokenizer_links, copy_files, inside, read_json
-from qrag_jax.models.files.model_folder import open_tensors, read_config
-from qrag_jax.models.files.shards import MAX_SHARD_BYTES
-from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.model_folder import (
+    check_tokenizer_links,
+    copy_files,
+    inside,
+    open_tensors,
+    read_config,
+    read_json,
+)
+from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.language_model import LanguageModel
-from qrag_jax.models.trunks import qwen3_weights
+from qrag_jax.models.trunks import qwen3
 from qrag_jax.models.trunks.llama import LlamaConfig, Qwen2Config
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
@@ -68,12 +73,12 @@ class LoadedLanguageModel:
     @property
     def partition_rules(self) -> Rules:
         """How the parameters are split over a mesh."""
-        return qwen3_weights.PARTITION_RULES
+        return qwen3.PARTITION_RULES
 
 
 def table_of(model_type: str) -> NameTable:
     """The names of a language model's weights, those of its trunk and its head."""
-    trunk = qwen3_weights.TABLE
+    trunk = qwen3.TABLE
     return dataclasses.replace(
         trunk,
         names={path: _TRUNK + name for path, name in trunk.names.items()} | {(HEAD,): _HEAD_NAME},
@@ -149,11 +154,8 @@ def save_language_model(
             copied.
     """
     table = table_of(loaded.model_config["model_type"])
-    kept = jax.tree.map(
-        lambda leaf: leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf, params
-    )
     config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}
-    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
+    save_folder(table, params, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
     generation = inside(tokenizer_files_from, GENERATION)
     if generation.is_file():
         copy_files({generation.name: generation}, out)

@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import save_folder
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.runtime.whole_files import write_whole
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -60,7 +60,8 @@ def make_scratch_folder(
         Bert(bert), bert.hidden_size, config.positions, opening_id=2, sep_id=3, pad_id=0
     )
     params = jax.tree.map(np.asarray, jax.jit(encoder.init)(jax.random.key(seed)))
-    save_folder(params, {"model_type": "bert", **dataclasses.asdict(bert)}, folder, folder)
+    config_dict = {"model_type": "bert", **dataclasses.asdict(bert)}
+    save_folder(TABLE, params, config_dict, folder, folder)
 
 
 def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:

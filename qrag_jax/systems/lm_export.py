@@ -66,7 +66,7 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
 
 def _model(config: ExportedConfig, workdir: Path) -> FirstLanguageModel:
     """The model that training started from, without the run's data."""
-    if not config.model.path and not (workdir / FOLDER).exists():
+    if not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
     platform = Platform.of(make_mesh(config.runtime.mesh))
     return prepare_language_model(config.model, workdir, tuple, config.seed, platform=platform)

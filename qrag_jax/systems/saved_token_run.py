@@ -33,7 +33,7 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
     Args:
         workdir: the run's folder; None: there is no run, and the config's own model plays.
     """
-    if workdir and not config.model.path and not (workdir / FOLDER).exists():
+    if workdir and not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
     if told := determinism.ask(config.runtime.deterministic):
         log(told)

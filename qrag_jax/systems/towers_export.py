@@ -28,10 +28,10 @@ from qrag_jax.evaluators.log_record import Retriever
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.files.sentence_transformers_tokenizer import (
+from qrag_jax.models.files.sentence_transformers import (
     check_tokenizer,
     token_name,
+    write_modules,
     write_tokenizer,
 )
 from qrag_jax.models.files.weight_names import LeafPath, save_folder

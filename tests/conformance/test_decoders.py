@@ -27,7 +27,7 @@ from qrag_jax.models.files.peft import read_adapters
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
-from qrag_jax.models.trunks.qwen3_weights import TABLE
+from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from qrag_jax.runtime import sharding

@@ -21,10 +21,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
 from qrag_jax.models.files.model_folder import open_tensors, read_tensors
-from qrag_jax.models.files.shards import Size, write_shards
+from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import TABLE
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.runtime.sharding import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
 
@@ -35,10 +34,9 @@ LARGE = Bert(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32
 def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
     """Random weights, the same for one module whatever the dtype; as they are read."""
     folder.mkdir()
-    sizes = {n: Size(s, np.dtype(dtype)) for n, s in expected_shapes(TABLE, module).items()}
-    rng = np.random.default_rng(0)
-    arrays = ((n, rng.random(s.shape, np.float32).astype(dtype)) for n, s in sizes.items())
-    write_shards(folder, sizes, arrays, shard)
+    rng, shapes = np.random.default_rng(0), expected_shapes(TABLE, module)
+    arrays = {n: rng.random(s, np.float32).astype(dtype) for n, s in shapes.items()}
+    write_shards(folder, arrays, shard)
     return stored_params(TABLE, module, open_tensors(folder), str(folder))
 
 

@@ -21,7 +21,7 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.errors import InputError
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
-from qrag_jax.models.trunks import bert_weights, gte_weights, qwen3_weights
+from qrag_jax.models.trunks import bert, gte, qwen3
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
@@ -53,12 +53,12 @@ QWEN3 = Qwen3(
 )
 GTE = Gte(GteConfig(**SIZES, num_attention_heads=2))
 FAMILIES = {
-    "bert": (TextEncoder(BERT, 128, 32, CLS, SEP, PAD), bert_weights.PARTITION_RULES),
+    "bert": (TextEncoder(BERT, 128, 32, CLS, SEP, PAD), bert.PARTITION_RULES),
     "qwen3": (
         TextEncoder(QWEN3, 128, 32, None, SEP, PAD, pooling=LAST),
-        qwen3_weights.PARTITION_RULES,
+        qwen3.PARTITION_RULES,
     ),
-    "new": (TextEncoder(GTE, 128, 32, CLS, SEP, PAD), gte_weights.PARTITION_RULES),
+    "new": (TextEncoder(GTE, 128, 32, CLS, SEP, PAD), gte.PARTITION_RULES),
 }
 
 

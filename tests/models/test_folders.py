@@ -26,10 +26,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
+from qrag_jax.models.files.weight_names import params_from_tensors, save_folder, tensors_from_params
 from qrag_jax.models.pretrained import FAMILIES, load_encoder, save_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.trunks.bert_weights import save_folder
+from qrag_jax.models.trunks.bert import TABLE
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (
@@ -272,7 +272,7 @@ def test_every_problem_with_the_weights_is_named_at_once() -> None:
 def test_bfloat16_params_are_saved_as_such(tmp_path: Path) -> None:
     folder = write_small_model("bert", tmp_path / "in")
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), load_encoder(folder).params)
-    save_folder(params, read_config(folder), folder, tmp_path / "deep" / "out")
+    save_folder(TABLE, params, read_config(folder), folder, tmp_path / "deep" / "out")
     back = BertModel.from_pretrained(
         tmp_path / "deep" / "out", add_pooling_layer=False, dtype="auto"
     )
@@ -286,14 +286,14 @@ def test_save_folder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     params, config = load_encoder(folder).params, read_config(folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: .*tokenizer\.json"):
-        save_folder(params, {}, tmp_path / "empty", tmp_path / "out")
+        save_folder(TABLE, params, {}, tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="file"):
-        save_folder(params, config, folder, tmp_path / "file")
+        save_folder(TABLE, params, config, folder, tmp_path / "file")
     (folder / "modules.json").write_text("{}x")
     with pytest.raises(InputError, match=r"modules\.json"):
-        save_folder(params, config, folder, tmp_path / "out")
+        save_folder(TABLE, params, config, folder, tmp_path / "out")
 
 
 # ---------------------------------------------------------------------- what fits together

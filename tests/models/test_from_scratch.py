@@ -16,24 +16,27 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.compute.rope import rotate_halves
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.copying_heads import with_copying_heads
-from qrag_jax.models.files.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
 ENCODER = ScratchConfig(layers=1, hidden=16, heads=2, vocab=120, positions=32)
-DECODER = TinyLMConfig(layers=2, hidden=24, heads=4, key_heads=2, head_dim=8, intermediate=32)
+COPIES = "examples/copying_heads.py:with_copying_heads"
+DECODER = TinyLMConfig(
+    layers=2, hidden=24, heads=4, key_heads=2, head_dim=8, intermediate=32, weights=COPIES
+)
 SENTENCE = "the river flows past Oslo and Zürich where Ada wrote her first 42 letters"
 TALK = [
     {"role": "system", "content": "Use the tools."},
@@ -222,11 +225,13 @@ def test_hugging_face_opens_it_and_finds_the_same_logits(
 def test_sizes_that_are_refused(tmp_path: Path) -> None:
     for fields in (
         *({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"vocab": 200}, {"layers": 0}),
-        {"copies": True, "layers": 1},  # heads that copy take two layers
-        *({"copies": True, "hidden": 8}, {"rope_theta": 0.5}),
+        *({"rope_theta": 0.5}, {"weights": "copies"}),
     ):
         with pytest.raises(InputError, match=next(iter(fields))):
             dataclasses.replace(TinyLMConfig(), **fields)
+    for small in ({"layers": 1}, {"hidden": 8}):  # heads that copy take two layers
+        with pytest.raises(InputError, match=r"model\.tiny\.weights"):
+            write_tiny_lm(tmp_path / "a", ["a"], dataclasses.replace(DECODER, **small), seed=0)
     for hidden in (16, 15):
         sizes = dataclasses.replace(ENCODER, hidden=hidden, heads=3)
         with pytest.raises(InputError, match=r"scratch\.hidden"):

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
 from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
@@ -58,9 +58,7 @@ def rewards(folder: Path) -> Numbers:
     """The rewards of stored episodes, right and wrong ones, by every preset of RLVR's rubric."""
     told = stories(EPISODES)
     texts = (text for story in told for text in (story.task.question, *story.texts))
-    sizes = TinyLMConfig(
-        layers=1, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600, copies=False
-    )
+    sizes = TinyLMConfig(layers=1, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     closed = closed_in_process(tokenizer, told)

@@ -24,7 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.files.tiny_lm import CHAT_TEMPLATE, END, _trained_tokenizer
+from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
@@ -34,7 +34,7 @@ from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
 TOKENIZER = PreTrainedTokenizerFast(
-    tokenizer_object=_trained_tokenizer(
+    tokenizer_object=trained_tokenizer(
         ["system user assistant tool_response a few words to learn from, and numbers 0 1 2"], 400
     ),
     eos_token=END,

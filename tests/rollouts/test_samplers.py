@@ -28,10 +28,9 @@ from qrag_jax.models.compute.precision import FUSED, Precision
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.trunks import qwen3_cache
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import PARTITION_RULES, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.qwen3_cache import empty_cache
 from qrag_jax.models.trunks.qwen3_decode import DecodeCache, decode_cache
-from qrag_jax.models.trunks.qwen3_weights import PARTITION_RULES
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.sampler_check import check_log_probs
 from qrag_jax.rollouts.scored_turns import turn_log_probs

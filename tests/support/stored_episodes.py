@@ -30,7 +30,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
@@ -103,9 +103,7 @@ def stored(folder: Path, count: int) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     told = stories(count)
     texts = (text for story in told for text in (story.task.question, *story.texts))
-    sizes = TinyLMConfig(
-        layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600, copies=False
-    )
+    sizes = TinyLMConfig(layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     rewards, seconds = {}, {}

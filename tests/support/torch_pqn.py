@@ -23,9 +23,9 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.errors import InputError
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
+from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import tensors_from_params
+from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
@@ -185,7 +185,9 @@ def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
     )
     theirs._attn_implementation = "sdpa"
     model = BertModel(theirs, add_pooling_layer=False).eval()
-    tensors = {name: torch.tensor(array) for name, array in tensors_from_params(params).items()}
+    tensors = {
+        name: torch.tensor(array) for name, array in tensors_from_params(TABLE, params).items()
+    }
     model.load_state_dict(tensors, strict=True)
     return model
 

@@ -64,7 +64,7 @@ def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
 def small_rlvr(**fields: Any) -> ConfigDict:
     config = rlvr_config.default_config()
     config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=700)
+    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=700)
     config.questions.update(bridge_train=16, bridge_dev=4)
     config.eval.part = "all"
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
@@ -78,7 +78,7 @@ def small_rlvr(**fields: Any) -> ConfigDict:
 def small_leret(**fields: Any) -> ConfigDict:
     config = leret_config.default_config()
     config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=256)
+    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=256)
     config.model.block_tokens = 1024
     config.questions.update(bridge_train=6, bridge_dev=3, bridge_corpus=6)
     config.search.update(stemmer="", stop_words="", gold_by="passage")
@@ -98,7 +98,7 @@ def small_leret(**fields: Any) -> ConfigDict:
 def small_deepretrieval(**fields: Any) -> ConfigDict:
     config = deepretrieval_config.default_config()
     config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(copies=False, intermediate=32, vocab=420, positions=512)
+    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=512)
     config.model.block_tokens = 1024
     config.queries.update(made_train=6, made_test=4, held_out=3, made_corpus=25, clauses=1)
     config.writing.update(prompt="bare_rewrite", query_tokens=24)

@@ -17,7 +17,7 @@ from qrag_jax.data.files.corpora import Columns
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.sentence_transformers_tokenizer import write_tokenizer
+from qrag_jax.models.files.sentence_transformers import write_tokenizer
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.scratch import make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Index

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -192,7 +192,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = [bridge_question(0, "train", n) for n in range(8)]
     words = [f"{q.question} {p.text}" for q in questions for p in q.passages]
     sizes = TinyLMConfig(
-        copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32,
+        layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32,
         vocab=420, positions=1024,
     )  # fmt: skip
     write_tiny_lm(folder, words, sizes, seed=0)
@@ -272,7 +272,7 @@ def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:
     other = few_shot(folder, search__b=0.5)
     with pytest.raises(InputError, match=r"config\.search\.b"), opened(other, tmp_path / "run"):
         pass
-    sizes = TinyLMConfig(copies=False, layers=1, hidden=32, heads=2)
+    sizes = TinyLMConfig(layers=1, hidden=32, heads=2)
     write_tiny_lm(folder, ["other words"], sizes, seed=1)
     with opened(config, tmp_path / "run") as system:
         assert system.data["model"] != data["model"]

@@ -36,7 +36,7 @@ from tests.systems.corpora import write_collection
 
 SCRIPT, STEPS, QUERIES, PART = 60, 62, 6, 4
 TINY: dict[str, Any] = {
-    **{"model.tiny.layers": 1, "model.tiny.copies": False, "model.tiny.hidden": 32},
+    **{"model.tiny.layers": 1, "model.tiny.weights": "", "model.tiny.hidden": 32},
     **{"model.tiny.intermediate": 32, "model.tiny.vocab": 420, "queries.held_out": 2},
     **{"queries.made_test": QUERIES, "writing.query_tokens": 64, "script.steps": SCRIPT},
     **{"script.learning_rate": 0.02, "styles.entity": 0.8, "styles.copy": 0.0},

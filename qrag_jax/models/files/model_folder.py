@@ -1,38 +1,62 @@
-"""Finds (by a folder or a hub name), reads and writes the files of a pretrained encoder."""
+"""Finds (by a folder or a hub name), reads and writes the files of a model's folder.
+
+A folder may come from anyone, and a run keeps a copy of it. So only files with known names are
+copied, names read from a file (of modules, shards) must be plain, and no link may leave the folder.
+The exception is the hub's cache: its links into the `blobs` of the same model are followed.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.known_files import (
-    MODULES,
-    VOCABULARY_FILES,
-    copy_files,
-    inside,
-    kept_files,
-    read_json,
-    trunk_folder,
-)
-from qrag_jax.models.files.shards import (
+from qrag_jax.models.files.stored_tensors import (
     INDEX_FILE,
     MAX_SHARD_BYTES,
     WHOLE_FILE,
-    Size,
+    Tensor,
+    open_safetensors,
     write_shards,
 )
-from qrag_jax.models.files.stored_tensors import Tensor, open_safetensors
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.file_names import is_plain
 from qrag_jax.runtime.whole_files import write_whole
 
+VOCABULARY_FILES = (  # a tokenizer needs one of them
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+MODULES, MODEL_CONFIG = "modules.json", "config_sentence_transformers.json"
+# Of the first module; older releases of sentence-transformers named it after the architecture.
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
+MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library names them
+SNAPSHOTS, BLOBS, HUB_MODEL = "snapshots", "blobs", "models--"  # of the hub's cache
+MAX_JSON_BYTES = 256 * 2**20
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TIMEOUT = 10.0  # seconds until the hub counts as unreachable
 DESCRIPTION_FILES = [
@@ -48,6 +72,105 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+
+class Module(NamedTuple):
+    """One entry of `modules.json`: the last part of its class and its sub-folder ("": root)."""
+
+    kind: str
+    folder: str
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The path of a file in a model folder; the file need not exist."""
+    path = folder.joinpath(*names)
+    try:
+        root, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise InputError(
+            f"{path}: a link that leads nowhere ({error}); put a file there."
+        ) from None
+    snapshots = next((above for above in root.parents if above.name == SNAPSHOTS), root)
+    model = snapshots.parent
+    of_hub = snapshots != root and model.name.startswith(HUB_MODEL)
+    if real.is_relative_to(root) or (of_hub and real.parent == model / BLOBS):
+        return path
+    raise InputError(
+        f"{path}: a link out of the model's folder (to {real}), which is not followed; put the "
+        "file itself there."
+    )
+
+
+def check_tokenizer_links(folder: Path) -> None:
+    """Refuses tokenizer files that link out of the folder (see `inside`): libraries follow them."""
+    for name in TOKENIZER_FILES:
+        inside(folder, name)
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """The modules of sentence-transformers that `modules.json` names; none if there is no file."""
+    path = inside(folder, MODULES)
+    if not path.exists():
+        return []
+    modules = []
+    for number, entry in enumerate(read_json(path, list)):
+        if not isinstance(entry, dict) or not {"type", "path"} <= entry.keys():
+            raise InputError(f"{path}: not a list of objects with type and path.")
+        name = entry["path"]
+        plain = isinstance(name, str) and MODULE_FOLDER.fullmatch(name)
+        if not plain and not (name == "" and number == 0):
+            raise InputError(
+                f"{path}: the path {bounded_json.shown(name)} of entry {number} is not the name of "
+                'a sub-folder such as "1_Pooling"; a model of sentence-transformers has no other.'
+            )
+        modules.append(Module(str(entry["type"]).rpartition(".")[2], name))
+    return modules
+
+
+def trunk_folder(folder: Path) -> Path:
+    """Where config.json, weights and tokenizer are: the folder, or its `0_Transformer`."""
+    first, *_ = read_modules(folder) or [Module("", "")]
+    return folder / first.folder if first.kind == "Transformer" else folder
+
+
+def kept_files(folder: Path) -> dict[str, Path]:
+    """Every file that is kept with the weights: those of the tokenizer and sentence-transformers.
+
+    Returns:
+        path beside the weights → file.
+    """
+    trunk = trunk_folder(folder)
+    names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
+    paths = {name: inside(trunk, name) for name in names}
+    paths |= {name: inside(folder, name) for name in (MODULES, MODEL_CONFIG)}
+    for module in read_modules(folder):
+        if module.folder and folder / module.folder != trunk:
+            name = module.folder
+            paths |= {f"{name}/{file}": inside(folder, name, file) for file in MODULE_FILES}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def copy_files(files: Mapping[str, Path], out: Path) -> None:
+    """Copies files to these paths in `out`; a file is not copied onto itself."""
+    for name, file in files.items():
+        target = out / name
+        target.parent.mkdir(exist_ok=True)
+        if not (target.exists() and target.samefile(file)):
+            shutil.copyfile(file, target)
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Parses a JSON file that holds an object (or an array, if `kind` is `list`)."""
+    if not path.is_file():  # nor a pipe, which would be waited for
+        raise InputError(f"{path}: missing; give the folder of a Hugging Face model.")
+    try:
+        value = bounded_json.load(path, finite=False, most=MAX_JSON_BYTES)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error}).") from error
+    if not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "an array"
+        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
+    return value
 
 
 def resolve_folder(path: str) -> Path:
@@ -66,13 +189,7 @@ def resolve_folder(path: str) -> Path:
         raise InputError(
             f"{path!r}: no such folder, and not a hub name of the form org/name either."
         )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise InputError(
-            f"{path}: no such folder, and names are fetched from the hub by huggingface_hub, which "
-            f"is not installed; pip install qrag_jax[hub]."
-        ) from error
+    from huggingface_hub import snapshot_download
 
     def fetch(patterns: list[str]) -> Path:
         got = snapshot_download(
@@ -98,7 +215,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(inside(folder, "config.json"))
 
 
-def open_tensors(folder: Path) -> dict[str, Tensor]:
+def open_tensors(folder: Path) -> Mapping[str, Tensor]:
     """All weights of a folder, by the names and in the dtypes they are stored in.
 
     The first of `WEIGHT_FILES` that exists is used; an index file names its shards. Tensors of
@@ -117,10 +234,8 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def write_folder(
-    sizes: Mapping[str, Size],
-    arrays: Iterable[tuple[str, np.ndarray]],
+    tensors: Mapping[str, Any],
     config: Mapping[str, Any],
-    *,
     tokenizer_files_from: Path,
     out: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -128,13 +243,10 @@ def write_folder(
     """Writes weights, `config.json` and the files that go with them.
 
     Args:
-        sizes: see `write_shards`.
-        arrays: see `write_shards`.
         config: the content of `config.json`.
         tokenizer_files_from: folder from which only the tokenizer's files, and those of
             sentence-transformers if there are any, are copied (see `kept_files`).
         out: folder to write, created if it does not exist; files of the same names are replaced.
-        max_shard_bytes: see `write_shards`.
     """
     files = kept_files(tokenizer_files_from)
     if files.keys().isdisjoint(VOCABULARY_FILES):
@@ -142,7 +254,7 @@ def write_folder(
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
-    write_shards(out, sizes, arrays, max_shard_bytes)
+    write_shards(out, tensors, max_shard_bytes)
     write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
     copy_files(files, out)
     if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
@@ -151,13 +263,8 @@ def write_folder(
         write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
-def _open_weights(path: Path) -> dict[str, Tensor]:
-    return {**(read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path))}
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads every tensor of one file; raises the errors of `open_safetensors`."""
-    return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
+def _open_weights(path: Path) -> Mapping[str, Tensor]:
+    return read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path)
 
 
 def _open_shards(index: Path) -> dict[str, Tensor]:
@@ -174,14 +281,13 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not inside(index.parent, shard).is_file()]
     if missing:
-        them = f"shard {missing[0]} is" if len(missing) == 1 else f"shards {', '.join(missing)} are"
-        raise InputError(f"{index}: the {them} missing from the folder; download the model again.")
+        raise InputError(
+            f"{index}: {', '.join(missing):.300} missing from the folder; download the model again."
+        )
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        path = index.parent / shard
-        found = _open_weights(path)
-        absent = [n for n, file in weight_map.items() if file == shard and n not in found]
-        if absent:
-            raise InputError(f"{path}: lacks the tensors {', '.join(absent)} of {index.name}.")
-        tensors |= found
+        tensors |= _open_weights(index.parent / shard)
+    absent = [name for name in weight_map if name not in tensors]
+    if absent:
+        raise InputError(f"{index}: the shards lack the tensors {', '.join(absent):.300}.")
     return tensors

@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
-from qrag_jax.models.files.known_files import inside, read_json
-from qrag_jax.models.files.model_folder import read_safetensors
+from qrag_jax.models.files.model_folder import inside, read_json
+from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import Params, Trunk
 from qrag_jax.runtime.whole_files import write_whole
@@ -63,50 +63,30 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
     Returns:
         The sizes of the adapters, and their tree (see `lora`) of float32 NumPy arrays.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give one that PEFT's save_pretrained wrote.")
     config_path, path = inside(folder, CONFIG_NAME), inside(folder, WEIGHTS_NAME)
-    if not config_path.is_file():
-        raise InputError(
-            f"{config_path}: missing; give a folder that PEFT's save_pretrained wrote."
-        )
     config = _read_config(config_path, table.model_type)
     if not path.is_file():
         raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
     tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}
-    places = {
-        place: _tensors_of(name, shape, config.rank)
-        for place, (name, shape) in _linear_maps(table, module).items()
-    }
-    expected = {name: shape for tensors_of in places.values() for *_, name, shape in tensors_of}
+    leaves = _leaves(table, module, config.rank)
+    expected = {name: shape for stack in leaves.values() for name, shape in stack}
     prefix = max(table.prefixes, key=lambda p: sum(p + name in tensors for name in expected))
     found = {
         name.removeprefix(prefix): array
         for name, array in tensors.items()
         if not name.removeprefix(prefix).startswith(POOLER)
     }
-    ranks = {len(array) for name, array in found.items() if name.endswith(ENDINGS[LORA_A])}
-    if ranks and config.rank not in ranks:
-        raise InputError(
-            f"{path}: holds adapters of rank {min(ranks)}, but r is {config.rank} in "
-            f"{CONFIG_NAME}; copy both files from one folder."
-        )
-    present = {p: t for p, t in places.items() if any(name in found for *_, name, _ in t)}
-    needed = [name for tensors_of in present.values() for *_, name, _ in tensors_of]
-    excluded = read_json(config_path).get("exclude_modules")
-    if excluded not in EMPTY and not found.keys() >= set(needed):
-        raise InputError(
-            f"{config_path}: exclude_modules is {excluded!r:.60}, which leaves a module out in "
-            "some layers alone; that is not supported: give adapters of whole modules."
-        )
-    _check_fit(path, found, expected, needed)
-    leaves: dict[LeafPath, np.ndarray] = {}
-    for place, tensors_of in present.items():
-        for leaf in ENDINGS:
-            names = [name for ours, name, _ in tensors_of if ours == leaf]
-            leaves[*place, leaf] = np.stack([np.asarray(found[n], np.float32).T for n in names])
-    modules = tuple(sorted(_within_layer(table, place) for place in present))
-    return dataclasses.replace(config, targets=modules), unflatten_dict(leaves)
+    # Maps that have adapters; they must have both parts, in all layers.
+    maps = {p[:-1] for p, stack in leaves.items() if any(name in found for name, _ in stack)}
+    leaves = {p: stack for p, stack in leaves.items() if p[:-1] in maps}
+    _check_fit(path, found, expected, [name for stack in leaves.values() for name, _ in stack])
+    targets = tuple(sorted(_within_layer(table, place) for place in maps))
+    return dataclasses.replace(config, targets=targets), unflatten_dict(
+        {
+            p: np.stack([np.asarray(found[name], np.float32).T for name, _ in stack])
+            for p, stack in leaves.items()
+        }
+    )
 
 
 def write_adapters(
@@ -190,22 +170,16 @@ def _read_config(path: Path, model_type: str) -> LoraConfig:
     return LoraConfig(rank, float(alpha), dropout=float(dropout))
 
 
-def _linear_maps(table: NameTable, module: Trunk) -> Mapping[LeafPath, tuple[str, tuple[int, ...]]]:
-    shapes = kernel_shapes(module)
-    return {place: (n, shapes[place]) for place, n in target_modules(table, ALL_LINEAR).items()}
-
-
-def _tensors_of(
-    name: str, shape: tuple[int, ...], rank: int
-) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Leaf, name without prefixes, and shape in the file: the tensors of one map in all layers."""
-    layers, width_in, width_out = shape
-    sizes = {LORA_A: (rank, width_in), LORA_B: (width_out, rank)}
-    return [
-        (leaf, name.format(i) + ENDINGS[leaf], size)
-        for i in range(layers)
-        for leaf, size in sizes.items()
-    ]
+def _leaves(
+    table: NameTable, module: Trunk, rank: int
+) -> dict[LeafPath, list[tuple[str, tuple[int, ...]]]]:
+    """Leaves of adapters on all linear maps → name without prefixes, and shape, in each layer."""
+    leaves, shapes = {}, kernel_shapes(module)
+    for place, name in target_modules(table, ALL_LINEAR).items():
+        layers, width_in, width_out = shapes[place]
+        for leaf, size in ((LORA_A, (rank, width_in)), (LORA_B, (width_out, rank))):
+            leaves[*place, leaf] = [(name.format(i) + ENDINGS[leaf], size) for i in range(layers)]
+    return leaves
 
 
 def _check_fit(
@@ -226,8 +200,9 @@ def _check_fit(
     misfits += [f"{name} is missing" for name in needed if name not in found]
     if misfits:
         raise InputError(
-            f"{path}: made for another base, since {misfits[0]} ({len(misfits)} of "
-            f"{len({*found, *needed})} tensors do not fit); give adapters of this encoder."
+            f"{path}: made for another base or of another r, since {misfits[0]} ({len(misfits)} of "
+            f"{len({*found, *needed})} tensors do not fit); give adapters of whole modules of this "
+            "encoder."
         )
     if not needed:
         raise InputError(f"{path}: holds no adapters of the model's layers.")

@@ -1,17 +1,20 @@
-"""Weights that stay in their safetensors files until a part of them is read."""
+"""Weights that stay in their safetensors files until a part is read, and shards of them written."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
 
 # The format's dtype names (github.com/huggingface/safetensors) → NumPy's dtypes.
 DTYPES: dict[str, np.dtype] = {
@@ -29,6 +32,8 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5 * 10**9  # as in Hugging Face's libraries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,47 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
         ) from error
 
 
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Reads every tensor of one file."""
+    return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
+
+
+def write_shards(
+    folder: Path, tensors: Mapping[str, Any], max_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Writes weights as Hugging Face's libraries do: `model.safetensors`, or shards and an index.
+
+    A tensor has a shape and a dtype, and is read by `np.asarray`; those of one shard are in memory
+    at a time. Files are renamed into place at the end, so
+    the tensors may be in the files that are replaced.
+    """
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    plan = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.dtype.itemsize * int(np.prod(tensor.shape)),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
+    parts = {name: folder / f".{name}.part" for name in plan.filename_to_tensors}
+    try:
+        for name, part in parts.items():
+            shard = {n: np.asarray(tensors[n], order="C") for n in plan.filename_to_tensors[name]}
+            save_file(shard, part, metadata={"format": "pt"})
+            del shard  # before the next one is read
+        for old in [*folder.glob("model-*-of-*.safetensors"), folder / WHOLE_FILE]:
+            old.unlink(missing_ok=True)
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+        for name, part in parts.items():
+            part.replace(folder / name)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        write_whole(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredLeaf:
     """A leaf in a tree of stacked parameters that is read only when needed.
@@ -111,9 +157,7 @@ class StoredLeaf:
             own = isinstance(self.tensors[0], FileTensor)  # a copy already
             return self._part(self.tensors[0], index).astype(self.dtype, order="C", copy=not own)
         layers = self.tensors[index[0]]
-        sizes = [
-            len(range(*s.indices(size))) for s, size in zip(index[1:], self.shape[1:], strict=True)
-        ]
+        sizes = (len(range(*s.indices(n))) for s, n in zip(index[1:], self.shape[1:], strict=True))
         stack = np.empty((len(layers), *sizes), self.dtype)
         for place, tensor in zip(stack, layers, strict=True):
             place[...] = self._part(tensor, index[1:])
@@ -122,10 +166,6 @@ class StoredLeaf:
     def layers(self, start: int, stop: int) -> StoredLeaf:
         """The leaf with the layers `start` to `stop - 1` only."""
         return dataclasses.replace(self, tensors=self.tensors[start:stop])
-
-    def as_stored(self) -> StoredLeaf:
-        """The same leaf in the dtype of the file."""
-        return dataclasses.replace(self, dtype=self.tensors[0].dtype)
 
     def _part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
         return tensor[index[::-1]].T if self.transposed else tensor[index]

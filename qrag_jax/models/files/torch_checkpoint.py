@@ -1,14 +1,13 @@
 """Reads the tensors of a `pytorch_model.bin` without torch and without running code from it.
 
 Such a file is a pickle, and a pickle is a program. Three barriers make reading it safe. Only the
-pickle operations that a state dict needs are allowed, within limits (`pickle_scan`). Only the names
-in `_Reader.find_class` resolve. They resolve only to the inert classes of this module. Bytes become
+operations of pickles that a state dict needs are allowed (`OPERATIONS`). Only the names in
+`_Reader.find_class` resolve, and they resolve to the inert classes of this module. Bytes become
 arrays after the pickle is loaded, and never more bytes than the file has.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 import pickle
@@ -16,13 +15,12 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.pickle_scan import MAX_BYTES, scan
 
 DTYPES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype(np.float32),
@@ -39,7 +37,19 @@ DTYPES: dict[str, np.dtype] = {
 WRAPPERS = ("state_dict", "model")
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
+# Operations that `torch.save` writes, protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
+# (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
+# fmt: off
+OPERATIONS = (
+    "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINSTRING", "SHORT_BINSTRING", "GLOBAL", "STACK_GLOBAL",
+    "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "MARK",
+    "APPEND", "APPENDS", "SETITEM", "SETITEMS", "REDUCE", "BUILD", "BINPERSID", "PROTO", "FRAME",
+    "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MEMOIZE", "STOP",
+)
+# fmt: on
 
+MOST_ITEMS = 10_000_000  # of dictionaries that are made from lists, in one file
 MOST_COPIES = 4  # most bytes of tensors beyond their storages, in multiples of the file's size
 MAX_REASON = 200  # characters of a library's error in a message
 
@@ -73,21 +83,14 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # a broken pickle may fail with nearly any exception
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
-        raise InputError(f"{path}: truncated or corrupt ({reason}); download it again.") from error
+        raise InputError(
+            f"{path}: not readable as a PyTorch weight file ({reason}); download it again, or "
+            "convert the weights to safetensors."
+        ) from error
     raise InputError(f"{path}: holds no tensors by name (a state dict); save model.state_dict().")
 
 
-class _Inert:
-    """An object that a pickle may build but not change: no tensor changes after its check."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError(f"a {type(self).__name__.strip('_').lower()} is given a state")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Storage(_Inert):
+class _Storage(NamedTuple):
     """A run of `numel` elements, named by `key` within the file; the bytes are read later."""
 
     key: str
@@ -95,8 +98,7 @@ class _Storage(_Inert):
     numel: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tensor(_Inert):
+class _Tensor(NamedTuple):
     """A strided view of a storage; offset and strides count elements, as in torch."""
 
     storage: _Storage
@@ -106,23 +108,21 @@ class _Tensor(_Inert):
 
 
 class _Mapping(dict):
-    """Stands for `OrderedDict`; attributes that a pickle sets on it (`_metadata`) are dropped.
+    """Stands for `dict` and `OrderedDict`; attributes that are set on it (`_metadata`) are dropped.
 
-    Pickles written by Python 2 pass the items as an argument.
+    Keys are plain: hashing a deeply nested tuple would overflow the stack.
     """
 
-    def __init__(self, items: Any = ()) -> None:
-        super().__init__()
-        for key, value in items:
-            if not isinstance(key, str | int):
-                raise pickle.UnpicklingError("a dictionary whose keys are not plain")
-            self[key] = value
+    def __setitem__(self, key: object, value: object) -> None:
+        if not isinstance(key, str | int):
+            raise pickle.UnpicklingError("a dictionary whose keys are not plain")
+        super().__setitem__(key, value)
 
     def __setstate__(self, state: object) -> None:
         del state
 
 
-class _Name(_Inert):
+class _Name:
     """What an allowed name in the pickle becomes: a storage kind or a function of this module."""
 
     __slots__ = ("call", "dtype")
@@ -135,6 +135,9 @@ class _Name(_Inert):
         if self.call is None:
             raise pickle.UnpicklingError("a storage kind is called")
         return self.call(*args)
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("a name is given a state")
 
 
 def _tensor_v2(
@@ -162,21 +165,37 @@ def _parameter(tensor: object, *rest: object) -> _Tensor:
     return tensor
 
 
-class _Reader(pickle.Unpickler):
+class _Operations(dict):
+    """The operations by their codes."""
+
+    def __missing__(self, code: int) -> Any:
+        raise pickle.UnpicklingError(f"the operation {chr(code)!r}, which no tensors need")
+
+
+class _Reader(pickle._Unpickler):
     """An unpickler that knows tensors and nothing else.
+
+    The one in Python, not that in C, for its operations can be chosen.
 
     Attributes:
         storages: all storages that the pickle names, by key.
     """
 
+    dispatch = _Operations(
+        (getattr(pickle, name)[0], pickle._Unpickler.dispatch[getattr(pickle, name)[0]])
+        for name in OPERATIONS
+    )
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(_Mapping())
+
     def __init__(self, file: BinaryIO, path: Path) -> None:
         super().__init__(file, encoding="utf-8")
         self.path = path
         self.storages: dict[str, _Storage] = {}
+        self._items = 0
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return _Mapping
+            return _Name(self._ordered_dict)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _Name(_tensor_v2)
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
@@ -184,9 +203,20 @@ class _Reader(pickle.Unpickler):
         if module in ("torch", "torch.cuda") and name in DTYPES:
             return _Name(dtype=DTYPES[name])
         raise InputError(
-            f"{self.path}: refused, since the file asks for {module}.{name}, which is not part of "
-            f"a dictionary of tensors and could run code; convert the weights to safetensors."
+            f"{self.path}: refused, since the file asks for {f'{module}.{name}':.200}, which is "
+            "not part of a dictionary of tensors and could run code; convert the weights to "
+            "safetensors."
         )
+
+    def _ordered_dict(self, items: Any = ()) -> _Mapping:
+        """An `OrderedDict`; pickles written by Python 2 pass the items, maybe the same often."""
+        found = _Mapping()
+        for key, value in items:
+            found[key] = value
+            self._items += 1
+            if self._items > MOST_ITEMS:
+                raise pickle.UnpicklingError(f"more than {MOST_ITEMS} items of dictionaries")
+        return found
 
     def persistent_load(self, pid: Any) -> _Storage:
         """pid: ("storage", kind, key, device, numel) and, in the older format, a view."""
@@ -203,14 +233,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _unpickle(file: BinaryIO, path: Path) -> tuple[Any, dict[str, _Storage]]:
-    """Loads the pickle at the current position of `file`, and leaves the position at its end.
-
-    Returns:
-        what the pickle holds, and all storages that it names, by key.
-    """
-    start = file.tell()
-    scan(file, path)
-    file.seek(start)
+    """What the pickle at the position of `file` holds, and the storages that it names, by key."""
     reader = _Reader(file, path)
     return reader.load(), reader.storages
 
@@ -223,38 +246,20 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
         if len(pickles) != 1:
             raise InputError(f"{path}: a zip file without data.pkl is not a PyTorch weight file.")
         root = pickles[0].removesuffix("data.pkl")
-        # An uncompressed entry cannot be larger than the file: no decompression bombs.
-        if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
-            raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
         entries = archive.infolist()
-        whole = file.seek(0, io.SEEK_END)
-        if sum(entry.file_size for entry in entries) > whole:
-            raise InputError(
-                f"{path}: its entries have more bytes than the file, as they overlap; download it "
-                "again."
-            )
-        if archive.getinfo(pickles[0]).file_size > MAX_BYTES:
-            raise InputError(
-                f"{path}: refused, since its data.pkl has more than {MAX_BYTES >> 20} MiB, which "
-                "names of tensors do not need; convert the weights to safetensors."
-            )
+        # An uncompressed entry cannot be larger than the file: no decompression bombs.
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
+        if sum(entry.file_size for entry in entries) > file.seek(0, io.SEEK_END):
+            raise ValueError("its entries overlap")
         order = archive.read(f"{root}byteorder") if f"{root}byteorder" in names else b"little"
         if order not in (b"little", b"big"):
-            raise InputError(
-                f"{path}: the byteorder entry holds {order[:20]!r}, not little or big."
-            )
-        found, _ = _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), path)
-        storages: dict[_Storage, np.ndarray] = {}
-        for storage in _storages(found):
-            name = f"{root}data/{storage.key}"
-            if name not in names:
-                raise InputError(f"{path}: the entry {name} is missing; download the file again.")
-            if storage.numel * storage.dtype.itemsize > archive.getinfo(name).file_size:
-                raise InputError(
-                    f"{path}: the entry {name} has {archive.getinfo(name).file_size} bytes, too "
-                    f"few for {storage.numel} {storage.dtype}; download the file again."
-                )
-            storages[storage] = _elements(archive.read(name), storage, big=order == b"big")
+            raise ValueError(f"the byteorder {order[:20]!r} is not little or big")
+        found, _ = _unpickle(io.BytesIO(archive.read(pickles[0])), path)
+        storages = {
+            each: _elements(archive.read(f"{root}data/{each.key}"), each, big=order == b"big")
+            for each in _storages(found)
+        }
     return found, storages
 
 
@@ -282,6 +287,8 @@ def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.nda
     wanted = set(_storages(found))
     storages: dict[_Storage, np.ndarray] = {}
     for key in keys:
+        if not isinstance(key, str):
+            raise ValueError("a storage whose key is no text")
         storage = by_key[key]
         (numel,) = struct.unpack("<q", file.read(8))
         if numel != storage.numel:
@@ -308,7 +315,9 @@ def _storages(found: Any) -> list[_Storage]:
     """The distinct storages of the tensors in `found` and in the dictionaries one level below."""
     if not isinstance(found, dict):
         return []
-    values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
+    # Once each: a file may name one dictionary a million times.
+    dicts = {id(d): d for d in (found, *found.values()) if isinstance(d, dict)}.values()
+    values = (value for each in dicts for value in each.values())
     return list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
 
 

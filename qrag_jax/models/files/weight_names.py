@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import write_folder
-from qrag_jax.models.files.shards import MAX_SHARD_BYTES, Size
-from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
+from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES, StoredLeaf, Tensor
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
@@ -105,7 +105,9 @@ def stored_params(
         own = [tensors[found[name]] if name in found else ones for name in names]
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
 
-    return _tree({path: leaf(path, count, shape) for path, count, shape in _leaves(module)})
+    return unflatten_dict(
+        {path: leaf(path, count, shape) for path, count, shape in _leaves(module)}
+    )
 
 
 def params_from_tensors(
@@ -115,41 +117,48 @@ def params_from_tensors(
     return jax.tree.map(np.asarray, stored_params(table, module, tensors, where))
 
 
-def tensors_from_params(table: NameTable, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def tensors_from_params(table: NameTable, params: Params) -> dict[str, np.ndarray]:
     """The inverse of `params_from_tensors`: name (without prefix) → row-major array, dtype kept."""
-    return dict(_tensors(table, params))
+    return {name: np.asarray(part, order="C") for name, part in _parts(table, params).items()}
 
 
-def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a tree, leaf by leaf; tensors in files are read one at a time."""
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
-        path = tuple(key.key for key in keys)
-        if path[0] != LAYERS:
-            stack: Any = [leaf]
-        elif isinstance(leaf, StoredLeaf):
-            stack = (np.asarray(leaf.layers(i, i + 1))[0] for i in range(len(leaf.tensors)))
-        else:
-            stack = np.asarray(leaf)
-        for i, array in enumerate(stack):
-            array = np.asarray(array)
-            array = array.swapaxes(-1, -2) if path[-1] == "kernel" else array
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+    """One tensor of a tree, as a file has it; an array on a device comes to the host when read."""
+
+    leaf: Any
+    index: tuple[int, ...]
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.leaf.shape[len(self.index) :])
+        return shape[::-1] if self.transposed else shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.leaf.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.leaf[self.index], dtype)
+        return array.T if self.transposed else array
+
+
+def _parts(table: NameTable, params: Params) -> dict[str, Any]:
+    """The tensors of a tree, layer by layer; those in files are as they are there."""
+    found: list[tuple[int, str, Any]] = []
+    for path, leaf in flatten_dict(params).items():
+        stacked = path[0] == LAYERS
+        for i in range(leaf.shape[0] if stacked else 1):
             name = table.names[path].format(i)
+            part = (
+                leaf.tensors[i]
+                if isinstance(leaf, StoredLeaf)
+                else _Part(leaf, (i,) if stacked else (), path[-1] == "kernel")
+            )
             if name not in table.absent:
-                yield name, np.ascontiguousarray(array)
-
-
-def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
-    """Shapes and dtypes of the tensors that `_tensors` yields, sorted by layer."""
-    found = []
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
-        path = tuple(key.key for key in keys)
-        shape = tuple(leaf.shape[1:] if path[0] == LAYERS else leaf.shape)
-        size = Size(shape[::-1] if path[-1] == "kernel" else shape, np.dtype(leaf.dtype))
-        count = leaf.shape[0] if path[0] == LAYERS else 1
-        layers = range(count) if path[0] == LAYERS else [-1]
-        found += [(i, table.names[path].format(i), size) for i in layers]
-    found = [entry for entry in found if entry[1] not in table.absent]
-    return {name: size for _, name, size in sorted(found, key=lambda entry: entry[0])}
+                found.append((i if stacked else -1, name, part))
+    return {name: part for _, name, part in sorted(found, key=lambda entry: entry[0])}
 
 
 def save_folder(
@@ -163,32 +172,23 @@ def save_folder(
 ) -> None:
     """Writes a folder that Hugging Face's model class and sentence-transformers can read.
 
-    Leaves are brought to the host one by one; leaves in files tensor by tensor.
-
     Args:
         table: the names of the architecture.
-        params: stacked; leaves are `StoredLeaf`s, NumPy arrays or fully addressable JAX arrays.
+        params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
+            or fully addressable JAX arrays.
         config_dict: the parsed `config.json` that the encoder was made from.
         tokenizer_files_from: see `write_folder`.
         out: see `write_folder`.
-        max_shard_bytes: see `write_folder`.
+        max_shard_bytes: see `write_shards`.
     """
-    sizes = _sizes(table, params)
+    tensors = _parts(table, params)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
     config |= {
         "model_type": table.model_type,
         "architectures": [table.architecture],
-        "torch_dtype": sizes[table.names[(WORDS,)]].dtype.name,
+        "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
-    arrays = _tensors(table, params)
-    write_folder(
-        sizes,
-        arrays,
-        config,
-        tokenizer_files_from=tokenizer_files_from,
-        out=out,
-        max_shard_bytes=max_shard_bytes,
-    )
+    write_folder(tensors, config, tokenizer_files_from, out, max_shard_bytes)
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
@@ -205,8 +205,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
 def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
     """Every stacked leaf: its path, how many tensors it stacks, and the shape of one."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        path = tuple(key.key for key in keys)
+    for path, leaf in flatten_dict(tree).items():
         if path[0] == LAYERS:
             yield path, leaf.shape[0], leaf.shape[1:]
         else:
@@ -243,13 +242,3 @@ def _match(
         told += [f"and {rest} more"] if rest > 0 else []
         raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(told)}.")
     return prefix, found
-
-
-def _tree(leaves: Mapping[LeafPath, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return tree

@@ -10,6 +10,7 @@ of the feed-forward (first the values that are gated, then the gate).
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -33,12 +34,16 @@ from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
+from qrag_jax.models.files.weight_names import DENSE_LEAVES, NORM_LEAVES, NameTable, module_names
 from qrag_jax.models.trunks.bert import ACTIVATIONS as BERT_ACTIVATIONS
+from qrag_jax.models.trunks.bert import EMBEDDING_NORM, EMBEDDING_TABLES, LAYER
 from qrag_jax.models.trunks.trunk import (
+    LAYERS,
     LayeredTrunk,
     Params,
     given_fields,
 )
+from qrag_jax.runtime.sharding import ALL_SPLIT
 
 ACTIVATIONS = BERT_ACTIVATIONS | {"silu": jax.nn.silu}
 LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
@@ -235,3 +240,34 @@ class Gte(LayeredTrunk):
         x = drop_hidden(self.embedding_norm(words), layout.at_depth(0).dropout, EMBEDDINGS)
         cos, sin = angles_at(layout.position, frequencies(c), layout.place.shape[1] - 1)
         return self.through_layers(self.layers, x, layout, (cos, sin))
+
+
+# Our module → the module of NewModel.
+LAYER_DENSE = {
+    QKV: "attention.qkv_proj",
+    "attention_output": "attention.o_proj",
+    UP_GATE: "mlp.up_gate_proj",  # without a bias
+    "down": "mlp.down_proj",
+}
+LAYER_NORMS = {"attention_norm": "attn_ln", "output_norm": "mlp_ln"}
+
+# Published folders hold a model with a head, in which the trunk is called "new"
+# (gte-multilingual-base: NewForTokenClassification). Folders written here hold NewModel, the trunk.
+TABLE = NameTable(
+    names={
+        (ours,): f"{theirs}.weight"
+        for ours, theirs in EMBEDDING_TABLES.items()
+        if ours != "position_embeddings"
+    }
+    | module_names((), "", EMBEDDING_NORM, NORM_LEAVES)
+    | module_names((LAYERS,), LAYER, LAYER_DENSE, DENSE_LEAVES)
+    | module_names((LAYERS,), LAYER, LAYER_NORMS, NORM_LEAVES),
+    prefixes=("", "new.", "model.", "0.auto_model."),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
+    model_type="new",
+    architecture="NewModel",
+)
+
+# How parameters are split over a mesh (see `runtime.sharding`): over `fsdp` alone.
+PARTITION_RULES = ALL_SPLIT

@@ -11,6 +11,7 @@ written to files.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -33,8 +34,10 @@ from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
+from qrag_jax.models.files.weight_names import NameTable, module_names
 from qrag_jax.models.trunks.gte import ACTIVATIONS
-from qrag_jax.models.trunks.trunk import LayeredTrunk, Params, given_fields
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, LayeredTrunk, Params, given_fields
+from qrag_jax.runtime.sharding import ALL_SPLIT
 
 QKV, GATE_UP = "query_key_value", "gate_up"
 GLOBAL, LOCAL = LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -257,3 +260,33 @@ class ModernBert(LayeredTrunk):
         )
         constants = jnp.stack(cos), jnp.stack(sin)
         return self.final_norm(self.through_layers(self.layers, x, layout, constants))
+
+
+# Our module → Hugging Face's module. No map and no norm has a bias.
+LAYER_DENSE = {
+    QKV: "attn.Wqkv",
+    "attention_output": "attn.Wo",
+    GATE_UP: "mlp.Wi",  # first what is activated, then what multiplies
+    "down": "mlp.Wo",
+}
+LAYER_NORM = {"attention_norm": "attn_norm", "feed_forward_norm": "mlp_norm"}
+NORMS = {"embedding_norm": "embeddings.norm", "final_norm": "final_norm"}
+LAYER = "layers.{}."
+KERNEL, SCALE = {"kernel": "weight"}, {"scale": "weight"}
+
+# Published folders with a head ("head.", "decoder.", "classifier.") call the trunk "model".
+TABLE = NameTable(
+    names={(WORDS,): "embeddings.tok_embeddings.weight"}
+    | module_names((), "", NORMS, SCALE)
+    | module_names((LAYERS,), LAYER, LAYER_DENSE, KERNEL)
+    | module_names((LAYERS,), LAYER, LAYER_NORM, SCALE),
+    prefixes=("", "model.", "0.auto_model."),
+    trunk=("embeddings.", "layers.", "final_norm."),
+    ignored=re.compile(r"rotary_emb\."),  # buffers, not weights
+    model_type="modernbert",
+    architecture="ModernBertModel",
+    absent=("layers.0.attn_norm.weight",),
+)
+
+# How parameters are split over a mesh (see `runtime.sharding`): over `fsdp` alone.
+PARTITION_RULES = ALL_SPLIT

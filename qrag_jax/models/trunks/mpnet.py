@@ -22,8 +22,7 @@ from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.files.weight_names import DENSE_LEAVES, NORM_LEAVES, NameTable, module_names
-from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.models.trunks.bert_weights import EMBEDDING_NORM, LAYER
+from qrag_jax.models.trunks.bert import EMBEDDING_NORM, LAYER, Bert, BertConfig
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS
 
 DISTANCES = "relative_attention_bias"  # leaf: a number for each bucket and head

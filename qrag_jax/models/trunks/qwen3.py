@@ -9,6 +9,7 @@ few query heads share one key head. Qwen2.5 and Llama 3 are the same but for wha
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -26,12 +27,15 @@ from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.sharing import shared_attention
+from qrag_jax.models.files.weight_names import DENSE_LEAVES, NameTable, module_names
 from qrag_jax.models.trunks.trunk import (
+    LAYERS,
     WORDS,
     LayeredTrunk,
     Params,
     given_fields,
 )
+from qrag_jax.runtime.sharding import split_rules
 
 # Maps that are stored separately, as in every Qwen3 folder, but computed as one.
 FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
@@ -259,3 +263,40 @@ class Qwen3(LayeredTrunk):
             for j, name in enumerate(names):
                 layer[name] = {leaf: part[j] for leaf, part in parts.items()}
         return layer
+
+
+# Our module → Hugging Face's module.
+LAYER_DENSE = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention_output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+LAYER_NORM = {
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "query_norm": "self_attn.q_norm",
+    "key_norm": "self_attn.k_norm",
+}
+LAYER = "layers.{}."
+SCALE = {"scale": "weight"}
+
+# A language-model head ("lm_head.weight", of models whose head is not tied to the word table)
+# lies outside the trunk and is ignored: an encoder does not need it.
+TABLE = NameTable(
+    names={(WORDS,): "embed_tokens.weight"}
+    | module_names((), "", {"final_norm": "norm"}, SCALE)
+    | module_names((LAYERS,), LAYER, LAYER_DENSE, DENSE_LEAVES)
+    | module_names((LAYERS,), LAYER, LAYER_NORM, SCALE),
+    prefixes=("", "model.", "0.auto_model."),
+    trunk=("embed_tokens.", "layers.", "norm."),
+    ignored=re.compile(r"rotary_emb\.inv_freq"),  # a buffer, not a weight
+    model_type="qwen3",
+    architecture="Qwen3Model",
+)
+
+# How parameters are split over a mesh (see `runtime.sharding`).
+PARTITION_RULES = split_rules(Qwen3.SPLIT.columns, Qwen3.SPLIT.rows)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.trunks import bert_weights
+from qrag_jax.models.trunks import bert
 from qrag_jax.models.trunks.bert import BertConfig
 
 
@@ -44,7 +44,7 @@ class XlmRobertaConfig(BertConfig):
 
 
 XLM_ROBERTA_TABLE = dataclasses.replace(
-    bert_weights.TABLE,
+    bert.TABLE,
     prefixes=("", "roberta.", "model.", "0.auto_model."),
     model_type="xlm-roberta",
     architecture="XLMRobertaModel",

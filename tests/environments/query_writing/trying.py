@@ -14,8 +14,8 @@ from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
-from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, Where
 from qrag_jax.rollouts.token_episodes import Speech
@@ -27,7 +27,7 @@ QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
 LATER = STATE.after((BERG, RAIN))
 SIZES = TinyLMConfig(
-    copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
 )
 _K1, _B = 0.9, 0.4
 

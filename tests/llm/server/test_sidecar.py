@@ -30,9 +30,8 @@ from qrag_jax.llm.server.publish import Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
-from qrag_jax.models.trunks.qwen3 import Qwen3
+from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
-from qrag_jax.models.trunks.qwen3_weights import TABLE
 from qrag_jax.models.trunks.trunk import WORDS
 from qrag_jax.rollouts.sampler_check import check_log_probs
 from qrag_jax.rollouts.server_sampler import ServerSampler

@@ -11,8 +11,7 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.known_files import inside, read_json, read_modules
-from qrag_jax.models.files.model_folder import read_tensors
+from qrag_jax.models.files.model_folder import inside, read_json, read_modules, read_tensors
 from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder

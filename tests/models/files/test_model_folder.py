@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,12 +122,6 @@ def test_neither_folder_nor_hub_name(tmp_path: Path) -> None:
     file.write_text("x")
     with pytest.raises(InputError, match="is a file"):
         resolve_folder(str(file))
-
-
-def test_without_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"qrag_jax\[hub\]"):
-        resolve_folder("org/name")
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -19,8 +19,8 @@ from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.pretrained import FAMILIES, family_of
+from qrag_jax.models.trunks.gte import TABLE as GTE_TABLE
 from qrag_jax.models.trunks.gte import frequencies
-from qrag_jax.models.trunks.gte_weights import TABLE as GTE_TABLE
 from qrag_jax.models.trunks.modernbert import GLOBAL, LOCAL, ModernBert, ModernBertConfig
 from qrag_jax.models.trunks.mpnet import buckets, by_pairs
 from tests.support.small_models import torch_qwen3

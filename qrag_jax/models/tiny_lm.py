@@ -18,19 +18,16 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import InputError, check_least
-from qrag_jax.models.files.copying_heads import LEAST_LAYERS, with_copying_heads
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained_lm import GENERATION, table_of
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.whole_files import write_whole
 
 START, END = "<|im_start|>", "<|im_end|>"
 # As in Qwen3's tokenizer these are single tokens, but a decoded text keeps them.
-TAGS = (
-    *("<tool_call>", "</tool_call>"),
-    *("<tool_response>", "</tool_response>"),
-    *("<think>", "</think>"),
-)
+_TAGS = ("tool_call", "tool_response", "think")
+TAGS = tuple(f"<{slash}{name}>" for name in _TAGS for slash in ("", "/"))
 # Each turn is rendered by itself, so a longer conversation begins with the text of a shorter one.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -43,10 +40,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_MODEL_TYPE = "qwen3"
-_BYTES = 256
-_SECTION = "model.tiny"
-_LEAST_HIDDEN = 16  # of heads that copy
+_WEIGHTS = "config.model.tiny.weights"
 # A capitalised word | a blank and a word | one digit | a blank and signs | one white space.
 # A word may have underscores, as the names of tools and arguments have.
 _WORDS = (
@@ -71,25 +65,20 @@ class TinyLMConfig:
     vocab: int = 1024  # most tokens of the vocabulary; the word table is also the head
     positions: int = 1024  # longest row, in tokens
     rope_theta: float = 1e8  # θ of the rotation; a large one lets far places be compared
-    copies: bool = True  # it begins with heads, set by hand, that copy; False: all is random
+    # FILE.py:FUNCTION(params, config, seed) that changes the random weights; it has no sandbox
+    weights: str = ""
 
     def __post_init__(self) -> None:
-        sizes: dict[str, float] = {
-            field.name: 1 for field in dataclasses.fields(self) if field.name != "copies"
-        }
-        check_least(_SECTION, self, **sizes | {"vocab": _BYTES + 2 + len(TAGS)})
-        if self.heads % self.key_heads:
+        names = (field.name for field in dataclasses.fields(self) if field.name != "weights")
+        least = dict.fromkeys(names, 1.0) | {"vocab": 256 + 2 + len(TAGS)}  # 256: bytes
+        check_least("model.tiny", self, **least)
+        if self.heads % self.key_heads or self.head_dim % 2:
             raise InputError(
-                f"config.{_SECTION}.heads is {self.heads}; it must be a multiple of "
-                f"config.{_SECTION}.key_heads, {self.key_heads}."
+                f"config.model.tiny.heads is {self.heads}, key_heads {self.key_heads}, head_dim "
+                f"{self.head_dim}; heads must be a multiple of key_heads, head_dim even."
             )
-        if self.head_dim % 2:
-            raise InputError(f"config.{_SECTION}.head_dim is {self.head_dim}; it must be even.")
-        if self.copies and (self.layers < LEAST_LAYERS or self.hidden < _LEAST_HIDDEN):
-            raise InputError(
-                f"config.{_SECTION}.copies is True, and heads that copy take {LEAST_LAYERS} layers "
-                f"and {_LEAST_HIDDEN} hidden numbers; set it to False, or raise these."
-            )
+        if self.weights:
+            own_code.check_form(self.weights, _WEIGHTS)
 
 
 def write_tiny_lm(
@@ -99,18 +88,20 @@ def write_tiny_lm(
 
     The same texts, sizes and seed give the same bytes. Few texts may give fewer tokens than
     `config.vocab`; the weights have as many as there are.
-
-    Args:
-        folder: created if it does not exist; files of the same names are replaced.
-        texts: the tokenizer is trained on them.
-        config: sizes; None: the defaults.
-        seed: of the random weights.
     """
     config = config or TinyLMConfig()
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _trained_tokenizer(texts, config.vocab)
+    tokenizer = trained_tokenizer(texts, config.vocab)
+    tokenizer.save(str(folder / "tokenizer.json"))
     end = tokenizer.token_to_id(END)
-    _write_tokenizer(folder, tokenizer, config.positions)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "model_max_length": config.positions,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
     write_whole(folder / GENERATION, json.dumps({"eos_token_id": end}, indent=2) + "\n")
     sizes = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
@@ -125,22 +116,19 @@ def write_tiny_lm(
         tie_word_embeddings=True,
     )
     params = jax.tree.map(np.asarray, jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed)))
-    if config.copies:
-        params = with_copying_heads(params, sizes, seed)
+    if config.weights:
+        change = own_code.load(config.weights, _WEIGHTS, ("params", "config", "seed")).function
+        params = change(params=params, config=sizes, seed=seed)
     fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
-    table = table_of(_MODEL_TYPE)
-    save_folder(table, params, fields, folder, folder)
+    save_folder(table_of("qwen3"), params, fields, folder, folder)
 
 
-def _trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:
-    """Ids: the bytes, then what is learnt, then the marks of turns and tags."""
+def trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE. Ids: the bytes, then what is learnt, then the marks of turns and tags."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab - 2 - len(TAGS),
@@ -151,15 +139,3 @@ def _trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer
     tokenizer.add_special_tokens([START, END])
     tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in TAGS])
     return tokenizer
-
-
-def _write_tokenizer(folder: Path, tokenizer: tokenizers.Tokenizer, positions: int) -> None:
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "model_max_length": positions,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")

@@ -1,5 +1,7 @@
 """First weights of a small decoder that can copy already: an induction head, set by hand.
 
+    config.model.tiny.weights = "examples/copying_heads.py:with_copying_heads"
+
 A model that answers by what it reads must copy names that it has never seen. Trained models do this
 by induction heads (Olsson et al., arXiv 2209.11895): a first layer tells each token which tokens
 stand before it; a second layer looks for an earlier place with the same tokens before it, and
@@ -13,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qrag_jax.errors import InputError
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
 
-LEAST_LAYERS = 2
+_LEAST_LAYERS, _LEAST_HIDDEN = 2, 16
 _OFFSETS = 3  # so many tokens before each one are compared, if there are as many heads
 # Of the likeness of two places: by the token itself, and what each token further back counts.
 _FADING = 0.6
@@ -53,11 +56,17 @@ def with_copying_heads(params: Params, config: Qwen3Config, seed: int) -> Params
     """Random parameters of a decoder, in which two layers' heads are replaced by ones that copy.
 
     Args:
-        params: of `Qwen3.init_params`; at least `LEAST_LAYERS` layers, with norms of heads.
+        params: of `Qwen3.init_params`, with norms of heads.
         config: its sizes. `rope_theta` should be large: what turns slowly can be compared far off.
         seed: of the token vectors and of the random maps between parts of a hidden state.
     """
     rng, c = np.random.default_rng(seed), config
+    if c.num_hidden_layers < _LEAST_LAYERS or c.hidden_size < _LEAST_HIDDEN:
+        raise InputError(
+            f"config.model.tiny.layers is {c.num_hidden_layers} and hidden {c.hidden_size}, and "
+            f"heads that copy take {_LEAST_LAYERS} and {_LEAST_HIDDEN}; raise these, or set "
+            "config.model.tiny.weights to nothing."
+        )
     offsets = min(_OFFSETS, c.num_attention_heads // c.num_key_value_heads)
     block = min(c.head_dim, c.hidden_size // (2 * offsets))
     sizes = _Sizes(offsets, block, c.hidden_size - offsets * block - 1)
