@@ -44,7 +44,7 @@ def test_a_scored_run_and_a_training(
     assert "my-run" in section["title"]
     assert len(section["episodes"]) == 4
     for episode in section["episodes"]:
-        assert all(isinstance(q, float) for _, _, q in episode["steps"])
+        assert all(isinstance(step["found"][0][1], float) for step in episode["steps"])
         assert episode["before"]["steps"]
         assert -1e-4 < episode["regret"] <= 1
     curves = {curve["name"]: curve for curve in read.runs[0]["curves"]}
@@ -245,7 +245,7 @@ def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> 
     assert len(episodes) == EPISODES
     assert opened.value(f"{FIRST}.querySelectorAll('details').length") == 50  # of one page
     solved = sum(episode["solved"] for episode in episodes)
-    assert f" {solved} " in chosen(opened, 0, "yes")
+    assert f" {solved} " in chosen(opened, 0, "true")
     both = sum(episode["solved"] and episode["hops"] == 3 for episode in episodes)
     assert f" {both} " in chosen(opened, 1, "3")
     assert chosen(opened, 0, "") != chosen(opened, 1, "")
@@ -259,16 +259,17 @@ def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> 
 
 
 def test_an_episode_opens_by_the_keyboard_and_shows_its_path(opened: Page, many: Path) -> None:
-    episode = ReadPage(many).sections[0]["episodes"][0]
+    section = ReadPage(many).sections[0]
     chosen(opened, 2, "log")
     opened.value(f"{FIRST}.querySelector('summary').focus()")
     for kind in ("keyDown", "keyUp"):
         key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
         opened.ask("Input.dispatchKeyEvent", type=kind, **key)
     shown = opened.value(f"{FIRST}.querySelector('details').innerText", wait=300)
-    for index, _, q in episode["steps"]:
-        assert f"{q:.3f}" in shown
-        assert f"chunk {index}" in shown
+    for step in section["episodes"][0]["steps"]:
+        ((name, q, _, _),) = step["found"]
+        assert f"Q {q:.3f}" in shown
+        assert section["pool"][name] in shown
 
 
 def test_planted_markup_does_not_run(opened: Page) -> None:

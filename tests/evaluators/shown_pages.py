@@ -34,20 +34,18 @@ class Page(HTMLParser):
         self.texts: list[str] = []  # outside of scripts and styles
         self._data: dict[str, Any] = {}
         self._in: tuple[str, dict[str, str | None]] = ("", {})
-        self.size = file.stat().st_size
         self.feed(file.read_text(encoding="utf-8"))
         self.close()
 
     @property
     def sections(self) -> list[dict[str, Any]]:
         """The sections of episodes."""
-        names = (name for name in self._data if name.startswith("data-section-"))
-        return [self._data[name] for name in names]
+        return self._data["sections"]
 
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The runs with their curves."""
-        return self._data["data-runs"]["runs"]
+        return self._data["runs"]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._in = tag, dict(attrs)
@@ -59,7 +57,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         tag, given = self._in
         if tag == "script" and given.get("type") == "application/json":
-            self._data[str(given["id"])] = json.loads(data)
+            self._data = json.loads(data)
         elif tag == "script":
             self.scripts.append(data)
         elif tag != "style":

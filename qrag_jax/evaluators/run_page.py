@@ -1,0 +1,389 @@
+"""One page of HTML that shows runs: learning curves, and what each episode did, step by step.
+
+The data stand in the page as JSON. The script makes elements of them and sets their texts, so
+nothing of data or models is read as HTML. A policy in the page lets a browser run this one script,
+known by its digest, and load nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.episode_sample import spread
+from qrag_jax.evaluators.episode_views import CHUNKS, KINDS, Episode, Found, Step, episodes_of
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime.episode_file import EPISODES_NAME
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
+from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+
+POINTS = 400  # of one curve, at most
+MOST_FOUND = 30  # passages of a search that are shown
+_SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample that a training keeps
+_UNTRAINED = ("untrained", "best-0")
+_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
+_BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
+_NAMED = 6  # other logs that a note names
+_GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
+_FIX = "name another file"
+
+Data = dict[str, Any]  # as the page's script takes it
+
+
+class Place(NamedTuple):
+    """What there is to show of a path.
+
+    Attributes:
+        folder: of the run; None: a file that is of no run.
+        metrics: of its training; None: there are none.
+        log: its episodes; None: there are none.
+        others: further logs, which are not shown.
+    """
+
+    path: Path
+    folder: Path | None
+    metrics: Path | None
+    log: Path | None
+    others: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return (self.folder or self.path.absolute().parent).resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config; {} if there is none that can be read."""
+        return {} if self.folder is None else _object_in(self.folder / CONFIG_NAME)
+
+
+def find(path: Path) -> Place:
+    """What there is in the folder of a run, or the log at this path."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {_GIVE}.")
+    if not path.is_dir():
+        return _find_file(path)
+    metrics, sample = path / METRICS_NAME, path / EPISODES_NAME
+    log, others = newest_log(path), _logs(path)
+    if sample.is_file():
+        others.append(sample)
+        log = log or sample
+    if log is None and not metrics.is_file():
+        raise InputError(
+            f"{path} is not the folder of a run, or holds nothing to show yet: no {METRICS_NAME}, "
+            f"no {EPISODES_NAME} and no logs of an evaluation; {_GIVE}."
+        )
+    shown = {log, log and _before(log)}
+    others = [each for each in others if each not in shown]
+    return Place(path, path, metrics if metrics.is_file() else None, log, tuple(others))
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The newest log of an evaluation of trained weights, of others if there is none."""
+
+    def worth(log: Path) -> tuple[Any, ...]:
+        label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
+        is_beside = log.name.startswith(_BESIDE)
+        is_trained = bool(_TRAINED.fullmatch(label))
+        return is_trained, label not in _UNTRAINED, not is_beside, log.stat().st_mtime, log.name
+
+    return max(_logs(folder), key=worth, default=None)
+
+
+def kind_of(path: Path) -> str | None:
+    """What a log's rows are, by its first lines: one of `KINDS`; None: it is no such log."""
+    for line, _ in zip(_lines(path), range(100)):
+        record = _object(line)
+        for name, kind in KINDS.items():
+            if kind.marks <= record.keys():
+                return name
+    return None
+
+
+def _logs(folder: Path) -> list[Path]:
+    base = folder / "eval" if (folder / "eval").is_dir() else folder
+    files = sorted([*base.glob("*.jsonl"), *base.glob("*/*.jsonl")])
+    return [file for file in files if kind_of(file)]
+
+
+def _find_file(path: Path) -> Place:
+    of_run = (CONFIG_NAME, METRICS_NAME)
+    folder = next(
+        (f for f in path.absolute().parents if all((f / name).is_file() for name in of_run)), None
+    )
+    record = _object(next(_lines(path), b""))
+    if kind_of(path) or record.keys() >= _SAMPLE:
+        return Place(path, folder, None, path)
+    if "step" in record:
+        return Place(path, folder, path, None)
+    raise InputError(f"{path} is no log that can be shown; {_GIVE}.")
+
+
+def _before(log: Path) -> Path | None:
+    """The log of the untrained weights that goes with this one."""
+    if log.parent.name in _UNTRAINED:
+        return None
+    others = (log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl")
+    return next((each for each in others if each.is_file() and each != log), None)
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+
+def run_of(place: Place) -> Data:
+    """The run with its curves."""
+    curves, notes = list[Data](), []
+    if place.metrics is None:
+        notes.append(f"{place.path} has no metrics of a training, so there are no curves.")
+    else:
+        curves = curves_of(read_metrics(place.metrics))
+        if not curves:
+            notes.append(f"{place.metrics} holds no numbers yet.")
+        if place.log is None:
+            notes.append(
+                "There are curves alone: the run has no log of episodes; qrag evaluate writes "
+                "one, and so does a training with config.train.log_episodes above 0."
+            )
+    system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
+    return {"name": place.name, "system": str(system), "curves": curves, "notes": notes}
+
+
+def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
+    """All metrics that have a finite value, each with at most `POINTS` of its points.
+
+    Args:
+        lines: with `step`, oldest first. Of a step that was written twice the later value counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name != "step" and math.isfinite(value):
+                found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
+    curves = []
+    for name, points in found.items():
+        steps = sorted(points)
+        steps = [steps[at] for at in spread(len(steps), POINTS)]
+        curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
+    return curves
+
+
+def section_of(place: Place, most: int) -> Data | None:
+    """The episodes of a run; None: it has none.
+
+    Args:
+        most: episodes to show, spread evenly over the log; 0: all.
+    """
+    log = place.log
+    if log is None:
+        return None
+    kind, label, notes = kind_of(log), f"{log.parent.name}/{log.name}", [f"Log: {log}."]
+    rows, before = list[Any](), list[Any]()
+    if kind is None:
+        kind, step, rows, before = _read_sample(log, notes)
+        label = f"step {step}"
+    else:
+        rows = _read(log, kind, notes)
+        if (early := _before(log)) is not None:
+            notes.append(f"Before training: {early}.")
+            before = _read(early, kind, notes)
+    if log.parent.name in _UNTRAINED:
+        notes.append("These are episodes of the untrained weights.")
+    elif not before:
+        notes.append("What was done before training is not here: qrag evaluate writes it.")
+    if 0 < most < len(rows):
+        notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
+        rows = [rows[at] for at in spread(len(rows), most)]
+    settings = _settings(place)
+    episodes = episodes_of(kind, rows, before, settings)
+    if kind == CHUNKS:
+        notes += _notes_on_chunks(rows, settings)
+    elif KINDS[kind].note:
+        notes.append(KINDS[kind].note)
+    if before and (alone := sum(each.before is None for each in episodes)):
+        notes.append(f"Episodes that have none before training: {alone}.")
+    if place.others:
+        named = ", ".join(map(str, place.others[:_NAMED]))
+        more = f" and {len(place.others) - _NAMED} more" if len(place.others) > _NAMED else ""
+        notes.append(f"Other logs of this run, each shown by qrag show FILE: {named}{more}.")
+    pool = _Pool()
+    return {
+        "kind": kind,
+        "title": f"{place.name}: episodes of {label}",
+        "notes": notes,
+        "words": KINDS[kind].words,
+        "episodes": [_episode(each, pool) for each in episodes],
+        "pool": [*pool],
+    }
+
+
+def _read(log: Path, kind: str, notes: list[str]) -> list[Any]:
+    """The rows; a broken line is counted, and a last one that is still being written left out."""
+    rows, broken = [], 0
+    for number, line in enumerate(_lines(log), start=1):
+        try:
+            rows.append(KINDS[kind].parse(line, f"{log}, line {number}"))
+        except InputError:
+            broken += line.endswith(b"\n")
+    if broken:
+        notes.append(f"Broken lines of {log} that were skipped: {broken}.")
+    return rows
+
+
+def _read_sample(log: Path, notes: list[str]) -> tuple[str, int, list[Any], list[Any]]:
+    """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
+    steps: dict[int, list[Any]] = {}
+    kind = CHUNKS
+    for number, line in enumerate(_lines(log), start=1):
+        record = _object(line)
+        if record.keys() >= _SAMPLE:
+            kind, text = record["kind"], bounded_json.as_line(record["row"])
+            row = KINDS[kind].parse(text, f"{log}, line {number}")
+            steps.setdefault(record["step"], []).append(row)
+    last = max(steps, default=0)
+    notes.append(f"This is the sample that the training kept of step {last}.")
+    return kind, last, steps.get(last, []), steps.get(0, []) if last else []
+
+
+def _notes_on_chunks(rows: Sequence[retrieval_log.Row], settings: Mapping[str, Any]) -> list[str]:
+    notes, steps = [], settings.get("env.max_steps")
+    if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
+        notes.append(
+            f"{beyond} of {len(rows)} questions could never be solved, with more supporting facts "
+            f"than steps (config.env.max_steps={steps})."
+        )
+    if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
+        notes.append(f"Episodes without Q-values, as the log has none: {without}.")
+    return notes
+
+
+def _settings(place: Place) -> dict[str, Any]:
+    """The config that a log was made with: the record beside it says it, else the run's config."""
+    fields = flat(place.config)
+    if place.log is not None:
+        beside = _object_in(retrieval_log.meta_path(place.log))
+        beside |= flat({"config": _object_in(place.log.with_suffix(".json")).get("config", {})})
+        names = [name for name in beside if name.startswith("config.")]
+        fields |= {name.removeprefix("config."): beside[name] for name in names}
+    return fields
+
+
+class _Pool(dict[Any, int]):
+    """Texts and tokens, each once; episodes have their numbers."""
+
+    def __missing__(self, value: Any) -> int:
+        return self.setdefault(value, len(self))
+
+
+def _episode(episode: Episode, pool: _Pool) -> Data:
+    facts = [("question", episode.question)]
+    if episode.answered is not None:
+        facts.append(("answered", episode.answered or "(no answer)"))
+    facts += [("right answer", " / ".join(episode.answers))] if episode.answers else []
+    early = episode.before
+    return {
+        "question": episode.question,
+        "solved": episode.solved,
+        "hops": episode.hops,
+        "score": _rounded(episode.score),
+        "regret": _rounded(episode.regret),
+        "facts": [*facts, *episode.facts, ("id", ", ".join(filter(None, episode.key)))],
+        "steps": [_step(each, pool) for each in episode.steps],
+        "missed": [_found(each, pool) for each in episode.missed],
+        "before": early
+        and {
+            "score": _rounded(early.score),
+            "answered": early.answered,
+            "steps": [_step(each, pool) for each in early.steps],
+        },
+    }
+
+
+def _step(step: Step, pool: _Pool) -> Data:
+    found = [_found(each, pool) for each in step.found[:MOST_FOUND]]
+    if len(step.found) > MOST_FOUND:
+        found.append(_found(Found(f"and {len(step.found) - MOST_FOUND} more"), pool))
+    if step.tokens:
+        return {
+            "head": step.head,
+            "kind": step.kind,
+            "tokens": [pool[each] for each in step.tokens],
+            "log_probs": [round(each, 4) for each in step.log_probs],
+        }
+    return {"head": step.head, "query": step.query, "text": step.text, "found": found}
+
+
+def _found(found: Found, pool: _Pool) -> list[Any]:
+    return [pool[found.name], _rounded(found.score), int(found.gold), pool[found.text]]
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 6)
+
+
+# ------------------------------------------------------------------------------ the page
+
+
+def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data]) -> bytes:
+    """The page, in UTF-8: the curves of all runs together, and one section below the other.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    whole = {"about": about, "runs": runs, "sections": sections}
+    data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # The first ones would end the element that holds the data, or begin a comment in it; the last
+    # two are line ends of older JavaScript.
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    style, script = _file("run_page.css"), _file("run_page.js")
+    text = _file("run_page.html").format(
+        title=html.escape(title),
+        style=style,
+        style_hash=_digest(style),
+        script=script,
+        script_hash=_digest(script),
+        data=data,
+    )
+    return text.encode("utf-8", "replace")  # half a surrogate pair is no text
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _file(name: str) -> str:
+    return (resources.files("qrag_jax.evaluators") / name).read_text(encoding="utf-8")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        record = bounded_json.parsed(line)
+    except bounded_json.BadJSONError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        found = bounded_json.load(path, finite=False)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from bounded_files.lines(file, path, _FIX)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); {_FIX}.") from None
