@@ -78,14 +78,14 @@ function chart(runs, name) {
   for (const line of all) {
     const points = line.steps.map((step, i) => [x(step).toFixed(1), y(line.values[i]).toFixed(1)]), every = Math.ceil(points.length / 8);
     svg.append(drawn("path", { d: `M${points.map((point) => point.join(" ")).join("L")}`, fill: "none", stroke: line.colour, "stroke-width": 1.8, "stroke-dasharray": line.dash }));
-    if (line.dash === "none") svg.append(...points.filter((_, i) => i % every === 0 || i === points.length - 1).map(([px, py]) => drawn("text", { x: px, y: py, class: "marker", style: `fill: ${line.colour}` }, line.marker)));
+    if (line.dash === "none") svg.append(...points.filter((_, i) => i % every === 0 || i === points.length - 1).map(([px, py]) => drawn("text", { x: px, y: py, class: "marker", fill: line.colour }, line.marker)));
   }
   return element("figure", "", element("figcaption", "", name), svg);
 }
 
 function legend(runs, names) {
   const item = (text, colour, dash, marker) => element("li", "", drawn("svg", { viewBox: "0 0 46 14", "aria-hidden": "true" },
-    drawn("path", { d: "M2 7H44", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": dash }), drawn("text", { x: 23, y: 7, class: "marker", style: `fill: ${colour}` }, marker)), text);
+    drawn("path", { d: "M2 7H44", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": dash }), drawn("text", { x: 23, y: 7, class: "marker", fill: colour }, marker)), text);
   return element("ul", "legend", ...runs.map((run, place) => run.curves.length ? item(run.system ? `${run.name} (${run.system})` : run.name, COLOURS[place % COLOURS.length], "none", MARKERS[place % MARKERS.length]) : null),
     ...BASELINES.filter(([prefix]) => names.some((each) => each.startsWith(prefix))).map(([, text, dash]) => item(text, "#1b1e24", dash, "")));
 }
