@@ -62,14 +62,15 @@ def score_table(paths: Sequence[Path]) -> list[str]:
     """The scores of all files of predictions in these folders."""
     found = {file for path in paths for file in [path, *path.rglob("*.jsonl")]}
     records = {file: predictions.read_record(file) for file in sorted(found)}
-    files = {file: record for file, record in records.items() if record is not None}
+    # Those of environments of others have no retriever, and scores of their own.
+    files = {file: record for file, record in records.items() if record and "retriever" in record}
     if not files:
         return []
     base = os.path.commonpath([file.parent for file in files])
     lines, after = [], []
     for file, record in files.items():
         name = os.path.relpath(file, base)
-        name = f"{name}: {record.get('checkpoint')}, {record.get('retriever')}"
+        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
         scores = prediction_scores.summarised(predictions.read_scores(file))
         lines += prediction_scores.score_lines(scores)
         lines[-len(scores)][0] = name
