@@ -66,7 +66,7 @@ def score_table(paths: Sequence[Path]) -> list[str]:
     files = {file: record for file, record in records.items() if record and "retriever" in record}
     if not files:
         return []
-    base = os.path.commonpath([file.parent for file in files])
+    base = os.path.commonpath([file.absolute().parent for file in files])
     lines, after = [], []
     for file, record in files.items():
         name = os.path.relpath(file, base)

@@ -30,7 +30,7 @@ from tests.entry_points import (
     refusal,
     same_numbers,
 )
-from tests.evaluators.shown_pages import Page
+from tests.evaluators.shown_pages import read_page
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 
 TINY, STEPS = COURSES["rlvr"].fields, COURSES["rlvr"].steps
@@ -175,7 +175,7 @@ def test_a_run_is_shown_with_a_table_of_its_predictions(
     for label in FOLDERS:
         for retriever in ("bm25", "golden"):
             assert f"{label}/{retriever}.jsonl" in out
-    (section,) = Page(tmp_path / "page.html").sections
+    (section,) = read_page(tmp_path / "page.html")["sections"]
     assert len(section["episodes"]) == QUESTIONS * DRAWS
 
 
