@@ -12,14 +12,12 @@ are printed as a table.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
-from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -40,7 +38,7 @@ def main() -> int:
     out = Path(OUT.value) if OUT.value else first / "show.html"
     if out.is_dir():
         raise InputError(f"--out={out} is a folder; give the name of a file, such as show.html.")
-    table = score_table(paths)
+    table = run_page.score_table(paths)
     runs = [run_page.run_of(place) for place in places]
     sections = [run_page.section_of(place, EPISODES.value) for place in places]
     shown = [section for section in sections if section is not None]
@@ -56,27 +54,6 @@ def main() -> int:
         print(line)
     print(f"{out}: {about} {len(page) / 2**20:.1f} MiB")
     return 0
-
-
-def score_table(paths: Sequence[Path]) -> list[str]:
-    """The scores of all files of predictions in these folders."""
-    found = {file for path in paths for file in [path, *path.rglob("*.jsonl")]}
-    records = {file: predictions.read_record(file) for file in sorted(found)}
-    # Those of environments of others have no retriever, and scores of their own.
-    files = {file: record for file, record in records.items() if record and "retriever" in record}
-    if not files:
-        return []
-    base = os.path.commonpath([file.absolute().parent for file in files])
-    lines, after = [], []
-    for file, record in files.items():
-        name = os.path.relpath(file, base)
-        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
-        scores = prediction_scores.summarised(predictions.read_scores(file))
-        lines += prediction_scores.score_lines(scores)
-        lines[-len(scores)][0] = name
-        of_draws = prediction_scores.draws_text(scores[prediction_scores.ALL])
-        after += [f"{name}: {line}" for line in of_draws]
-    return [*prediction_scores.table(lines), *after]
 
 
 if __name__ == "__main__":

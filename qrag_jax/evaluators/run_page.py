@@ -12,6 +12,7 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episode_sample import spread
 from qrag_jax.evaluators.episode_views import CHUNKS, KINDS, Episode, Found, Step, episodes_of
-from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics import prediction_scores, predictions, retrieval_log
 from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.episode_file import EPISODES_NAME
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
@@ -328,6 +329,27 @@ def _found(found: Found, pool: _Pool) -> list[Any]:
 
 def _rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
+
+
+def score_table(paths: Sequence[Path]) -> list[str]:
+    """The scores of all files of predictions in these folders."""
+    found = {file for path in paths for file in [path, *path.rglob("*.jsonl")]}
+    records = {file: predictions.read_record(file) for file in sorted(found)}
+    # Those of environments of others have no retriever, and scores of their own.
+    files = {file: record for file, record in records.items() if record and "retriever" in record}
+    if not files:
+        return []
+    base = os.path.commonpath([file.absolute().parent for file in files])
+    lines, after = [], []
+    for file, record in files.items():
+        name = os.path.relpath(file, base)
+        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
+        scores = prediction_scores.summarised(predictions.read_scores(file))
+        lines += prediction_scores.score_lines(scores)
+        lines[-len(scores)][0] = name
+        of_draws = prediction_scores.draws_text(scores[prediction_scores.ALL])
+        after += [f"{name}: {line}" for line in of_draws]
+    return [*prediction_scores.table(lines), *after]
 
 
 # ------------------------------------------------------------------------------ the page

@@ -19,12 +19,19 @@ from qrag_jax.evaluators.episode_sample import LONGEST, markdown_of, sampler, sp
 from qrag_jax.evaluators.episode_views import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
 from qrag_jax.evaluators.rewrite_log import LOG as REWRITES_LOG
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.run_page import POINTS, curves_of, find, page, run_of, section_of
+from qrag_jax.evaluators.run_page import (
+    POINTS,
+    curves_of,
+    find,
+    page,
+    run_of,
+    score_table,
+    section_of,
+)
 from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrieval_log
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.episode_file import EpisodeFile
-from qrag_jax.show import score_table
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import STEPS, played_rows
 
