@@ -126,7 +126,8 @@ def _tokens(row: predictions.Prediction, settings: Settings) -> Episode:
         head += ["trained" if kind == "trained" else "not trained"]
         head += [] if turn["finish"] == "stop" else ["cut off"]
         head += [f"weights {turn['version']}"] if turn["version"] else []
-        steps.append(Step(head, None, texts["sampled"], (), sampled, turn["log_probs"], kind))
+        log_probs = [round(each, 4) for each in turn["log_probs"]]
+        steps.append(Step(head, None, texts["sampled"], (), sampled, log_probs, kind))
     ended = [played["status"], facts.get("message", "")]
     ended += [", ".join(f"{name} {count}" for name, count in facts.get("tally", {}).items())]
     ended += [f"{name} {', '.join(facts[name])}" for name in ("cited", "seen") if facts.get(name)]
@@ -215,67 +216,59 @@ class Kind(NamedTuple):
         view: (row, the run's settings) → episode.
         words: what `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are
             called ("": there are none), and how `regret` is defined.
-        note: what the log cannot say.
+        note: what is to be said of all these logs.
     """
 
-    marks: frozenset[str]
+    marks: set[str]
     parse: Callable[[bytes, str], Any]
     view: Callable[[Any, Settings], Episode]
-    words: Mapping[str, str]
+    words: dict[str, str]
     note: str = ""
 
 
-_WORDS = ("score", "hops", "solved", "unsolved", "found", "regret")
-
-
-def _words(*words: str) -> dict[str, str]:
-    return dict(zip(_WORDS, words, strict=True))
+def _words(regret: str, *words: str) -> dict[str, str]:
+    return dict(zip(("score", "hops", "solved", "unsolved", "found"), words)) | {"regret": regret}
 
 
 KINDS = {
     CHUNKS: Kind(
-        frozenset({"id", "sf_idx", "pred_idx"}),
-        retrieval_log.parsed_row,
-        _chunks,
+        {"id", "sf_idx", "pred_idx"},
+        *(retrieval_log.parsed_row, _chunks),
         _words(
-            *("return", "facts", "all facts found", "facts missing", "Q"),
             "the return of an episode that takes the supporting facts first, in more than the "
             "run's steps if it must (by γ and the reward of the run's settings; 1 where these are "
             "not known), minus the return of this episode.",
+            *("return", "facts", "all facts found", "facts missing", "Q"),
         ),
     ),
     TOKENS: Kind(
-        frozenset({"id", "turns", "trajectory"}),
-        predictions.parsed_row,
-        _tokens,
+        {"id", "turns", "trajectory"},
+        *(predictions.parsed_row, _tokens),
         _words(
-            *("reward", "hops", "right", "wrong", ""),
             "the highest reward of an episode that is shown here minus the reward of this one.",
+            *("reward", "hops", "right", "wrong", ""),
         ),
         "Underlined with dots: sampled by the model. Underlined: sampled, and an update would "
         "learn from it. Not underlined: observed, which no update learns from.",
     ),
     HOPS: Kind(
-        frozenset({"id", "pages", "hops"}),
-        hop_log.LOG.parsed_row,
-        _hops,
+        {"id", "pages", "hops"},
+        *(hop_log.LOG.parsed_row, _hops),
         _words(
-            *("AP", "gold pages", "all gold found", "gold missing", ""),
             "1 minus the average precision of the pool after the last hop.",
+            *("AP", "gold pages", "all gold found", "gold missing", ""),
         ),
     ),
     AGENTS: Kind(
-        frozenset({"id", "golds", "searches"}),
-        agent_log.LOG.parsed_row,
-        _agents,
-        _words("F1", "searches", "right", "wrong", "", "1 minus the F1 of the answer."),
+        {"id", "golds", "searches"},
+        *(agent_log.LOG.parsed_row, _agents),
+        _words("1 minus the F1 of the answer.", "F1", "searches", "right", "wrong", ""),
         "Gold passages are not marked: the log does not name them.",
     ),
     REWRITES: Kind(
-        frozenset({"id", "original", "outcome"}),
-        rewrite_log.LOG.parsed_row,
-        _rewrites,
-        _words(*[""] * len(_WORDS)),
+        {"id", "original", "outcome"},
+        *(rewrite_log.LOG.parsed_row, _rewrites),
+        _words(*[""] * 6),
         "Nothing is marked as solved and there is no regret: the log has no scores.",
     ),
 }

@@ -141,7 +141,8 @@ function path(section, title, steps, other) {
 
 function episodeBody(section, episode) {
   const before = episode.before, names = (steps) => new Set(steps.flatMap((step) => (step.found || []).map((each) => each[0])));
-  const early = before && names(before.steps), body = element("div", "body", element("dl", "facts", ...episode.facts.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text || "–")])));
+  const facts = [["question", episode.question], ["answered", episode.answered ?? null], ["right answer", episode.answers.join(" / ") || null], ...episode.facts, ["id", episode.key.filter((each) => each).join(", ")]];
+  const early = before && names(before.steps), body = element("div", "body", element("dl", "facts", ...facts.filter(([, text]) => text !== null).flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text || "–")])));
   const paths = element("div", "paths", path(section, "By the trained model", episode.steps, early));
   if (before) paths.append(path(section, ["Before training", before.score === null ? "" : `${section.words.score} ${number(before.score)}`, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
   if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, found: episode.missed }]));
@@ -168,7 +169,7 @@ function finder(section, words) {
   const has = (text) => (text || "").toLowerCase().includes(words), texts = new Set(section.pool.flatMap((text, at) => typeof text === "string" && has(text) ? [at] : []));
   const found = (each) => texts.has(each[0]) || texts.has(each[3]);
   const step = (each) => each.tokens ? has(each.tokens.map((at) => section.pool[at][1]).join("")) : has(each.query) || has(each.text) || each.found.some(found);
-  return (e) => e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
+  return (e) => [e.question, e.answered, ...e.answers, ...e.key].some(has) || e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
 }
 
 function episodeSection(section, place) {

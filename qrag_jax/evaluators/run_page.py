@@ -42,20 +42,12 @@ Data = dict[str, Any]  # as the page's script takes it
 
 
 class Place(NamedTuple):
-    """What there is to show of a path.
-
-    Attributes:
-        folder: of the run; None: a file that is of no run.
-        metrics: of its training; None: there are none.
-        log: its episodes; None: there are none.
-        others: further logs, which are not shown.
-    """
+    """What there is to show: a run's folder, the metrics of its training and a log of episodes."""
 
     path: Path
-    folder: Path | None
-    metrics: Path | None
-    log: Path | None
-    others: tuple[Path, ...] = ()
+    folder: Path | None = None  # None: a file that is of no run
+    metrics: Path | None = None
+    log: Path | None = None
 
     @property
     def name(self) -> str:
@@ -72,21 +64,25 @@ def find(path: Path) -> Place:
     """What there is in the folder of a run, or the log at this path."""
     if not path.exists():
         raise InputError(f"{path} does not exist; {_GIVE}.")
-    if not path.is_dir():
-        return _find_file(path)
-    metrics, sample = path / METRICS_NAME, path / EPISODES_NAME
-    log, others = newest_log(path), _logs(path)
-    if sample.is_file():
-        others.append(sample)
-        log = log or sample
-    if log is None and not metrics.is_file():
-        raise InputError(
-            f"{path} is not the folder of a run, or holds nothing to show yet: no {METRICS_NAME}, "
-            f"no {EPISODES_NAME} and no logs of an evaluation; {_GIVE}."
+    if path.is_dir():
+        metrics, sample = (
+            file if file.is_file() else None for file in (path / METRICS_NAME, path / EPISODES_NAME)
         )
-    shown = {log, log and _before(log)}
-    others = [each for each in others if each not in shown]
-    return Place(path, path, metrics if metrics.is_file() else None, log, tuple(others))
+        place = Place(path, path, metrics, newest_log(path) or sample)
+    else:
+        record = _object(next(_lines(path), b""))
+        of_run = (CONFIG_NAME, METRICS_NAME)
+        parents = path.absolute().parents
+        folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
+        is_log = kind_of(path) or record.keys() >= _SAMPLE
+        metrics = path if "step" in record and not is_log else None
+        place = Place(path, folder, metrics, path if is_log else None)
+    if place.metrics is None and place.log is None:
+        raise InputError(
+            f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
+            f"log of an evaluation; {_GIVE}."
+        )
+    return place
 
 
 def newest_log(folder: Path) -> Path | None:
@@ -115,19 +111,6 @@ def _logs(folder: Path) -> list[Path]:
     base = folder / "eval" if (folder / "eval").is_dir() else folder
     files = sorted([*base.glob("*.jsonl"), *base.glob("*/*.jsonl")])
     return [file for file in files if kind_of(file)]
-
-
-def _find_file(path: Path) -> Place:
-    of_run = (CONFIG_NAME, METRICS_NAME)
-    folder = next(
-        (f for f in path.absolute().parents if all((f / name).is_file() for name in of_run)), None
-    )
-    record = _object(next(_lines(path), b""))
-    if kind_of(path) or record.keys() >= _SAMPLE:
-        return Place(path, folder, None, path)
-    if "step" in record:
-        return Place(path, folder, path, None)
-    raise InputError(f"{path} is no log that can be shown; {_GIVE}.")
 
 
 def _before(log: Path) -> Path | None:
@@ -187,14 +170,19 @@ def section_of(place: Place, most: int) -> Data | None:
     log = place.log
     if log is None:
         return None
-    kind, label, notes = kind_of(log), f"{log.parent.name}/{log.name}", [f"Log: {log}."]
+    kind, label, notes, early = (
+        kind_of(log),
+        f"{log.parent.name}/{log.name}",
+        [f"Log: {log}."],
+        None,
+    )
     rows, before = list[Any](), list[Any]()
     if kind is None:
-        kind, step, rows, before = _read_sample(log, notes)
+        kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        rows = _read(log, kind, notes)
-        if (early := _before(log)) is not None:
+        rows, early = _read(log, kind, notes), _before(log)
+        if early is not None:
             notes.append(f"Before training: {early}.")
             before = _read(early, kind, notes)
     if log.parent.name in _UNTRAINED:
@@ -206,24 +194,20 @@ def section_of(place: Place, most: int) -> Data | None:
         rows = [rows[at] for at in spread(len(rows), most)]
     settings = _settings(place)
     episodes = episodes_of(kind, rows, before, settings)
-    if kind == CHUNKS:
-        notes += _notes_on_chunks(rows, settings)
-    elif KINDS[kind].note:
-        notes.append(KINDS[kind].note)
+    notes += _notes_on_chunks(rows, settings) if kind == CHUNKS else [KINDS[kind].note]
     if before and (alone := sum(each.before is None for each in episodes)):
         notes.append(f"Episodes that have none before training: {alone}.")
-    if place.others:
-        named = ", ".join(map(str, place.others[:_NAMED]))
-        more = f" and {len(place.others) - _NAMED} more" if len(place.others) > _NAMED else ""
-        notes.append(f"Other logs of this run, each shown by qrag show FILE: {named}{more}.")
-    pool = _Pool()
+    sample = place.path / EPISODES_NAME
+    others = {*_logs(place.path), *[sample] * sample.is_file()} - {log, early}
+    if others:
+        named = ", ".join(map(str, sorted(others)[:_NAMED]))
+        notes.append(f"{len(others)} other logs, each shown by qrag show FILE, such as {named}.")
     return {
         "kind": kind,
         "title": f"{place.name}: episodes of {label}",
-        "notes": notes,
+        "notes": [*filter(None, notes)],
         "words": KINDS[kind].words,
-        "episodes": [_episode(each, pool) for each in episodes],
-        "pool": [*pool],
+        "episodes": episodes,
     }
 
 
@@ -240,7 +224,7 @@ def _read(log: Path, kind: str, notes: list[str]) -> list[Any]:
     return rows
 
 
-def _read_sample(log: Path, notes: list[str]) -> tuple[str, int, list[Any], list[Any]]:
+def _read_sample(log: Path) -> tuple[str, int, list[Any], list[Any]]:
     """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
     steps: dict[int, list[Any]] = {}
     kind = CHUNKS
@@ -251,7 +235,6 @@ def _read_sample(log: Path, notes: list[str]) -> tuple[str, int, list[Any], list
             row = KINDS[kind].parse(text, f"{log}, line {number}")
             steps.setdefault(record["step"], []).append(row)
     last = max(steps, default=0)
-    notes.append(f"This is the sample that the training kept of step {last}.")
     return kind, last, steps.get(last, []), steps.get(0, []) if last else []
 
 
@@ -276,59 +259,6 @@ def _settings(place: Place) -> dict[str, Any]:
         names = [name for name in beside if name.startswith("config.")]
         fields |= {name.removeprefix("config."): beside[name] for name in names}
     return fields
-
-
-class _Pool(dict[Any, int]):
-    """Texts and tokens, each once; episodes have their numbers."""
-
-    def __missing__(self, value: Any) -> int:
-        return self.setdefault(value, len(self))
-
-
-def _episode(episode: Episode, pool: _Pool) -> Data:
-    facts = [("question", episode.question)]
-    if episode.answered is not None:
-        facts.append(("answered", episode.answered or "(no answer)"))
-    facts += [("right answer", " / ".join(episode.answers))] if episode.answers else []
-    early = episode.before
-    return {
-        "question": episode.question,
-        "solved": episode.solved,
-        "hops": episode.hops,
-        "score": _rounded(episode.score),
-        "regret": _rounded(episode.regret),
-        "facts": [*facts, *episode.facts, ("id", ", ".join(filter(None, episode.key)))],
-        "steps": [_step(each, pool) for each in episode.steps],
-        "missed": [_found(each, pool) for each in episode.missed],
-        "before": early
-        and {
-            "score": _rounded(early.score),
-            "answered": early.answered,
-            "steps": [_step(each, pool) for each in early.steps],
-        },
-    }
-
-
-def _step(step: Step, pool: _Pool) -> Data:
-    found = [_found(each, pool) for each in step.found[:MOST_FOUND]]
-    if len(step.found) > MOST_FOUND:
-        found.append(_found(Found(f"and {len(step.found) - MOST_FOUND} more"), pool))
-    if step.tokens:
-        return {
-            "head": step.head,
-            "kind": step.kind,
-            "tokens": [pool[each] for each in step.tokens],
-            "log_probs": [round(each, 4) for each in step.log_probs],
-        }
-    return {"head": step.head, "query": step.query, "text": step.text, "found": found}
-
-
-def _found(found: Found, pool: _Pool) -> list[Any]:
-    return [pool[found.name], _rounded(found.score), int(found.gold), pool[found.text]]
-
-
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 6)
 
 
 def score_table(paths: Sequence[Path]) -> list[str]:
@@ -361,7 +291,7 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
     Raises:
         ValueError: a number is not finite.
     """
-    whole = {"about": about, "runs": runs, "sections": sections}
+    whole = {"about": about, "runs": runs, "sections": [*map(_pooled, sections)]}
     data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # The first ones would end the element that holds the data, or begin a comment in it; the last
     # two are line ends of older JavaScript.
@@ -377,6 +307,35 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
         data=data,
     )
     return text.encode("utf-8", "replace")  # half a surrogate pair is no text
+
+
+def _pooled(section: Data) -> Data:
+    """The section with its texts and tokens in a pool, each once; steps have their numbers."""
+    pool: dict[Any, int] = {}
+
+    def number(value: Any) -> int:
+        return pool.setdefault(value, len(pool))
+
+    def step(each: Step) -> Data:
+        if each.tokens:
+            fields = {"head": each.head, "kind": each.kind, "log_probs": each.log_probs}
+            return fields | {"tokens": [*map(number, each.tokens)]}
+        found = [*each.found[:MOST_FOUND]]
+        if len(each.found) > MOST_FOUND:
+            found.append(Found(f"and {len(each.found) - MOST_FOUND} more"))
+        return {"head": each.head, "query": each.query, "text": each.text, "found": pairs(found)}
+
+    def pairs(found: Sequence[Found]) -> list[Any]:
+        return [(number(each.name), each.score, each.gold, number(each.text)) for each in found]
+
+    def episode(each: Episode | None) -> Data | None:
+        if each is None:
+            return None
+        steps, missed = [*map(step, each.steps)], pairs(each.missed)
+        return vars(each) | {"steps": steps, "missed": missed, "before": episode(each.before)}
+
+    episodes = [*map(episode, section["episodes"])]
+    return section | {"episodes": episodes, "pool": [*pool]}
 
 
 def _digest(text: str) -> str:

@@ -87,7 +87,7 @@ def test_episodes_of_chunks(tmp_path: Path) -> None:
     section = shown(scored_run(tmp_path / "run", rows, before))["sections"][0]
     for row, early, episode in zip(rows, before, section["episodes"], strict=True):
         assert found(section, episode["steps"]) == [
-            [f"chunk {index}", round(q, 6), index in row.sf_idx, text]
+            [f"chunk {index}", q, index in row.sf_idx, text]
             for index, q, text in zip(row.pred_idx, row.q_values, row.pred_texts, strict=True)
         ]
         missed = found(section, [{"found": episode["missed"]}])
@@ -154,7 +154,7 @@ def test_broken_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "eval/return"')
     read = shown(run)
-    assert [each["facts"][-1][1] for each in read["sections"][0]["episodes"]] == ["q0", "q1", "q3"]
+    assert [each["key"][0] for each in read["sections"][0]["episodes"]] == ["q0", "q1", "q3"]
     assert any("skipped: 3" in note for note in read["sections"][0]["notes"])
     assert read["runs"][0]["curves"][0]["steps"] == [0, 5, 10]
 
@@ -176,7 +176,7 @@ def test_samples_of_a_training_are_shown_where_nothing_was_evaluated(tmp_path: P
             names = [name for name, *_ in found(section, steps)]
             assert names == [f"chunk {index}" for index in row.pred_idx]
     many = shown(scored_run(tmp_path / "many", played_rows(50, 0), []), most=6)["sections"][0]
-    ids = [each["facts"][-1][1] for each in many["episodes"]]
+    ids = [each["key"][0] for each in many["episodes"]]
     assert ids == [f"q{n}" for n in (0, 10, 20, 29, 39, 49)]
     assert any("6 of 50" in note for note in many["notes"])
 
