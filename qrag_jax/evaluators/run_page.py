@@ -170,21 +170,14 @@ def section_of(place: Place, most: int) -> Data | None:
     log = place.log
     if log is None:
         return None
-    kind, label, notes, early = (
-        kind_of(log),
-        f"{log.parent.name}/{log.name}",
-        [f"Log: {log}."],
-        None,
-    )
-    rows, before = list[Any](), list[Any]()
+    kind, early, notes = kind_of(log), _before(log), [f"Log: {log}."]
     if kind is None:
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        rows, early = _read(log, kind, notes), _before(log)
-        if early is not None:
-            notes.append(f"Before training: {early}.")
-            before = _read(early, kind, notes)
+        label, rows = f"{log.parent.name}/{log.name}", _read(log, kind, notes)
+        before = _read(early, kind, notes) if early else []
+        notes += [f"Before training: {early}."] if early else []
     if log.parent.name in _UNTRAINED:
         notes.append("These are episodes of the untrained weights.")
     elif not before:
