@@ -13,7 +13,6 @@ COMMANDS = {
     "sweep": "train and score one experiment with several seeds and settings, and compare them",
     "predict": "let a language model answer with tools, or write queries, and keep what it did",
     "show": "show runs on one page of HTML: learning curves, episodes step by step",
-    "analyze": "show predictions: a table, learning curves, episodes token by token",
     "evaluate_lengths": "score it on documents of several lengths",
     "tune_stopping": "find the Q-value below which to stop",
     "filter_log": "cut the chunks in a retrieval log down",

@@ -5,7 +5,7 @@
 
 The file has one JSON line for each question and draw: the ids that were observed and sampled with
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
-same command again to go on after a stop. `qrag evaluate` scores a run, `qrag analyze` shows files.
+same command again to go on after a stop. `qrag evaluate` scores a run, `qrag show` shows files.
 
     python -m qrag_jax.predict --workdir=runs/leret-quick --iteration=1 --preferences=pairs.jsonl
 

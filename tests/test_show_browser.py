@@ -5,14 +5,12 @@ Without a browser the page's tests are skipped; Debian has one as `chromium-head
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import select
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,7 @@ import pytest
 
 from qrag_jax.metrics import answer_log, predictions, retrieval_log
 from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
-from tests.evaluators.shown_pages import HOSTILE, prediction
-from tests.evaluators.shown_pages import Page as ReadPage
+from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import played_rows
 
 EPISODES = 10_000
@@ -39,15 +36,15 @@ def test_a_scored_run_and_a_training(
 ) -> None:
     out = f"--out={tmp_path / 'page.html'}"
     commands.succeed("show", str(scored_run), out)
-    read = ReadPage(tmp_path / "page.html")
-    (section,) = read.sections
+    read = read_page(tmp_path / "page.html")
+    (section,) = read["sections"]
     assert "my-run" in section["title"]
     assert len(section["episodes"]) == 4
     for episode in section["episodes"]:
-        assert all(isinstance(q, float) for _, _, q in episode["steps"])
+        assert all(isinstance(step["found"][0][1], float) for step in episode["steps"])
         assert episode["before"]["steps"]
         assert -1e-4 < episode["regret"] <= 1
-    curves = {curve["name"]: curve for curve in read.runs[0]["curves"]}
+    curves = {curve["name"]: curve for curve in read["runs"][0]["curves"]}
     assert curves["train/loss"]["steps"] == [*range(1, STEPS + 1)]
     assert curves["eval/return"]["steps"] == [*range(0, STEPS + 1, EVAL_EVERY)]
     # A training keeps a sample: the same episodes at each evaluation.
@@ -58,7 +55,7 @@ def test_a_scored_run_and_a_training(
     assert all(each == ids[0] for each in ids)
     assert 0 < len(ids[0]) <= 8
     commands.succeed("show", str(finished_run), out)
-    (section,) = ReadPage(tmp_path / "page.html").sections
+    (section,) = read_page(tmp_path / "page.html")["sections"]
     assert all(episode["before"]["steps"] for episode in section["episodes"])
 
 
@@ -82,29 +79,27 @@ class Page:
 
     def __init__(self, to: int, answers: int) -> None:
         self._to, self._answers = to, answers
-        self._number, self._buffer, self._session = 0, b"", ""
+        self._number, self._buffer = 0, b""
+        self._session: dict[str, Any] = {}
         self.problems: list[str] = []
         self.requests: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Sends a command of the DevTools protocol and waits for its answer."""
         self._number += 1
-        asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            asked["sessionId"] = self._session
+        asked = {"id": self._number, "method": method, "params": parameters, **self._session}
         left = memoryview(json.dumps(asked).encode() + b"\0")
         while left:
             left = left[os.write(self._to, left) :]
-        while True:
-            message = self._read()
-            if message.get("id") == self._number:
-                assert "error" not in message, message
-                return message["result"]
+        while (message := self._read()).get("id") != self._number:
+            pass
+        assert "error" not in message, message
+        return message["result"]
 
     def open(self, file: Path) -> None:
         """Opens a file, and waits until the page says that it is ready."""
@@ -144,37 +139,40 @@ class Page:
         return message
 
 
-@contextlib.contextmanager
-def opened_browser(path: str) -> Iterator[Page]:
-    """Starts the browser with an empty profile, and ends it."""
-    with tempfile.TemporaryDirectory() as profile:
-        (reads, to), (answers, writes) = os.pipe(), os.pipe()
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A browser with an empty profile. It reads commands from 3 and writes answers to 4."""
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(NAMES)}")
+    (reads, to), (answers, writes) = os.pipe(), os.pipe()
 
-        def pipes() -> None:  # the browser reads from 3 and writes to 4
-            for end, number in ((os.dup(reads), 3), (os.dup(writes), 4)):
-                os.dup2(end, number)
+    def pipes() -> None:
+        for end, number in ((os.dup(reads), 3), (os.dup(writes), 4)):
+            os.dup2(end, number)
 
-        flags = ["--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
-        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # as root it has no other way
-        process = subprocess.Popen(
-            [path, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
-            preexec_fn=pipes,
-            close_fds=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(reads)
-        os.close(writes)
-        try:
-            yield Page(to, answers)
-        finally:
-            os.close(to)  # at its end the browser ends, too
-            os.close(answers)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    flags = ["--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+    flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # as root it has no other way
+    flags += ["--remote-debugging-pipe", f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]
+    process = subprocess.Popen(
+        [path, *flags, "about:blank"],
+        preexec_fn=pipes,
+        close_fds=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(reads)
+    os.close(writes)
+    page = Page(to, answers)
+    page.resize(1200, 900)
+    yield page
+    os.close(to)  # at its end the browser ends, too
+    os.close(answers)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +205,6 @@ def many(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "page.html"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(NAMES)}")
-    with opened_browser(path) as page:
-        page.resize(1200, 900)
-        yield page
-
-
 @pytest.fixture
 def opened(browser: Page, many: Path) -> Iterator[Page]:
     """The page, freshly loaded; at the end nothing may have gone wrong in it."""
@@ -241,11 +229,11 @@ def chosen(page: Page, number: int, value: str) -> str:
 
 
 def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> None:
-    episodes = ReadPage(many).sections[0]["episodes"]
+    episodes = read_page(many)["sections"][0]["episodes"]
     assert len(episodes) == EPISODES
     assert opened.value(f"{FIRST}.querySelectorAll('details').length") == 50  # of one page
     solved = sum(episode["solved"] for episode in episodes)
-    assert f" {solved} " in chosen(opened, 0, "yes")
+    assert f" {solved} " in chosen(opened, 0, "true")
     both = sum(episode["solved"] and episode["hops"] == 3 for episode in episodes)
     assert f" {both} " in chosen(opened, 1, "3")
     assert chosen(opened, 0, "") != chosen(opened, 1, "")
@@ -259,16 +247,17 @@ def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> 
 
 
 def test_an_episode_opens_by_the_keyboard_and_shows_its_path(opened: Page, many: Path) -> None:
-    episode = ReadPage(many).sections[0]["episodes"][0]
+    section = read_page(many)["sections"][0]
     chosen(opened, 2, "log")
     opened.value(f"{FIRST}.querySelector('summary').focus()")
     for kind in ("keyDown", "keyUp"):
         key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
         opened.ask("Input.dispatchKeyEvent", type=kind, **key)
     shown = opened.value(f"{FIRST}.querySelector('details').innerText", wait=300)
-    for index, _, q in episode["steps"]:
-        assert f"{q:.3f}" in shown
-        assert f"chunk {index}" in shown
+    for step in section["episodes"][0]["steps"]:
+        ((name, q, _, _),) = step["found"]
+        assert f"Q {q:.3f}" in shown
+        assert section["pool"][name] in shown
 
 
 def test_planted_markup_does_not_run(opened: Page) -> None:

@@ -27,7 +27,7 @@ from tests.entry_points import (
     wait_for_step,
     wait_until,
 )
-from tests.evaluators.shown_pages import Page
+from tests.evaluators.shown_pages import read_page
 
 OF_TOKENS = ("rlvr", "leret", "deepretrieval")
 
@@ -101,7 +101,7 @@ def test_from_scores_to_a_page(
         assert (out / weights).stat().st_size > 1000
         assert (out / "README.md").exists()
     commands.succeed("show", str(run), f"--out={page}")
-    curves = {curve["name"]: curve for curve in Page(page).runs[0]["curves"]}
+    curves = {curve["name"]: curve for curve in read_page(page)["runs"][0]["curves"]}
     assert curves["train/loss"]["steps"] == [*range(1, course.steps + 1)]
 
 

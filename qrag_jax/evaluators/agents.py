@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from qrag_jax.environments.rag.episode import Broken
-from qrag_jax.evaluators.episode_sample import AGENTS, sampler
+from qrag_jax.evaluators.episode_sample import sampler
+from qrag_jax.evaluators.episode_views import AGENTS
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.service import FeedbackLost

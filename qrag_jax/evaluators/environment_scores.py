@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.evaluators.episode_sample import TOKENS, played_sampler
+from qrag_jax.evaluators.episode_sample import played_sampler
+from qrag_jax.evaluators.episode_views import TOKENS
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.metrics.predictions import Prediction

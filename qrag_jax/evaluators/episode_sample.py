@@ -1,27 +1,29 @@
-"""The few episodes of each evaluation during training that are kept for people to look at."""
+"""The few episodes of each evaluation during training that are kept, and the same as Markdown."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.evaluators.episode_markdown import markdown_of
+from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, episodes_of
 from qrag_jax.metrics import retrieval_log
 
-# Kinds of episodes, by the log whose rows they are: `retrieval_log`, `predictions`, `hop_log`,
-# `agent_log`, `rewrite_log`.
-CHUNKS, TOKENS, HOPS, AGENTS, REWRITES = KINDS = ("chunks", "tokens", "hops", "agents", "rewrites")
+LONGEST = 300  # characters that are shown of a text
+_MOST_FOUND = 10  # passages of a search
+_MARKS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
 
 
 class EpisodeSample(NamedTuple):
     """Some episodes of an evaluation.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `episode_views.KINDS`.
         rows: each as its log has it in JSON.
         text: the same for people, in Markdown.
     """
@@ -42,15 +44,14 @@ def sampler(kind: str, rows: Callable[[Sequence[int]], Sequence[Any]], count: in
     finite, as of weights that are broken, is left out: no log can hold it.
 
     Args:
-        kind: of the rows, one of `KINDS`.
+        kind: of the rows.
         rows: gives the rows, which are dataclasses, at some places.
         count: number of all rows.
     """
 
     def sample(most: int) -> EpisodeSample:
-        places = spread(count, most)
-        kept = [row for row in rows(places) if _is_finite(row)]
-        return EpisodeSample(kind, list(map(_as_json, kept)), markdown_of(kept))
+        kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
+        return EpisodeSample(kind, list(map(_as_json, kept)), markdown_of(kind, kept))
 
     return sample
 
@@ -75,6 +76,49 @@ def spread(count: int, most: int) -> list[int]:
     if most >= count:
         return [*range(count)]
     return np.linspace(0, count - 1, most).round().astype(int).tolist()
+
+
+def markdown_of(kind: str, rows: Sequence[Any]) -> str:
+    """Rows for TensorBoard's texts, one section each; all that is of data or models is escaped."""
+    words = KINDS[kind].words
+    return "\n\n".join("\n".join(_lines(each, words)) for each in episodes_of(kind, rows))
+
+
+def _lines(episode: Episode, words: Any) -> Iterator[str]:
+    told = [f"{name}: {_text(text)}" for name, text in episode.facts]
+    if episode.score is not None:
+        told.insert(0, f"{words['score']} {episode.score:.3f}")
+    if episode.answered is not None:
+        told.append(f"answered: {_text(episode.answered)}")
+    if episode.answers:
+        told.append(f"right: {_text(' / '.join(episode.answers))}")
+    yield f"### {_text(episode.question)}\n"
+    yield "; ".join(told) + "\n"
+    # The first text that is observed is the prompt, the same in all episodes.
+    steps = [each for n, each in enumerate(episode.steps) if n or each.kind != "observed"]
+    for number, step in enumerate(steps, start=1):
+        parts = [_text(", ".join(step.head))] if step.head else []
+        if step.query is not None:
+            parts.append(f"**{_text(step.query) or '(no query)'}**")
+        parts += [_text(step.text)] if step.text else []
+        parts += [_found(each, words["found"]) for each in step.found[:_MOST_FOUND]]
+        yield f"{number}. {'; '.join(parts)}"
+    for each in episode.missed:
+        yield f"- not found, {_found(each, words['found'])}"
+
+
+def _found(found: Found, score: str) -> str:
+    gold = "**GOLD** " if found.gold else ""
+    score = "" if found.score is None else f"{score} {found.score:.3f}, ".lstrip()
+    text = f": {_text(found.text)}" if found.text else ""
+    return f"{gold}{score}{_text(found.name)}{text}"
+
+
+def _text(text: str) -> str:
+    """The text on one line, cut, with nothing in it that Markdown or HTML would read."""
+    line = " ".join(text.split())
+    line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return _MARKS.sub(r"\\\1", html.escape(line, quote=False))
 
 
 def _as_json(row: Any) -> dict[str, Any]:

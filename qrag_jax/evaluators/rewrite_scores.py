@@ -10,7 +10,8 @@ import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Failed
-from qrag_jax.evaluators.episode_sample import REWRITES, played_sampler
+from qrag_jax.evaluators.episode_sample import played_sampler
+from qrag_jax.evaluators.episode_views import REWRITES
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.tools.episode import Failed, ToolTask
-from qrag_jax.evaluators.episode_sample import TOKENS, played_sampler
+from qrag_jax.evaluators.episode_sample import played_sampler
+from qrag_jax.evaluators.episode_views import TOKENS
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.evaluators.episode_sample import CHUNKS, Sampler, sampler
+from qrag_jax.evaluators.episode_sample import Sampler, sampler
+from qrag_jax.evaluators.episode_views import CHUNKS
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored

@@ -36,7 +36,7 @@ class EpisodeFile:
 
         Args:
             step: number of optimizer steps done.
-            kind: of the rows, one of `evaluators.episode_sample.KINDS`.
+            kind: of the rows, one of `evaluators.episode_views.KINDS`.
             rows: JSON objects with finite numbers.
 
         Raises:

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.evaluators.episode_sample import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
-from qrag_jax.evaluators.shown import places
+from qrag_jax.evaluators import rewrite_log, run_page
+from qrag_jax.evaluators.episode_views import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
 from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
@@ -44,12 +43,12 @@ class RunScores:
 
 def scores_of(workdir: Path) -> RunScores:
     """The scores of the newest evaluation of a run."""
-    place = places.find([workdir])[0]
-    if place.log is None or place.log.kind not in _READERS:
+    log = run_page.newest_log(workdir)
+    if log is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    found = _READERS[place.log.kind](place.log.path)
+    found = _READERS[str(run_page.kind_of(log))](log)
     if not found.scores.get(found.main):
-        raise InputError(f"{place.log.path} has no question with {found.main}; look at its log.")
+        raise InputError(f"{log} has no question with {found.main}; look at its log.")
     return found
 
 

@@ -51,10 +51,6 @@ def named(row: Any) -> list[Any]:
     return [dataclasses.replace(row, id=f"{n}{TEXT}") for n in range(3)]
 
 
-def read_predictions(path: Path) -> list[Any]:
-    return [predictions.read_at(path, each.offset) for each in predictions.read_scores(path)]
-
-
 def answers(kind: type, row: Any, number: str) -> Log:
     return Log(named(row), number, answer_log.append, partial(answer_log.read_partial, kind=kind))
 
@@ -76,7 +72,7 @@ LOGS = {
         RewardRow, reward_log.row(("", TEXT), [0.5, "timeout", 1.0]), "mean"
     )._replace(read=partial(reward_log.read, field="config.questions.kept")),
     "predictions": answers(predictions.Prediction, prediction(), "reward")._replace(
-        read=read_predictions
+        read=lambda path: [*predictions.read(path)]
     ),
     "agents": Log(
         named(AgentRow("", TEXT, ("Köln",), "Bonn", "", 1.0, 0.5, None, (SEARCH,))),

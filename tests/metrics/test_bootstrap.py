@@ -129,7 +129,7 @@ def episode(name: str, draw: int, said: str | None, hops: int = 2, **tally: Any)
     parts = dict.fromkeys(prediction_scores.OF_PARTS, 0.5) | {"em": em, "f1": em}
     text, end = said or "", (None, "timeout") if said is None else (em, "done")
     return ScoredEpisode(
-        *(draw + 1, 0, name, f"What is {name}?", ("Right",), hops, draw, text, *end),
+        *(draw + 1, name, f"What is {name}?", ("Right",), hops, draw, text, *end),
         parts={} if said is None else parts,
         tally=TALLY | tally,
     )

@@ -1,0 +1,363 @@
+"""One page of HTML that shows runs: learning curves, and what each episode did, step by step.
+
+The data stand in the page as JSON. The script makes elements of them and sets their texts, so
+nothing of data or models is read as HTML. A policy in the page lets a browser run this one script,
+known by its digest, and load nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.episode_sample import spread
+from qrag_jax.evaluators.episode_views import CHUNKS, KINDS, Episode, Found, Step, episodes_of
+from qrag_jax.metrics import prediction_scores, predictions, retrieval_log
+from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime.episode_file import EPISODES_NAME
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
+from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+
+POINTS = 400  # of one curve, at most
+MOST_FOUND = 30  # passages of a search that are shown
+_SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample that a training keeps
+_UNTRAINED = ("untrained", "best-0")
+_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
+_BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
+_NAMED = 6  # other logs that a note names
+_GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
+_FIX = "name another file"
+
+Data = dict[str, Any]  # as the page's script takes it
+
+
+class Place(NamedTuple):
+    """What there is to show: a run's folder, the metrics of its training and a log of episodes."""
+
+    path: Path
+    folder: Path | None = None  # None: a file that is of no run
+    metrics: Path | None = None
+    log: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return (self.folder or self.path.absolute().parent).resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config; {} if there is none that can be read."""
+        return {} if self.folder is None else _object_in(self.folder / CONFIG_NAME)
+
+
+def find(path: Path) -> Place:
+    """What there is in the folder of a run, or the log at this path."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {_GIVE}.")
+    if path.is_dir():
+        metrics, sample = (
+            file if file.is_file() else None for file in (path / METRICS_NAME, path / EPISODES_NAME)
+        )
+        place = Place(path, path, metrics, newest_log(path) or sample)
+    else:
+        record = _object(next(_lines(path), b""))
+        of_run = (CONFIG_NAME, METRICS_NAME)
+        parents = path.absolute().parents
+        folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
+        is_log = kind_of(path) or record.keys() >= _SAMPLE
+        metrics = path if "step" in record and not is_log else None
+        place = Place(path, folder, metrics, path if is_log else None)
+    if place.metrics is None and place.log is None:
+        raise InputError(
+            f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
+            f"log of an evaluation; {_GIVE}."
+        )
+    return place
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The newest log of an evaluation of trained weights, of others if there is none."""
+
+    def worth(log: Path) -> tuple[Any, ...]:
+        label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
+        is_beside = log.name.startswith(_BESIDE)
+        is_trained = bool(_TRAINED.fullmatch(label))
+        return is_trained, label not in _UNTRAINED, not is_beside, log.stat().st_mtime, log.name
+
+    return max(_logs(folder), key=worth, default=None)
+
+
+def kind_of(path: Path) -> str | None:
+    """What a log's rows are, by its first lines: one of `KINDS`; None: it is no such log."""
+    for line, _ in zip(_lines(path), range(100)):
+        record = _object(line)
+        for name, kind in KINDS.items():
+            if kind.marks <= record.keys():
+                return name
+    return None
+
+
+def _logs(folder: Path) -> list[Path]:
+    base = folder / "eval" if (folder / "eval").is_dir() else folder
+    files = sorted([*base.glob("*.jsonl"), *base.glob("*/*.jsonl")])
+    return [file for file in files if kind_of(file)]
+
+
+def _before(log: Path) -> Path | None:
+    """The log of the untrained weights that goes with this one."""
+    if log.parent.name in _UNTRAINED:
+        return None
+    others = (log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl")
+    return next((each for each in others if each.is_file() and each != log), None)
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+
+def run_of(place: Place) -> Data:
+    """The run with its curves."""
+    curves, notes = list[Data](), []
+    if place.metrics is None:
+        notes.append(f"{place.path} has no metrics of a training, so there are no curves.")
+    else:
+        curves = curves_of(read_metrics(place.metrics))
+        if not curves:
+            notes.append(f"{place.metrics} holds no numbers yet.")
+        if place.log is None:
+            notes.append(
+                "There are curves alone: the run has no log of episodes; qrag evaluate writes "
+                "one, and so does a training with config.train.log_episodes above 0."
+            )
+    system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
+    return {"name": place.name, "system": str(system), "curves": curves, "notes": notes}
+
+
+def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
+    """All metrics that have a finite value, each with at most `POINTS` of its points.
+
+    Args:
+        lines: with `step`, oldest first. Of a step that was written twice the later value counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name != "step" and math.isfinite(value):
+                found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
+    curves = []
+    for name, points in found.items():
+        steps = sorted(points)
+        steps = [steps[at] for at in spread(len(steps), POINTS)]
+        curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
+    return curves
+
+
+def section_of(place: Place, most: int) -> Data | None:
+    """The episodes of a run; None: it has none.
+
+    Args:
+        most: episodes to show, spread evenly over the log; 0: all.
+    """
+    log = place.log
+    if log is None:
+        return None
+    kind, early, notes = kind_of(log), _before(log), [f"Log: {log}."]
+    if kind is None:
+        kind, step, rows, before = _read_sample(log)
+        label = f"step {step}"
+    else:
+        label, rows = f"{log.parent.name}/{log.name}", _read(log, kind, notes)
+        before = _read(early, kind, notes) if early else []
+        notes += [f"Before training: {early}."] if early else []
+    if log.parent.name in _UNTRAINED:
+        notes.append("These are episodes of the untrained weights.")
+    elif not before:
+        notes.append("What was done before training is not here: qrag evaluate writes it.")
+    if 0 < most < len(rows):
+        notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
+        rows = [rows[at] for at in spread(len(rows), most)]
+    settings = _settings(place)
+    episodes = episodes_of(kind, rows, before, settings)
+    notes += _notes_on_chunks(rows, settings) if kind == CHUNKS else [KINDS[kind].note]
+    if before and (alone := sum(each.before is None for each in episodes)):
+        notes.append(f"Episodes that have none before training: {alone}.")
+    sample = place.path / EPISODES_NAME
+    others = {*_logs(place.path), *[sample] * sample.is_file()} - {log, early}
+    if others:
+        named = ", ".join(map(str, sorted(others)[:_NAMED]))
+        notes.append(f"{len(others)} other logs, each shown by qrag show FILE, such as {named}.")
+    return {
+        "kind": kind,
+        "title": f"{place.name}: episodes of {label}",
+        "notes": [*filter(None, notes)],
+        "words": KINDS[kind].words,
+        "episodes": episodes,
+    }
+
+
+def _read(log: Path, kind: str, notes: list[str]) -> list[Any]:
+    """The rows; a broken line is counted, and a last one that is still being written left out."""
+    rows, broken = [], 0
+    for number, line in enumerate(_lines(log), start=1):
+        try:
+            rows.append(KINDS[kind].parse(line, f"{log}, line {number}"))
+        except InputError:
+            broken += line.endswith(b"\n")
+    if broken:
+        notes.append(f"Broken lines of {log} that were skipped: {broken}.")
+    return rows
+
+
+def _read_sample(log: Path) -> tuple[str, int, list[Any], list[Any]]:
+    """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
+    steps: dict[int, list[Any]] = {}
+    kind = CHUNKS
+    for number, line in enumerate(_lines(log), start=1):
+        record = _object(line)
+        if record.keys() >= _SAMPLE:
+            kind, text = record["kind"], bounded_json.as_line(record["row"])
+            row = KINDS[kind].parse(text, f"{log}, line {number}")
+            steps.setdefault(record["step"], []).append(row)
+    last = max(steps, default=0)
+    return kind, last, steps.get(last, []), steps.get(0, []) if last else []
+
+
+def _notes_on_chunks(rows: Sequence[retrieval_log.Row], settings: Mapping[str, Any]) -> list[str]:
+    notes, steps = [], settings.get("env.max_steps")
+    if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
+        notes.append(
+            f"{beyond} of {len(rows)} questions could never be solved, with more supporting facts "
+            f"than steps (config.env.max_steps={steps})."
+        )
+    if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
+        notes.append(f"Episodes without Q-values, as the log has none: {without}.")
+    return notes
+
+
+def _settings(place: Place) -> dict[str, Any]:
+    """The config that a log was made with: the record beside it says it, else the run's config."""
+    fields = flat(place.config)
+    if place.log is not None:
+        beside = _object_in(retrieval_log.meta_path(place.log))
+        beside |= flat({"config": _object_in(place.log.with_suffix(".json")).get("config", {})})
+        names = [name for name in beside if name.startswith("config.")]
+        fields |= {name.removeprefix("config."): beside[name] for name in names}
+    return fields
+
+
+def score_table(paths: Sequence[Path]) -> list[str]:
+    """The scores of all files of predictions in these folders."""
+    found = {file for path in paths for file in [path, *path.rglob("*.jsonl")]}
+    records = {file: predictions.read_record(file) for file in sorted(found)}
+    # Those of environments of others have no retriever, and scores of their own.
+    files = {file: record for file, record in records.items() if record and "retriever" in record}
+    if not files:
+        return []
+    base = os.path.commonpath([file.absolute().parent for file in files])
+    lines, after = [], []
+    for file, record in files.items():
+        name = os.path.relpath(file, base)
+        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
+        scores = prediction_scores.summarised(predictions.read_scores(file))
+        lines += prediction_scores.score_lines(scores)
+        lines[-len(scores)][0] = name
+        of_draws = prediction_scores.draws_text(scores[prediction_scores.ALL])
+        after += [f"{name}: {line}" for line in of_draws]
+    return [*prediction_scores.table(lines), *after]
+
+
+# ------------------------------------------------------------------------------ the page
+
+
+def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data]) -> bytes:
+    """The page, in UTF-8: the curves of all runs together, and one section below the other.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    whole = {"about": about, "runs": runs, "sections": [*map(_pooled, sections)]}
+    data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # The first ones would end the element that holds the data, or begin a comment in it; the last
+    # two are line ends of older JavaScript.
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    style, script = _file("run_page.css"), _file("run_page.js")
+    text = _file("run_page.html").format(
+        title=html.escape(title),
+        style=style,
+        style_hash=_digest(style),
+        script=script,
+        script_hash=_digest(script),
+        data=data,
+    )
+    return text.encode("utf-8", "replace")  # half a surrogate pair is no text
+
+
+def _pooled(section: Data) -> Data:
+    """The section with its texts and tokens in a pool, each once; steps have their numbers."""
+    pool: dict[Any, int] = {}
+
+    def number(value: Any) -> int:
+        return pool.setdefault(value, len(pool))
+
+    def step(each: Step) -> Data:
+        if each.tokens:
+            fields = {"head": each.head, "kind": each.kind, "log_probs": each.log_probs}
+            return fields | {"tokens": [*map(number, each.tokens)]}
+        found = [*each.found[:MOST_FOUND]]
+        if len(each.found) > MOST_FOUND:
+            found.append(Found(f"and {len(each.found) - MOST_FOUND} more"))
+        return {"head": each.head, "query": each.query, "text": each.text, "found": pairs(found)}
+
+    def pairs(found: Sequence[Found]) -> list[Any]:
+        return [(number(each.name), each.score, each.gold, number(each.text)) for each in found]
+
+    def episode(each: Episode | None) -> Data | None:
+        if each is None:
+            return None
+        steps, missed = [*map(step, each.steps)], pairs(each.missed)
+        return vars(each) | {"steps": steps, "missed": missed, "before": episode(each.before)}
+
+    episodes = [*map(episode, section["episodes"])]
+    return section | {"episodes": episodes, "pool": [*pool]}
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _file(name: str) -> str:
+    return (resources.files("qrag_jax.evaluators") / name).read_text(encoding="utf-8")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        record = bounded_json.parsed(line)
+    except bounded_json.BadJSONError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        found = bounded_json.load(path, finite=False)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from bounded_files.lines(file, path, _FIX)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); {_FIX}.") from None
