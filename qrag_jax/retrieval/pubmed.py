@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError, check_above, check_known, check_least
-from qrag_jax.llm.endpoint import LONGEST_REPLY, check_url, is_local, read_key, without_key
+from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.replies import read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
