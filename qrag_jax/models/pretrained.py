@@ -26,14 +26,7 @@ from qrag_jax.models.files.sentence_transformers import Published, read_inputs, 
 from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks import (
-    bert,
-    gte,
-    modernbert,
-    mpnet,
-    nomic_bert,
-    qwen3,
-)
+from qrag_jax.models.trunks import bert, gte, modernbert, mpnet, nomic_bert, qwen3
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.modernbert import ModernBert, ModernBertConfig
