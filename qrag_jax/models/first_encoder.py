@@ -64,10 +64,7 @@ def prepare_encoder(
     first adapters are kept in the encoder's folder.
 
     Args:
-        config: the encoder's settings.
-        workdir: the run's folder.
-        texts: the tokenizer of an encoder from scratch is trained on them.
-        seed: seed of random weights and new adapters.
+        seed: of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
         platform: the devices that compute; None: those of this process.
     """

@@ -26,14 +26,7 @@ from qrag_jax.models.files.sentence_transformers import Published, read_inputs, 
 from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks import (
-    bert,
-    gte,
-    modernbert,
-    mpnet,
-    nomic_bert,
-    qwen3,
-)
+from qrag_jax.models.trunks import bert, gte, modernbert, mpnet, nomic_bert, qwen3
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.modernbert import ModernBert, ModernBertConfig
@@ -207,19 +200,12 @@ def load_encoder(
     """Reads the folder of an encoder in Hugging Face's layout.
 
     Args:
-        dtype: dtype of the computation, and
-        activations: of what is between the products (see `precision` for both).
+        dtype, activations, remat, prefixes, dropout: see `EncoderConfig`.
         scale: factor on the pooled vector; None: what config.json says (`VECTOR_SCALE`, as in
             exported towers), else the model's own factor, or if it has none 1 for normalised
             vectors and 0.1 (as in Q-RAG) for others.
-        remat: a name of `trunk.REMAT_POLICIES`.
-        pooling: a name of `POOLINGS`, or "": the model's pooling.
-        normalise: None: as the model does. If both `pooling` and `normalise` are given, the
-            folder's own are not read.
-        state_prefix: text before each state, tokenised separately.
-        chunk_prefix: text before each chunk, tokenised separately.
-        dropout: share of hidden states that the trunk drops in training.
-        attention_dropout: share of attention weights that the trunk drops in training.
+        pooling, normalise: "" and None: as the model does. If both are given, the folder's own are
+            not read.
         platform: the devices that compute; None: those of this process.
     """
     platform = platform or Platform.here()
@@ -311,17 +297,11 @@ def save_adapters(
     """Writes the adapters of one tower of this encoder in PEFT's format.
 
     Args:
-        loaded: the encoder.
         adapters: of one tower, or of several towers stacked on axis 0.
-        out: folder, created if it does not exist.
         tower: if several are stacked, the number of the one to write (`chunks.STATE`,
             `chunks.CHUNK`).
-
-    Raises:
-        ValueError: the encoder has no adapters.
     """
-    if loaded.lora is None:
-        raise ValueError("the encoder has no adapters")
+    assert loaded.lora is not None, "the encoder has no adapters"
     if tower is not None:
         adapters = jax.tree.map(lambda leaf: leaf[tower], adapters)
     write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)

@@ -97,14 +97,7 @@ def load_language_model(
     activations: str = "auto",
     platform: Platform | None = None,
 ) -> LoadedLanguageModel:
-    """Reads the folder of a causal language model.
-
-    Args:
-        dtype: dtype of the computation, and
-        activations: of what is between the products (see `precision` for both).
-        remat: a name of `trunk.REMAT_POLICIES`.
-        platform: the devices that compute; None: those of this process.
-    """
+    """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
     platform = platform or Platform.here()
     computed_in = precision(dtype, platform, activations)
     if remat not in REMAT_POLICIES:
@@ -146,12 +139,9 @@ def save_language_model(
     out: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes a folder that Hugging Face's model class opens.
+    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`.
 
-    Args:
-        params: stacked parameters; leaves as in `weight_names.save_folder`.
-        tokenizer_files_from: folder whose tokenizer files, and `generation_config.json`, are
-            copied.
+    `generation_config.json` is copied with the tokenizer's files.
     """
     table = table_of(loaded.model_config["model_type"])
     config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}

@@ -44,7 +44,7 @@ def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
         f"--dest={folder}",
     ]
     command = [sys.executable, "-m", "pip", "download", *options, requirement]
-    done = subprocess.run(command, capture_output=True)  # noqa: S603  (fixed arguments, no shell)
+    done = subprocess.run(command, capture_output=True)  # noqa: S603  (no shell)
     found = list(folder.glob("*.whl"))
     return found[0] if done.returncode == 0 and len(found) == 1 else None
 

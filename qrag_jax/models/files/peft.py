@@ -95,8 +95,6 @@ def write_adapters(
     """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
 
     Args:
-        folder: created if it does not exist.
-        table: the names of the encoder's weights.
         config: sizes of the adapters; its targets are not used.
         adapters: as `read_adapters` returns them.
         task: PEFT's name of what the model is for, `EMBEDDINGS` or `CAUSAL_LM`.
@@ -174,7 +172,8 @@ def _leaves(
     table: NameTable, module: Trunk, rank: int
 ) -> dict[LeafPath, list[tuple[str, tuple[int, ...]]]]:
     """Leaves of adapters on all linear maps → name without prefixes, and shape, in each layer."""
-    leaves, shapes = {}, kernel_shapes(module)
+    leaves: dict[LeafPath, list[tuple[str, tuple[int, ...]]]] = {}
+    shapes = kernel_shapes(module)
     for place, name in target_modules(table, ALL_LINEAR).items():
         layers, width_in, width_out = shapes[place]
         for leaf, size in ((LORA_A, (rank, width_in)), (LORA_B, (width_out, rank))):

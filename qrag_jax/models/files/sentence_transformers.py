@@ -175,12 +175,8 @@ def write_modules(
     the inner product.
 
     Args:
-        out: the model's folder.
-        pooling: the encoder's pooling, a name of `embedding.POOLINGS`.
-        normalise: whether the encoder normalises.
         scale: the factor on the vectors that is not in the weights.
         width: width of the encoder's embeddings.
-        max_tokens: longer rows are cut.
         pooler: whether transformers would add a pooler, untrained and unused, to a model of this
             family; the pooler is then switched off.
     """
@@ -235,10 +231,7 @@ def write_tokenizer(
     The tower's prefix is part of `opening`, token by token as in training, so it needs no prompt.
 
     Args:
-        out: the model's folder.
-        tokenizer: the tokenizer of training.
         opening: `state_opening` or `chunk_opening` of the encoder.
-        max_tokens: longer rows are cut.
         plain: whether special tokens in a text are read as plain text. If not, they are read as
             special tokens, which join the parts of a state.
     """
@@ -277,11 +270,7 @@ def check_tokenizer(
     max_tokens: int,
     plain: bool,
 ) -> None:
-    """Checks that the tokenizer written to `folder` gives the rows of training.
-
-    Args:
-        folder: the model's folder. The other arguments are those of `write_tokenizer`.
-    """
+    """Checks that the tokenizer written by `write_tokenizer` gives the rows of training."""
     written = auto_tokenizer().from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, model_max_length=10**9
     )

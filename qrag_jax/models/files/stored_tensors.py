@@ -151,8 +151,9 @@ class StoredLeaf:
         """Bytes of one tensor in `dtype`."""
         return int(np.prod(self.tensors[0].shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def read(self, index: tuple[slice, ...]) -> np.ndarray:
+    def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
         """Reads the part that `index`, one slice per dimension, selects; a new array in `dtype`."""
+        index = index or ()
         if not self.stacked:
             own = isinstance(self.tensors[0], FileTensor)  # a copy already
             return self._part(self.tensors[0], index).astype(self.dtype, order="C", copy=not own)

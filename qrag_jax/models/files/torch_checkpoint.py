@@ -75,8 +75,8 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
             found = next(wrapped, found)
             tensors = {n: t for n, t in found.items() if isinstance(t, _Tensor)}
             if tensors:
-                _check_copies(tensors, path)
-                return {str(n): _array(str(n), t, storages, path) for n, t in tensors.items()}
+                views = {str(n): _view(str(n), t, storages, path) for n, t in tensors.items()}
+                return _row_major(views, path)
     except InputError:
         raise
     except OSError as error:
@@ -321,29 +321,6 @@ def _storages(found: Any) -> list[_Storage]:
     return list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
 
 
-def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:
-    """Refuses a file with many tensors that are different views of the same elements.
-
-    A row-major view needs no memory beyond the storage; every other view is copied.
-    """
-    needed = 0
-    for tensor in tensors.values():
-        if math.prod(tensor.size) > tensor.storage.numel:
-            continue  # `_array` refuses this tensor
-        step = 1
-        for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
-            if size != 1 and stride != step:
-                needed += math.prod(tensor.size) * tensor.storage.dtype.itemsize
-                break
-            step *= size
-    most = MOST_COPIES * path.stat().st_size
-    if needed > most:
-        raise InputError(
-            f"{path}: its tensors would take {needed} bytes as they are looked at, more than "
-            f"{MOST_COPIES} times the file; save them with .contiguous()."
-        )
-
-
 def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:
     """The bytes of a storage as `[numel]` elements in native byte order."""
     width = storage.dtype.itemsize
@@ -354,10 +331,10 @@ def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:
     return words != 0 if storage.dtype == np.bool_ else words.view(storage.dtype)
 
 
-def _array(
+def _view(
     name: str, tensor: _Tensor, storages: dict[_Storage, np.ndarray], path: Path
 ) -> np.ndarray:
-    """The tensor's elements, row-major; refuses a tensor that reaches outside its storage."""
+    """The tensor's elements in their storage; refuses a tensor that reaches outside of it."""
     elements = storages[tensor.storage]
     numel = math.prod(tensor.size)
     if numel == 0:
@@ -374,5 +351,15 @@ def _array(
             f" of its storage; save it with .contiguous()."
         )
     strides = [s * elements.itemsize for s in tensor.stride]
-    view = np.lib.stride_tricks.as_strided(elements[tensor.offset :], tensor.size, strides)
-    return np.ascontiguousarray(view).reshape(tensor.size)
+    return np.lib.stride_tricks.as_strided(elements[tensor.offset :], tensor.size, strides)
+
+
+def _row_major(views: Mapping[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """The views row-major, which may copy them; a small file could have many of one storage."""
+    copied = sum(view.nbytes for view in views.values() if not view.flags.c_contiguous)
+    if copied > MOST_COPIES * path.stat().st_size:
+        raise InputError(
+            f"{path}: its tensors would take {copied} bytes as they are looked at, more than "
+            f"{MOST_COPIES} times the file; save them with .contiguous()."
+        )
+    return {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in views.items()}

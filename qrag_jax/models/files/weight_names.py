@@ -86,14 +86,11 @@ def stored_params(
     Names and shapes are checked immediately; a tensor is read only when its leaf is read.
 
     Args:
-        table: the names of the architecture.
-        module: the trunk.
         tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
-        dtype: dtype of the leaves.
 
     Returns:
-        The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
+        The tree of `module.init_params(key)`, with `StoredLeaf`s of `dtype` as leaves.
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -173,13 +170,10 @@ def save_folder(
     """Writes a folder that Hugging Face's model class and sentence-transformers can read.
 
     Args:
-        table: the names of the architecture.
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
         config_dict: the parsed `config.json` that the encoder was made from.
         tokenizer_files_from: see `write_folder`.
-        out: see `write_folder`.
-        max_shard_bytes: see `write_shards`.
     """
     tensors = _parts(table, params)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
