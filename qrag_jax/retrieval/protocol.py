@@ -154,7 +154,7 @@ def as_hits(rows: Sequence[Row], k: int) -> Hits:
     return hits
 
 
-def found(hits: Hits, query: int) -> Row:
+def row_of(hits: Hits, query: int) -> Row:
     """The hits of one query, without the places that are `NONE`."""
     kept = hits.numbers[query] != NONE
     return Row(hits.numbers[query][kept], hits.scores[query][kept])
@@ -215,5 +215,5 @@ class FusedIndex:
         """
         check_k(k)
         hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
-        rows = (fused([found(each, query) for each in hits]) for query in range(len(queries)))
+        rows = (fused([row_of(each, query) for each in hits]) for query in range(len(queries)))
         return as_hits([best(*row, k) for row in rows], k)

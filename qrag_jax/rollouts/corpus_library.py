@@ -10,9 +10,9 @@ from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
-from qrag_jax.retrieval.single_step import SingleStepSearch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.retrieval.protocol import Corpus, Where
-from qrag_jax.retrieval.single_step import SingleStepSearch
 
 # So that one question does not take the device from all others.
 LARGEST_BEAM, LARGEST_COUNT = 64, 1000

@@ -27,10 +27,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import Run

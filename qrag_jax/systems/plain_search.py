@@ -9,8 +9,8 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.retriever import LoadSettings, Retriever
@@ -36,7 +36,7 @@ class PlainEncoder:
 
 
 class QuestionTower:
-    """What makes vectors of questions; see `retrieval.single_step.QuestionEncoder`.
+    """What makes vectors of questions; see `retrieval.multi_step.QuestionEncoder`.
 
     Attributes:
         title_separator: between titles and texts of the passages that it compares them with.

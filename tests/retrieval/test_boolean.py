@@ -27,8 +27,8 @@ from qrag_jax.retrieval.boolean_search import (
     parse_boolean,
     sought,
 )
+from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.serving.searcher import Ask, SingleStep
 from tests.retrieval.small_corpus import stored
 

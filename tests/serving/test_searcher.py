@@ -13,9 +13,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.protocol import Queries
-from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.retrieval.tower_rows import State
 from qrag_jax.serving.searcher import (
     LARGEST_COUNT,
