@@ -259,7 +259,7 @@ def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatc
     fraction = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     monkeypatch.delenv(fraction, raising=False)
     ours = LlmConfig(server=ServerConfig("org/name", memory_share=0.45))
-    leave_room(LlmConfig("http://127.0.0.1:8000/v1"))
+    leave_room(LlmConfig("http://127.0.0.1:8000/v1", "tiny"))
     leave_room(LlmConfig(server=ServerConfig("org/name", devices="1", memory_share=0.9)))
     assert fraction not in os.environ
     leave_room(ours)
