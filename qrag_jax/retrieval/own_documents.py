@@ -26,7 +26,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 from qrag_jax.retrieval.opening import BM25, HYBRID
