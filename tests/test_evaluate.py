@@ -233,7 +233,7 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
 
     shutil.rmtree(run_copy / "eval")  # no log is there that would refuse other settings
     before = (run_copy / "summary.json").read_bytes()
-    other = "--config.data.path=examples/worlds/records.py:other_world"
+    other = "--config.data.path=examples/worlds/records.py:large_hotpotqa"
     text = refusal(commands.run("evaluate", workdir, "--samples=2", other))
     assert "config.data.path" in text
     assert "--out" in text
