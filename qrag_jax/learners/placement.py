@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -108,11 +109,10 @@ def place(tower: Params, shardings: Params) -> Params:
         layers, together = len(leaf.tensors), max(1, most // max(1, leaf.tensor_bytes))
         split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
         if layers <= together or split_by_layers:
-            return jax.make_array_from_callback(leaf.shape, sharding, leaf.read)
+            return _read(leaf, sharding)
         whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
         for start in range(0, layers, together):
-            few = leaf.layers(start, start + together)
-            part = jax.make_array_from_callback(few.shape, sharding, few.read)
+            part = _read(leaf.layers(start, start + together), sharding)
             # In place, so that a device never holds a second copy of the leaf.
             update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
             whole = update(whole, part, start).block_until_ready()
@@ -123,3 +123,14 @@ def place(tower: Params, shardings: Params) -> Params:
 
 def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
+
+
+def _read(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
+    parts: dict[str, np.ndarray] = {}  # devices with the same part share it
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        if str(index) not in parts:
+            parts[str(index)] = leaf.read(index)
+        return parts[str(index)]
+
+    return jax.make_array_from_callback(leaf.shape, sharding, part)

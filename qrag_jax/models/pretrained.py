@@ -27,12 +27,11 @@ from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks import bert, gte, modernbert, mpnet, nomic_bert, qwen3
-from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.bert import Bert, BertConfig, XlmRobertaConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.modernbert import ModernBert, ModernBertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import LAYERS, REMAT_POLICIES, Params, Trunk, TrunkConfig
-from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
@@ -92,9 +91,9 @@ FAMILIES = {
     ),
     "new": Family(GteConfig.from_dict, Gte, gte.TABLE, gte.PARTITION_RULES),
     "xlm-roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert.PARTITION_RULES
+        XlmRobertaConfig.from_dict, Bert, bert.XLM_ROBERTA_TABLE, bert.PARTITION_RULES
     ),
-    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert.PARTITION_RULES),
+    "roberta": Family(XlmRobertaConfig.from_dict, Bert, bert.ROBERTA_TABLE, bert.PARTITION_RULES),
     "modernbert": Family(
         ModernBertConfig.from_dict,
         ModernBert,

@@ -20,12 +20,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
-from qrag_jax.models.files.model_folder import open_tensors, read_tensors
+from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
 from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
 from qrag_jax.runtime.sharding import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
+from tests.support.small_models import read_tensors
 
 SMALL = Bert(BertConfig(64, 64, 4, 2, 1024, 32))
 LARGE = Bert(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32

@@ -10,9 +10,10 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from qrag_jax.models.files.model_folder import read_config, read_tensors
+from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.runtime import minilm
 from qrag_jax.runtime.minilm import find_minilm, unpack_model
+from tests.support.small_models import read_tensors
 
 
 @pytest.fixture

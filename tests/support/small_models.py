@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from configs import hotpotqa
 from qrag_jax.data.loading import load_split
+from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.torch_gte import NewConfig, NewModel
@@ -281,3 +282,8 @@ def training_texts() -> list[str]:
     data = QRagConfig.of(hotpotqa.get_config("tiny")).data
     samples = load_split(data, "train", hold_out=True).all
     return [text for sample in samples for text in (sample.question, *sample.chunks)]
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All weights of a folder, read into memory."""
+    return {name: np.asarray(tensor) for name, tensor in open_tensors(folder).items()}

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import (
     INDEX_FILE,
@@ -226,11 +224,6 @@ def open_tensors(folder: Path) -> Mapping[str, Tensor]:
         if path.exists():
             return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
-
-
-def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """As `open_tensors`, but all tensors are read into memory."""
-    return {name: np.asarray(tensor) for name, tensor in open_tensors(folder).items()}
 
 
 def write_folder(

@@ -277,3 +277,44 @@ TABLE = NameTable(
 
 # How parameters are split over a mesh (see `runtime.sharding`).
 PARTITION_RULES = split_rules(Bert.SPLIT.columns, Bert.SPLIT.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlmRobertaConfig(BertConfig):
+    """XLM-RoBERTa (Conneau et al., 2020) or RoBERTa (Liu et al., 2019): BERT, shifted positions.
+
+    XLM-RoBERTa is the trunk of multilingual E5. The position table begins with unused rows, one for
+    each id up to the padding token's, as in the models of Hugging Face and fairseq;
+    `max_position_embeddings` counts them, too.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ("xlm-roberta", "roberta")
+
+    pad_token_id: int = 1
+
+    @property
+    def first_position(self) -> int:
+        return self.pad_token_id + 1
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
+        result = super().from_dict(config, where)
+        if result.longest_row < 1 or result.pad_token_id < 0:
+            raise InputError(
+                f"{where}: positions begin behind pad_token_id {result.pad_token_id}, but "
+                f"max_position_embeddings is {result.max_position_embeddings}; copy both from the "
+                "model's own config.json."
+            )
+        return result
+
+
+XLM_ROBERTA_TABLE = dataclasses.replace(
+    TABLE,
+    prefixes=("", "roberta.", "model.", "0.auto_model."),
+    model_type="xlm-roberta",
+    architecture="XLMRobertaModel",
+)
+ROBERTA_TABLE = dataclasses.replace(
+    XLM_ROBERTA_TABLE, model_type="roberta", architecture="RobertaModel"
+)

@@ -18,7 +18,8 @@ import torch
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import read_config, read_tensors, resolve_folder
+from qrag_jax.models.files.model_folder import read_config, resolve_folder
+from tests.support.small_models import read_tensors
 
 COMMIT = "0123456789" * 4
 TENSORS: dict[str, np.ndarray] = {

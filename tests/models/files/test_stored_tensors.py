@@ -13,12 +13,11 @@ import torch
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import read_tensors
 from qrag_jax.models.files.stored_tensors import StoredLeaf, open_safetensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
-from tests.support.small_models import FAMILIES, torch_trunk
+from tests.support.small_models import FAMILIES, read_tensors, torch_trunk
 
 FLOAT32 = np.dtype(np.float32)
 
