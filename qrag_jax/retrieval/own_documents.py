@@ -231,6 +231,7 @@ class EndpointScorer:
         asked = [place for place, texts in enumerate(documents) if texts]
         requests = [RerankRequest(queries[place], tuple(documents[place])) for place in asked]
         for place, outcome in zip(asked, self._client.ask_blocking(requests), strict=True):
-            answered = isinstance(outcome, Answer)
-            found[place] = np.array(json.loads(outcome.text), np.float32) if answered else None
+            found[place] = None
+            if isinstance(outcome, Answer):
+                found[place] = np.array(json.loads(outcome.text), np.float32)
         return found

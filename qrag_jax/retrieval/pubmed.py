@@ -290,7 +290,7 @@ class RemoteEngine:
         import httpx2
 
         secret = {"api_key": self._key} if self._key else {}
-        sent = {"params": fields} if method == "GET" else {"data": fields | secret}
+        sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
         self._limit.wait()
         try:
             reply = self._client.request(method, self._url + path, **sent)

@@ -97,7 +97,7 @@ class QdrantSettings:
         check_least("qdrant", self, ef=0, oversampling=1.0, ties=1)
 
     @classmethod
-    def parse(cls, text: str, **strings: str) -> QdrantSettings:
+    def parse(cls, text: str, **strings: Any) -> QdrantSettings:
         """The settings of a command line, such as "shards=16,replicas=2,exact=true"."""
         try:
             pairs = (part.partition("=") for part in text.split(",") if part)

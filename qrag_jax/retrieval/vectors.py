@@ -9,6 +9,7 @@ the disk holds the vectors once, and no part is ever copied.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -231,9 +232,10 @@ class VectorParts:
         """The parts that are on disk as a whole."""
         found = {}
         for number in self.numbers:
-            note, path = self._note(number), self._path(number)
-            if note.exists() and path.exists() and path.stat().st_size == self._size(number):
-                found[number] = PartNote(**bounded_json.load(note))
+            with contextlib.suppress(OSError, ValueError):  # missing, or torn
+                note = PartNote(**bounded_json.load(self._note(number)))
+                if self._path(number).stat().st_size == self._size(number):
+                    found[number] = note
         return found
 
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
