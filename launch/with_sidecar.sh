@@ -3,7 +3,7 @@
 #   launch/with_sidecar.sh --config.llm.server.model=FOLDER [--config.llm.server.port=8100 …] -- COMMAND…
 # The words before -- are those of launch/sidecar.sh. When the model answers, the command is started
 # with --config.llm.url=… and --config.llm.model=… after its own words; when the command ends, so
-# does the model. The exit status is the command's. The model is on 127.0.0.1, for this machine's
+# does the model. The exit status is the command's. The model is on a Unix socket, for this user's
 # trainers alone. A run that is one process needs no such script: it starts its own server.
 set -euo pipefail
 

@@ -331,8 +331,8 @@ class Client:
                 status, headers, text = await self._post(http, request.path, body.encode())
         except TimeoutError:
             return Failure("timeout", f"no reply within {limit:.3g} s"), 0.0
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise _Refused from error
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            raise _Refused from None
         except httpx2.HTTPError as error:
             message = self._without_key(f"{type(error).__name__}: {error}")
             return Failure("connection", shorten(message)), 0.0

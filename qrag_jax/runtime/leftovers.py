@@ -41,8 +41,8 @@ def clean_weights(folder: Path, log: Log) -> None:
 
 
 @contextlib.contextmanager
-def weights_folder(parent: Path | None) -> Iterator[Path]:
-    """A private folder for weights, deleted when the block ends.
+def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
+    """A private folder for a server's weights or socket, deleted when the block ends.
 
     If the process is killed, the next such block deletes the folder.
 
@@ -52,7 +52,7 @@ def weights_folder(parent: Path | None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
-    clean_weights(parent, print)
+    clean_weights(parent, log)
     with contextlib.ExitStack() as stack:
         while True:
             folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))

@@ -85,7 +85,8 @@ class Server:
         if self.config.port:
             self.url = f"http://{HOST}:{self.config.port}/v1"
         else:
-            self._socket = self._closing.enter_context(weights_folder(None)) / SOCKET
+            folder = self._closing.enter_context(weights_folder(None, self._log))
+            self._socket = folder / SOCKET
             self.url = f"{UNIX}{self._socket}"
         try:
             self._launch()

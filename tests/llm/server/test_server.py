@@ -296,8 +296,10 @@ TRAINER = """
 import os, sys, time
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.server_config import ServerConfig
-server = Server(ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0))
+config = ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0)
+server = Server(config, log=lambda line: None)
 server.start()
+print("up", flush=True)
 if sys.argv[4] == "leaves":
     sys.exit(3)
 if sys.argv[4] == "forked" and os.fork() == 0:
@@ -319,7 +321,7 @@ def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_i
     )
     assert trainer.stdout is not None
     try:
-        trainer.stdout.readline()  # "vLLM serves …"
+        trainer.stdout.readline()  # "up"
         if end == "leaves":
             assert trainer.wait(20) == 3
         else:
