@@ -50,8 +50,8 @@ from qrag_jax.runtime.whole_files import check_is_free, reason, whole_folder, wr
 from qrag_jax.systems import model_card
 from qrag_jax.systems.card_metadata import without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, checkpoint_label, training_seconds
 
 CARD = "README.md"
 ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format

@@ -11,7 +11,7 @@ import qrag_jax.metrics.stopping
 import qrag_jax.runtime.writers
 import qrag_jax.systems.length_scores
 import qrag_jax.systems.q_rag
-import qrag_jax.systems.scoring
+import qrag_jax.systems.q_rag_scoring
 import qrag_jax.systems.towers_export
 
 qrag_jax.runtime.writers._summary_writer()

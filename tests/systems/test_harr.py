@@ -15,6 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics import agent_log
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -145,7 +146,9 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     monkeypatch.setattr(HarrPlayer, "play", seen)
     monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
     params = system.player.here(system.first_state().params)
-    rows = harr_scoring.played_rows(system, params, tmp_path / "log.jsonl", 4, StopSignal())
+    log, stop = tmp_path / "log.jsonl", StopSignal()
+    harr_scoring.played_parts(system, params, 4, stop).into(log, {}, stop, restart=False)
+    rows = agent_log.LOG.read(log)
     assert len(rows) == len(system.inputs.dev) > 2
     assert len(drawn) == len(set(drawn)) == 4 * len(rows)
 
