@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.config_fields import (
     check_type,
@@ -23,6 +25,40 @@ from qrag_jax.runtime.saved_config import read_fields
 
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
+COMMON: dict[str, tuple[Any, str]] = {"seed": SEED, "profile": PROFILE}
+
+
+def sections_of(config: type) -> dict[str, type]:
+    """The sections of a dataclass of settings: its fields that are dataclasses, but for `data`."""
+    kinds = typing.get_type_hints(config).items()
+    return {name: kind for name, kind in kinds if dataclasses.is_dataclass(kind) and name != "data"}
+
+
+def check_stages(stages: tuple[str, ...], known: Sequence[str]) -> None:
+    """Refuses stages that are not some of these, in their order."""
+    if not stages or stages != tuple(each for each in known if each in stages):
+        raise InputError(
+            f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use some of "
+            f"{', '.join(known)}, in this order."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedEvalConfig:
+    """Section `eval` of fixed questions, half of which choose the best checkpoint."""
+
+    BEST_BY: ClassVar[tuple[str, ...]] = ()
+    samples: int = 300  # fixed questions scored during training, 0: all
+    best_by: str = ""
+    seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: str = CHOOSING
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        check_known("eval", self, "best_by", self.BEST_BY)
+        check_known("eval", self, "part", HALVES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +106,7 @@ class ConfigLayout:
             return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:
-        """The settings of each section, but for those that come later and for `llm`."""
+        """The fields, and the settings of sections, but for those that come later and `llm`."""
         known = {*self.fields, *self.sections, "system", "llm"}
         known |= {"data"} if self.has_data else set()
         if unknown := sorted(set(config) - known):
@@ -80,6 +116,10 @@ class ConfigLayout:
         if config.profile < 0:
             raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
         found: dict[str, Any] = {
+            name: tuple(config[name]) if isinstance(default, tuple) else config[name]
+            for name, (default, _) in self.fields.items()
+        }
+        found |= {
             name: fill(kind, config[name], name)
             for name, kind in self.sections.items()
             if name not in self.later

@@ -28,7 +28,7 @@ from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
+from qrag_jax.systems.config import COMMON, check_stages, sections_of
 from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
@@ -163,30 +163,8 @@ def _depth_of(measure: str) -> int:
     return cut_of(measure) or _WHOLE
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "queries": QueriesConfig,
-    "search": RewriteSearchConfig,
-    "engine": RemoteEngineConfig,
-    "writing": WritingConfig,
-    "reward": RewriteRewardConfig,
-    "guards": GuardsConfig,
-    "rollout": RolloutConfig,
-    "sampling": SamplingConfig,
-    "styles": RewriteStylesConfig,
-    "dropped": DroppedConfig,
-    SCRIPT: ScriptConfig,
-    PPO: TokenPPOConfig,
-    GRPO: TokenGRPOConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "stages": (
         STAGES,
         "script: imitate scripted rewritings; then rl: learn from what queries find; or one of "
@@ -194,8 +172,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -248,12 +224,8 @@ class RewriteConfig:
     def of(cls, config: ConfigDict) -> RewriteConfig:
         """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if stages not in (STAGES, STAGES[:1], STAGES[1:]):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use script, rl, or "
-                "script,rl."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         if config.algorithm not in ALGORITHMS:
             raise InputError(
                 f"config.algorithm is {config.algorithm!r}; use {' or '.join(ALGORITHMS)}."
@@ -277,14 +249,7 @@ class RewriteConfig:
         )
         if RL in stages and parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)
-        return cls(
-            seed=config.seed,
-            profile=config.profile,
-            stages=stages,
-            algorithm=config.algorithm,
-            first_steps=first,
-            **parts,
-        )
+        return cls(first_steps=first, **parts)
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
@@ -300,6 +265,10 @@ class RewriteConfig:
     def groups(self) -> int:
         """Queries of a batch of the stage `rl`, each with the algorithm's `members`."""
         return self.train.batch_size // self.rule.members
+
+
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RewriteConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _check_depths(engine: RemoteEngineConfig, k: int, evaluation: EvalConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -11,7 +11,6 @@ from qrag_jax.environments.query_writing.few_shot import FewShotConfig
 from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
 from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
@@ -25,7 +24,7 @@ from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
+from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
@@ -134,47 +133,16 @@ class StagePreferenceConfig(PreferenceConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
-    samples: int = 300  # fixed questions scored during training, 0: all
+    BEST_BY: ClassVar[tuple[str, ...]] = POOL_SCORES
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     best_by: str = "all_gold"  # the score after the last hop that chooses the best checkpoint
-    seed: int = 42  # draws the scored questions
-    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
-    # evaluate scores the other half, "reported", unless this is "all"
-    part: str = CHOOSING
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, samples=0)
-        check_known("eval", self, "best_by", POOL_SCORES)
-        check_known("eval", self, "part", HALVES)
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "questions": QuestionsConfig,
-    "search": SearchConfig,
-    "writing": WritingConfig,
-    "tries": TriesConfig,
-    "few_shot": FewShotConfig,
-    "styles": StylesConfig,
-    "reward": QueryRewardConfig,
-    "pairs": PairsConfig,
-    "next_state": NextStatesConfig,
-    "sampling": SamplingConfig,
-    SCRIPT: ScriptConfig,
-    SFT: StageSFTConfig,
-    PREFERENCE: StagePreferenceConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "iterations": (2, "how often tries are made and learned from"),
     "stages": (
         STAGES,
@@ -182,12 +150,27 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "tries, and preference: learn from pairs of tries",
     ),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.
 PATHS = ("questions.train", "questions.dev", "model.path")
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage of a run.
+
+    Attributes:
+        kind: one of `STAGES`.
+        iteration: from 1; 0 for the script.
+        first: its first step.
+        steps: number of its steps.
+    """
+
+    kind: str
+    iteration: int
+    first: int
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,12 +212,8 @@ class LeretConfig:
     def of(cls, config: ConfigDict) -> LeretConfig:
         """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if not stages or stages != tuple(each for each in STAGES if each in stages):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use some of "
-                f"{', '.join(STAGES)}, in this order."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         if config.iterations < 1:
             raise InputError(f"config.iterations is {config.iterations}; it must be at least 1.")
         if parts["tries"].ways == FEW_SHOT:
@@ -246,35 +225,15 @@ class LeretConfig:
         parts["train"] = dataclasses.replace(parts["train"], steps=steps)
         if parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, versions=2)
-        return cls(
-            seed=config.seed,
-            profile=config.profile,
-            iterations=config.iterations,
-            stages=stages,
-            plan=plan,
-            **parts,
-        )
+        return cls(plan=plan, **parts)
 
     def stage_at(self, step: int) -> StagePlan:
         """The stage of a step, from 0."""
         return next(each for each in reversed(self.plan) if each.first <= step)
 
 
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """One stage of a run.
-
-    Attributes:
-        kind: one of `STAGES`.
-        iteration: from 1; 0 for the script.
-        first: its first step.
-        steps: number of its steps.
-    """
-
-    kind: str
-    iteration: int
-    first: int
-    steps: int
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(LeretConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _planned(

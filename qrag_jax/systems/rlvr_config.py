@@ -11,7 +11,6 @@ from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
@@ -29,7 +28,7 @@ from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
+from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
@@ -131,49 +130,20 @@ class StageSFTConfig(ScriptConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
-    samples: int = 300  # fixed questions scored during training, 0: all
+    BEST_BY: ClassVar[tuple[str, ...]] = (*PARTS, REWARD)
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     # The score whose mean chooses the best checkpoint: a part, or reward; of an environment
     # (config.env) it is the reward
     best_by: str = "em"
-    seed: int = 42  # draws the scored questions
-    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
-    # evaluate scores the other half, "reported", unless this is "all"
-    part: str = CHOOSING
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, samples=0)
-        check_known("eval", self, "best_by", (*PARTS, REWARD))
-        check_known("eval", self, "part", HALVES)
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "env": EnvironmentConfig,
-    "questions": QuestionsConfig,
-    "tasks": TasksConfig,
-    "tools": ToolsConfig,
-    "rubric": RubricConfig,
-    "sampling": SamplingConfig,
-    "demonstrations": DemonstrationsConfig,
-    SFT: StageSFTConfig,
-    GRPO: TokenGRPOConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -220,12 +190,8 @@ class RlvrConfig:
     def of(cls, config: ConfigDict) -> RlvrConfig:
         """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if not stages or stages not in (STAGES, STAGES[:1], STAGES[1:]):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use sft, grpo, or "
-                "sft,grpo."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         train, grpo = parts["train"], parts[GRPO]
         if parts["env"].verifiers:
             _check_environment(stages, parts)
@@ -252,9 +218,11 @@ class RlvrConfig:
         )
         if GRPO in stages and parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, parts["tools"].staleness + 2)
-        return cls(
-            seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
-        )
+        return cls(sft_steps=first, **parts)
+
+
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RlvrConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
