@@ -31,7 +31,11 @@ COMMON: dict[str, tuple[Any, str]] = {"seed": SEED, "profile": PROFILE}
 def sections_of(config: type) -> dict[str, type]:
     """The sections of a dataclass of settings: its fields that are dataclasses, but for `data`."""
     kinds = typing.get_type_hints(config).items()
-    return {name: kind for name, kind in kinds if dataclasses.is_dataclass(kind) and name != "data"}
+    return {
+        name: kind
+        for name, kind in kinds
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and name != "data"
+    }
 
 
 def check_stages(stages: tuple[str, ...], known: Sequence[str]) -> None:

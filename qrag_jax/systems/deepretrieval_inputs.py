@@ -51,7 +51,7 @@ from qrag_jax.systems.rewrite_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import speech_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here

@@ -29,7 +29,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.rlvr_config import RlvrConfig
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import speech_of
 
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"

@@ -34,7 +34,7 @@ from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_experience import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import speech_of
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.environment_scores import EnvironmentScores
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.learners.token_update import TokenEpisodes, episode_shardings, token_episodes
+from qrag_jax.learners.token_update import TokenEpisodes
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
@@ -33,10 +33,8 @@ from qrag_jax.rollouts.played_units import (
     Unit,
 )
 from qrag_jax.rollouts.token_episodes import Sampler
-from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.environment_inputs import (
@@ -46,13 +44,16 @@ from qrag_jax.systems.environment_inputs import (
     load_environment,
 )
 from qrag_jax.systems.likely_causes import CAUSES
-from qrag_jax.systems.played_batches import check_server, playing_of
 from qrag_jax.systems.rlvr import TurnTexts, stages_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, RlvrConfig, load_config
 from qrag_jax.systems.served_policy import Versioned
-from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage
-from qrag_jax.systems.token_system import EVALUATED, TokenSystem
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    BatchSystem,
+    Opening,
+    Stage,
+    check_server,
+)
 
 _ADVICE = (
     "mend the environment (see verifiers.log in the run's folder), give it other arguments or "
@@ -61,7 +62,7 @@ _ADVICE = (
 
 
 @dataclasses.dataclass
-class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
+class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "tools"
@@ -82,11 +83,6 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
             f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
         )
 
-    @classmethod
-    def staleness(cls, config: RlvrConfig) -> int:
-        """See `TokenSystem`."""
-        return config.tools.staleness
-
     def close(self) -> None:
         """Ends the environment's process, and the server of turns."""
         self.inputs.process.end()
@@ -100,10 +96,9 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
             if messages
         )
         check_server(self, prompts, stop)
-        playing = playing_of(self, self._play, self._batch)
         config, done, pending = self.config, run.progress.batches or 0, run.progress.pending
         order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
-        return AgentExperience(order, playing, self._counted, done, pending=pending)
+        return AgentExperience(order, self.playing(), self._counted, done, pending=pending)
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -260,21 +255,6 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
             trajectory=trajectory.to_json(),
         )
 
-    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
-        """What an update takes, on the devices."""
-        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
-
-    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
-        (stage,), config = self.stages, self.config
-        rules = BatchRules(
-            members=stage.policy.config.members,
-            parts=(REWARD,),
-            truncated=config.tools.truncated,
-            longest=config.sampling.room,
-        )
-        batch = token_batch(trajectories, rules)
-        return token_episodes(stage.policy, batch, self.block_shape(batch, rules.members))
-
     @cached_property
     def _scores(self) -> EnvironmentScores:
         config, inputs = self.config, self.inputs
@@ -296,22 +276,8 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
 
     def _longest(self, stage: Stage) -> TokenEpisodes:
         """A batch whose rows are as long as they may be; half of each is sampled."""
-        config, half = self.config, self.config.sampling.room // 2
-        ids, log_probs = np.zeros(half, np.int32), np.zeros(half, np.float32)
-        return self._arrays(
-            [
-                TokenTrajectory(
-                    question=group,
-                    member=member,
-                    attempt=1,
-                    segments=((Turn(ids, ids, log_probs, STOP),),),
-                    status=DONE,
-                    parts={REWARD: float(member)},
-                )
-                for group in range(config.train.batch_size)
-                for member in range(config.grpo.members)
-            ]
-        )
+        config = self.config
+        return self._arrays(self._full(stage, config.train.batch_size, config.sampling.room // 2))
 
     def _counted(self) -> dict[str, float]:
         counts = self.play_counts

@@ -43,7 +43,7 @@ from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import speech_of
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")

@@ -35,7 +35,7 @@ from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig, TasksConfig, default_config
 from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
-from qrag_jax.systems.token_stages import StageRules, make_stage
+from qrag_jax.systems.token_system import StageRules, make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_rlvr as small
