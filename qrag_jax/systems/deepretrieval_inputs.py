@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import beir
 from qrag_jax.data.files.query_lists import ListedQuery
-from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.data.generators.synthetic import Split
+from qrag_jax.data.generators.talkative import BLOCK, TalkativeQuestion, talkative_question
+from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -38,15 +41,16 @@ from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.deepretrieval_judged import MadeQueries, check_depths, on_corpora
 from qrag_jax.systems.query_search import open_passages
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
     OWN,
     REMOTE,
     Collections,
+    RewriteSearchConfig,
     SearchLibrary,
     collection_of,
+    ids_in,
     open_collections,
     open_remote,
     passages_of,
@@ -431,3 +435,107 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
 
 def _no_others() -> None:
     """No passages but those that a folder has."""
+
+
+def on_corpora(
+    tasks: Sequence[RewriteTask],
+    field: str,
+    library: SearchLibrary,
+    search: RewriteSearchConfig,
+    folders: Mapping[str, str],
+) -> list[RewriteTask]:
+    """The tasks of which their collection has a relevant document; a service is not asked.
+
+    Args:
+        field: that names the queries, such as "config.queries.train".
+        folders: of collections in BEIR's layout, by their names.
+    """
+    if not isinstance(library, Collections):
+        return [*tasks]
+    kept: list[RewriteTask] = []
+    for name in dict.fromkeys(each.collection for each in tasks):
+        own = [each for each in tasks if each.collection == name]
+        if name and name not in folders:  # made here, with their passages
+            kept += own
+            continue
+        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
+        needed = (document for each in judged for document, _ in each.grades)
+        known = ids_in(library.by_name[name].corpus, needed)
+        origin = _origin(field, search, folders.get(name, ""))
+        found = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if found.summary:
+            log(f"{name or 'queries'}: {found.summary}")
+        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
+    return kept
+
+
+def check_depths(library: SearchLibrary, k: int) -> None:
+    """Refuses a K of training that no ranking can have; recall would count all that match."""
+    if not isinstance(library, Collections):
+        return
+    for name, each in library.by_name.items():
+        if (many := len(each.corpus)) < k:
+            of = f"the corpus of {name}" if name else "the corpus"
+            raise InputError(
+                f"config.reward.k is {k}, but {of} has {many} document(s), so no ranking is that "
+                f"long; use {many} or less, or name a larger corpus."
+            )
+
+
+def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:
+    """Of the queries of a folder in BEIR's layout; "": of those of files of rows."""
+    if folder:
+        return Origin(
+            field,
+            f"the corpus of {folder}",
+            f"put the corpus that they are about into that folder, or name another in {field}",
+        )
+    named = "config.search.index" if search.index else "config.search.corpus"
+    path = search.index or search.corpus
+    return Origin(field, f"{named}, {path},", f"give the corpus that they are about in {named}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeQueries:
+    """The queries that are made here; those of the test are of another world, as are dev's."""
+
+    config: RewriteConfig
+
+    @functools.cached_property
+    def questions(self) -> list[TalkativeQuestion]:
+        """Training questions: all whose passages are searched."""
+        queries = self.config.queries
+        return [self._one("train", number) for number in range(queries.made_corpus)]
+
+    def train(self) -> list[JudgedQuery]:
+        """Training queries."""
+        return [each.judged for each in self.questions[: self.config.queries.made_train]]
+
+    def dev(self) -> list[JudgedQuery]:
+        """Those that choose the best checkpoint."""
+        return [each.judged for each in self._others[1]]
+
+    def test(self) -> list[JudgedQuery]:
+        """Those that `evaluate` scores."""
+        return [each.judged for each in self._others[0]]
+
+    def passages(self) -> Iterator[Passage]:
+        """Those of all questions, and of all in the blocks of the others."""
+        test, dev = self._others
+        more = -(len(test) + len(dev)) % BLOCK
+        last = len(test) + len(dev)
+        filled = [self._one("dev", last + number) for number in range(more)]
+        for each in (*self.questions, *test, *dev, *filled):
+            yield from (Passage(*document) for document in each.documents)
+
+    @functools.cached_property
+    def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
+        queries = self.config.queries
+        count = queries.made_test + queries.held_out
+        made = [self._one("dev", number) for number in range(count)]
+        return made[: queries.made_test], made[queries.made_test :]
+
+    def _one(self, split: Split, number: int) -> TalkativeQuestion:
+        queries = self.config.queries
+        return talkative_question(queries.made_seed, split, number, queries.clauses)

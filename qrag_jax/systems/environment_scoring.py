@@ -25,10 +25,9 @@ from qrag_jax.metrics.row_log import append_lines
 from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.environment_inputs import MODEL, load_environment
 from qrag_jax.systems.rlvr import TurnTexts
 from qrag_jax.systems.rlvr_config import RlvrConfig
-from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
+from qrag_jax.systems.rlvr_environment import MODEL, EnvironmentRlvr, load_environment
 from qrag_jax.systems.rlvr_scoring import PREDICTIONS, keys_of, played_config
 from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run
 from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, write_summary

@@ -62,9 +62,8 @@ from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import Inputs, load_inputs
-from qrag_jax.systems.harr_models import HarrModels, open_models
+from qrag_jax.systems.harr_models import AgentRewards, HarrModels, open_models, reward_names
 from qrag_jax.systems.harr_player import HarrPlayer, Home
-from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
 from qrag_jax.systems.likely_causes import CAUSES
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

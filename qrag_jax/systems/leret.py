@@ -45,10 +45,15 @@ from qrag_jax.systems.leret_config import (
     load_config,
 )
 from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
-from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
-from qrag_jax.systems.leret_tries import TryMaker
+from qrag_jax.systems.leret_tries import (
+    HopPlayer,
+    Play,
+    PlayBy,
+    PromptMaker,
+    TryMaker,
+    kept_prompts,
+)
 from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.token_system import (
     EVALUATED,

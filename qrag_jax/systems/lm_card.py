@@ -14,7 +14,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.systems.card_metadata import without_folders
+from qrag_jax.systems.model_card import without_folders
 
 Fields = Mapping[str, Any]  # of a config, by section
 Scores = Mapping[str, Mapping[str, float]]  # row → metric → mean; all rows have the same metrics

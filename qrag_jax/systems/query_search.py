@@ -27,10 +27,9 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder
+from qrag_jax.systems.plain_search import CorpusSearch, FieldNames, PlainEncoder, open_corpus
 
 ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
 _FIELDS = FieldNames("config.search.index", "config.search.engine", "config.search.encoder")

@@ -38,9 +38,8 @@ from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import QuestionTower
+from qrag_jax.systems.plain_search import CorpusSearch, FieldNames, QuestionTower, open_corpus
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import speech_of

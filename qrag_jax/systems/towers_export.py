@@ -48,7 +48,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import check_is_free, reason, whole_folder, write_whole
 from qrag_jax.systems import model_card
-from qrag_jax.systems.card_metadata import without_folders
+from qrag_jax.systems.model_card import without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.saved_run import SavedRun

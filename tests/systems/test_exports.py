@@ -19,10 +19,10 @@ from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.systems import towers_export
-from qrag_jax.systems.card_metadata import without_folders
 from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
 from qrag_jax.systems.lm_card import language_model_card
 from qrag_jax.systems.lm_export import export_language_model
+from qrag_jax.systems.model_card import without_folders
 from tests.support.parity import our_vectors
 from tests.support.small_models import write_small_model
 from tests.systems.small_runs import SMALL, opened_run

@@ -39,9 +39,8 @@ from qrag_jax.systems.q_rag_config import (
     load_config,
     settled,
 )
-from qrag_jax.systems.q_rag_inputs import load_inputs
+from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
 from qrag_jax.systems.q_rag_scoring import DATA
-from qrag_jax.systems.reward_labels import Labelled, with_labels
 from qrag_jax.systems.scoring import are_others
 from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules

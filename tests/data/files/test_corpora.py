@@ -22,7 +22,7 @@ from qrag_jax.data.files.beir import (
 )
 from qrag_jax.data.files.corpora import Columns, read_corpus, split_contents
 from qrag_jax.errors import InputError
-from qrag_jax.systems.corpus_source import CorpusSource
+from qrag_jax.systems.indexing import CorpusSource
 
 PLAIN = [
     {"id": "a", "title": "One", "text": "first text", "year": 1999},
