@@ -65,9 +65,6 @@ class OriginalQueries:
 
         Args:
             patience: says how many may fail; its `broken` is `Failure`.
-
-        Raises:
-            Stopped, FeedbackLost: as for `Patience.play`.
         """
         if not tasks:
             return []
@@ -75,11 +72,7 @@ class OriginalQueries:
         return [each.ended for each in played]
 
     def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
-        """The reward's measure of what each task's original query finds; it is kept.
-
-        Raises:
-            Stopped, FeedbackLost: as for `found`.
-        """
+        """The reward's measure of what each task's original query finds; it is kept."""
         new = [each for each in dict.fromkeys(tasks) if each not in self._measures]
         failed: dict[RewriteTask, Failure] = {}
         for task, found in zip(new, self.found(new, self.reward.config.k, patience), strict=True):
@@ -144,9 +137,6 @@ class RewriteEpisodes:
             episodes: as many of each query, which are neighbours.
             numbers: of the training queries.
             patience: with searches of original queries; its `broken` is `Failure`.
-
-        Raises:
-            Stopped, FeedbackLost: as for `Patience.play`.
         """
         members = len(episodes) // max(len(numbers), 1)
         tasks = [self._inputs.train[number] for number in numbers]

@@ -118,9 +118,6 @@ class EpisodePlayer:
 
         Args:
             agent: the environment; None: that of the scene.
-
-        Raises:
-            Stopped, FeedbackLost, InputError: see `on_device` and `on_server`.
         """
         if isinstance(weights, Versioned):
             return self.on_server(weights, starts, stop, agent=agent)
@@ -144,10 +141,6 @@ class EpisodePlayer:
             library: what the tools read; None: what they read in training.
             agent: the environment; None: that of the scene.
             turn: most tokens that a turn may sample; 0: those of the scene.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: too many episodes would fail again.
         """
         sampler = self.device_sampler(params, greedy=greedy)
         rollout = self._rollout(sampler, stop, library, agent, turn=turn)
@@ -173,10 +166,6 @@ class EpisodePlayer:
 
         Args:
             agent: the environment; None: that of the scene.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: the server was given up, or too many episodes would fail again.
         """
         served, here = self.served, weights._replace(params=self.here(weights.params))
         assert served is not None

@@ -260,11 +260,7 @@ class HarrModels:
     _open: OpenModel | None = None
 
     def wait(self, stop: StopSignal) -> None:
-        """Waits until the language model answers.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
+        """Waits until the language model answers."""
         if self._pending is not None and self._open is None:
             self._open = self._pending.ready(stop)
 
@@ -307,11 +303,7 @@ class _Watch:
     lost: Callable[[], str]
 
     def check(self) -> None:
-        """
-        Raises:
-            Stopped: a signal came.
-            FeedbackLost: the server was given up.
-        """
+        """See `StopSignal.check`."""
         self.stop.check()
         if why := self.lost():
             raise FeedbackLost(why)

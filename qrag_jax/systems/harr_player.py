@@ -92,12 +92,7 @@ class HarrPlayer:
     def play(
         self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
     ) -> list[Episode]:
-        """Plays episodes by these parameters, until few of them are broken.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: the language model is gone, or too many episodes would break again.
-        """
+        """Plays episodes by these parameters, until few of them are broken."""
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
         share = self.config.agent.max_broken_share
         advice = ADVICE + (self.models.kept if self.models is not None else "")

@@ -94,10 +94,6 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
         source: None: the index has a corpus, or it is told of when that is opened.
         out: the index's folder.
         stop: checked after every passage.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
     folder, record = out / CORPUS, out / SOURCE
     leftovers.clean_partial(out, print)
@@ -159,10 +155,6 @@ def make_engine(
         out: the index's folder.
         target: of Qdrant.
         stop: checked after every batch that is sent.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
@@ -287,10 +279,6 @@ def index_corpus(
         encoder: of the passages; None: the engine needs none, or the vectors are finished.
         settings: None: the usual ones.
         stop: checked after every part.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
@@ -489,11 +477,7 @@ class _Embedding:
         return _Running(number, rows, self._embed(encoder.params, *given), group.places)
 
     def _write(self, passages: int, running: _Running) -> int:
-        """Writes a part of this host when it is computed; returns `passages`, those of all hosts'.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Writes a part of this host when it is computed; returns `passages`, of all hosts."""
         rows = running.rows
         vectors = _own(running.result)[running.places]
         if running.number in self._parts.numbers:

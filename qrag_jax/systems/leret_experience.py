@@ -520,9 +520,6 @@ class LessonExperience:
 
         Args:
             now: the state, and the number of its step.
-
-        Raises:
-            Stopped: the run is told to stop before they are complete.
         """
         path, (state, number) = self._folder(stage.iteration) / _REFERENCE, now
         count, digest = PAIR * len(lessons.pairs), _digest_of_pairs(lessons)

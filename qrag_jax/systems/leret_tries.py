@@ -160,11 +160,7 @@ class KeptTries:
         return _FIX if self.can_be_made else _LOST
 
     def begin(self) -> list[list[Try]]:
-        """The parts that are there; writes the record of a new file.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """The parts that are there; writes the record of a new file."""
         beside = self.path.with_suffix(".json")
         if self.path.exists():
             old = json.loads(json.dumps(read_fields(beside))) if beside.exists() else {}
@@ -188,11 +184,7 @@ class KeptTries:
         return []
 
     def append(self, part: Sequence[Try]) -> None:
-        """Adds a part, and waits until it is on disk; of several hosts the first one writes it.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Adds a part, and waits until it is on disk; of several hosts the first one writes it."""
         hosts.first_does(lambda: self._append(part))
 
     def _append(self, part: Sequence[Try]) -> None:
@@ -292,10 +284,6 @@ class TryMaker:
                 all tries must be there.
             weights: a digest of these.
             stop: checked between parts.
-
-        Raises:
-            Stopped: the run is told to stop; whole parts are kept.
-            FeedbackLost: too many tries fail.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
@@ -425,10 +413,6 @@ class PromptMaker:
 
         Args:
             play: plays tries, asked by a prompt.
-
-        Raises:
-            Stopped: the run is told to stop; finished rounds are kept.
-            FeedbackLost: too many tries fail.
         """
         path, template = workdir / NAME, self.bare.prompt.fingerprint
         made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
+
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.sources.registry import BY_SIZE, SOURCES
 from qrag_jax.environments import positions
@@ -305,61 +307,54 @@ def _config(fields: Mapping[str, Any]) -> str:
     return f"## Config\n\n<details><summary>Every field</summary>\n\n{block}\n\n</details>"
 
 
-HEAD = """\
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax]
-"""
+TAGS = ("sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax")
 COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
 RECALL_AT = "recall@"  # begins the names of recall after k steps
 
 
 def front_matter(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str:
-    """The metadata, with the dashes around it.
+    """The metadata that model hubs read, with the dashes around it; scores are in `model-index`.
 
     Args:
         name: of the model.
         data: the data that were scored.
         summary: content of `summary.json`, if it holds scores of this model's weights; else {}.
     """
-    index = _model_index(name, data, summary) if summary else ""
-    return f"---\n{HEAD}{index}---\n"
+    about = ModelCardData(
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=[*TAGS],
+        model_name=name if summary else None,
+        eval_results=_results(data, summary) if summary else None,
+    )
+    return f"---\n{about.to_yaml()}\n---\n"
 
 
-def _model_index(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str:
-    scores = summary["trained"]["intervals"]
-    questions = summary["samples"]
+def _results(data: DataConfig, summary: Mapping[str, Any]) -> list[EvalResult]:
+    scores, questions = summary["trained"]["intervals"], summary["samples"]
     asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
     sources = [source for source, weight in data.sources.items() if weight]
-    lines = [
-        "model-index:",
-        f"- name: {_text(name)}",
-        "  results:",
-        "  - task:",
-        "      type: information-retrieval",
-        "      name: Retrieval in several steps",
-        "    dataset:",
-        f"      type: {_text('+'.join(sources))}",
-        f"      name: {_text(_dataset(sources, data.path))}",
-        "      split: dev",
-        "      args:",
-        f"        questions: {questions:d}",
-        "    metrics:",
-    ]
     shown = [*COLUMNS, *(column for column in scores if column.startswith(RECALL_AT))]
-    for column in shown:
-        if column in scores:  # of those at k
-            interval = scores[column]
-            lines += [
-                f"    - type: {_text(column)}",
-                f"      name: {_text(f'{column}, {asked}')}",
-                f"      value: {interval['mean']:.4f}",
-                "      args:",
-                f"        low: {interval['low']:.4f}",
-                f"        high: {interval['high']:.4f}",
-                "        interval: bootstrap, 95 %",
-            ]
-    return "\n".join(lines) + "\n"
+    return [
+        EvalResult(
+            task_type="information-retrieval",
+            task_name="Retrieval in several steps",
+            dataset_type="+".join(sources),
+            dataset_name=_dataset(sources, data.path),
+            dataset_split="dev",
+            dataset_args={"questions": questions},
+            metric_type=column,
+            metric_name=f"{column}, {asked}",
+            metric_value=round(scores[column]["mean"], 4),
+            metric_args={
+                "low": round(scores[column]["low"], 4),
+                "high": round(scores[column]["high"], 4),
+                "interval": "bootstrap, 95 %",
+            },
+        )
+        for column in shown
+        if column in scores  # of those at k
+    ]
 
 
 def _dataset(sources: list[str], path: str) -> str:
@@ -367,11 +362,6 @@ def _dataset(sources: list[str], path: str) -> str:
     if path == SYNTHETIC:
         return f"{names}, invented questions in its format"
     return f"{names} ({without_folders(path)})" if path else names
-
-
-def _text(value: str) -> str:
-    """A text in double quotes, with JSON's escapes, which YAML reads, too."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 # An absolute path, up to the last slash before its last part. Parts of data are written as

@@ -99,10 +99,6 @@ def open_query_search(
         stop: checked while passages are embedded.
         begun: the pool belongs to a run that has begun; else it is of a start that was refused,
             and a pool that differs takes its place.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
 
     def passages() -> Sequence[Passage] | None:
@@ -124,9 +120,6 @@ def open_passages(
     Args:
         given: gives the passages, or None for those that the folder has. It is not called if the
             config names an index.
-
-    Raises:
-        InputError, Stopped, OSError: as for `open_query_search`.
     """
     search = CorpusSearch(
         folder=config.index or str(folder),

@@ -58,9 +58,6 @@ def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
         index: its folder.
         encoder: the digest in the manifest of its vectors.
         chunk_tower: the digest of the exported tower.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     said = {"encoder": encoder, "chunk_tower": chunk_tower}
     write_whole(index / NOTE, json.dumps(said, indent=1) + "\n")

@@ -147,9 +147,6 @@ def open_collections(
             an index, that is opened.
         folder: for corpora and indexes, one folder for each name.
         stop, begun: see `query_search.open_query_search`.
-
-    Raises:
-        InputError, Stopped, OSError: as for `query_search.open_query_search`.
     """
     found = {}
     for name, passages in wanted.items():

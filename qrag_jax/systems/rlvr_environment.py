@@ -346,10 +346,6 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
             places: of tasks.
             keys: uint32 `[task, member, 2]`.
             greedy: the likeliest tokens.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: too many episodes would fail again.
         """
         grouped = self.inputs.about.grouped
         units = [

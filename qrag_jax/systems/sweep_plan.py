@@ -133,11 +133,7 @@ class Plan:
                 raise InputError(f"{run.settings}: {error}") from None
 
     def write(self, folder: Path) -> None:
-        """Keeps the plan in the sweep's folder, which is made.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Keeps the plan in the sweep's folder, which is made."""
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
         whole_files.write_whole(folder / NAME, text)
 
@@ -180,11 +176,7 @@ def missing(run: PlannedRun, folder: Path) -> str:
 
 
 def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
-    """Does the runs that are not done, one after the other; those that failed are tried again.
-
-    Raises:
-        Stopped: a signal came; the run in progress has saved, and goes on from there.
-    """
+    """Does the runs that are not done, one after the other; those that failed are tried again."""
     for run in plan.runs():
         stop.check()
         if not missing(run, folder):
@@ -506,11 +498,7 @@ def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, plan: Plan, table: Mapping[str, Any]) -> str:
-    """Writes `table.md` and `table.json`; returns the text of the first.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Writes `table.md` and `table.json`; returns the text of the first."""
     text = markdown(plan, table)
     whole_files.write_whole(folder / MARKDOWN, text)
     whole_files.write_whole(folder / JSON, json.dumps(table, indent=2) + "\n")
