@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.generators.talkative import BLOCK, CLAUSES
 from qrag_jax.environments.query_rewriting.prompt import PromptKind, prompt_kind
 from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
@@ -117,10 +117,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         check_least("rollout", self, attempts=1, staleness=0, query_tokens=0)
         check_known("rollout", self, "truncated", TREATMENTS)
-        if not 0 <= self.max_failed_share <= 1:
-            raise InputError(
-                f"config.rollout.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
-            )
+        check_share("rollout", self, "max_failed_share")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,6 @@ from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
@@ -416,7 +415,7 @@ def listed_inputs(
     model, speech = model_of(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
-    digest = model_digest(model.folder, default_cache(), tell)
+    digest = model_digest(model.folder, default_cache(), log)
     data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
     return Inputs(model, agent, kept, speech, [], [], tasks, None, data)
 

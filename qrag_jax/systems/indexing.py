@@ -41,7 +41,7 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantTarget
 from qrag_jax.retrieval.vector_files import PartNote, Stored, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import bounded_json, hosts, leftovers, locks, whole_files
+from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -100,7 +100,7 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
     if source is None:
         return
     told = source.told()
-    if record.exists() and _read(record) != told:
+    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != told:
         if (folder / corpus.NAME).exists():
             raise InputError(
                 f"{out} holds another corpus, or the files or --columns have changed since it was "
@@ -134,13 +134,6 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
         writer.finish(source.places)
     if skipped:
         print(f"{skipped} records without text were left out")
-
-
-def _read(record: Path) -> Any:
-    try:
-        return bounded_json.load(record, finite=False)
-    except ValueError:
-        return None
 
 
 FURTHER = (FAISS, QDRANT)

@@ -6,51 +6,16 @@ reference are kept in the run's folder, so that a resumed run learns from the sa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-from qrag_jax.environments.query_writing.styles import StyledPlay, draw_renamed
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
-from qrag_jax.feedback.preference_pairs import pairs_of
-from qrag_jax.feedback.tries import StateKey, Try
-from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
-from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import episode_shardings, token_episodes
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.rollouts.agent_experience import QuestionOrder
-from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import Segment, Turn
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, StagePlan
-from qrag_jax.systems.leret_tries import FOLDER, START
-from qrag_jax.systems.query_search import check_same_corpus
-from qrag_jax.systems.saved_token_run import digest_of_weights
-
-if TYPE_CHECKING:
-    from qrag_jax.systems.leret import Leret
-
-
-import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.query_questions import of_bridge
@@ -58,24 +23,54 @@ from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import Pool, QueryState
 from qrag_jax.environments.query_writing.styles import (
     Start,
+    StyledPlay,
+    draw_renamed,
     draw_styles,
     style_variants,
 )
 from qrag_jax.environments.tools.episode import Look
-from qrag_jax.feedback.preference_pairs import StatePairs
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.later_credit import credited
+from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
+from qrag_jax.feedback.preference_pairs import StatePairs, pairs_of
+from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.learners.policy_state import PolicyState
+from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
+from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import (
     DONE,
     SCORED,
     BatchRules,
+    Segment,
     TokenTrajectory,
+    Turn,
     token_batch,
 )
-from qrag_jax.systems.leret_config import LeretConfig
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import put_whole
+from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, LeretConfig, StagePlan
+from qrag_jax.systems.leret_tries import FOLDER, START
+from qrag_jax.systems.query_search import check_same_corpus
+from qrag_jax.systems.saved_token_run import digest_of_weights
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.leret import Leret
 
 PAIR = 2  # rows of a pair: the winner, then the loser
 _MEASURED = 8  # states whose prompts are measured for the longest
@@ -495,10 +490,10 @@ class LessonExperience:
         """A digest of the weights that make the tries of an iteration; whether they are these."""
         path = self._folder(iteration) / START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
-        kept = _read(path).get("weights") if path.exists() else None
+        kept = read_fields(path)["weights"] if path.exists() else None
         if number > first:
-            if not isinstance(kept, str):
-                raise InputError(f"{path} is missing or damaged; {_LOST}.")
+            if kept is None:
+                raise InputError(f"{path} is missing; {_LOST}.")
             return kept, False
         own = digest_of_weights(hosts.of_all(state.params))
         if kept not in (None, own):
@@ -522,13 +517,12 @@ class LessonExperience:
             now: the state, and the number of its step.
         """
         path, (state, number) = self._folder(stage.iteration) / _REFERENCE, now
-        count, digest = PAIR * len(lessons.pairs), _digest_of_pairs(lessons)
-        kept = _read(path) if path.exists() else {}
-        found = _numbers(kept.get("log_probs"))
-        if kept.get("pairs") == digest and found.shape == (count,) and np.isfinite(found).all():
-            return found
+        digest = _digest_of_pairs(lessons)
+        kept = read_fields(path) if path.exists() else {}
+        if kept.get("pairs") == digest:
+            return np.array(kept["log_probs"], np.float32)
         if number > stage.first:
-            raise InputError(f"{path} is missing, damaged or of other pairs; {_LOST}.")
+            raise InputError(f"{path} is missing or of other pairs; {_LOST}.")
         room = self._system.config.sampling.room
         size = self._system.config.preference.batch_size
         shape = self._shape_of_pairs(stage, lessons)
@@ -555,22 +549,6 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text)
 
     hosts.first_does(write)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """An object of JSON; {} if the file is damaged."""
-    try:
-        return read_fields(path)
-    except InputError:
-        return {}
-
-
-def _numbers(given: Any) -> np.ndarray:
-    """They as float32; none if something else is among them."""
-    try:
-        return np.array(given, np.float32)
-    except (TypeError, ValueError):
-        return np.zeros(0, np.float32)
 
 
 def _digest_of_pairs(lessons: Lessons) -> str:

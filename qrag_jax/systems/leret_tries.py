@@ -45,11 +45,10 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
-from qrag_jax.runtime import bounded_files, bounded_json, hosts
+from qrag_jax.runtime import bounded_files, hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret_config import LeretConfig
 
@@ -201,34 +200,18 @@ class KeptTries:
         if (opened := bounded_files.to_append(self.path, self.fix)) is None:
             return parts
         with opened as file:
-            for number, line in enumerate(bounded_files.lines(file, self.path, self.fix), start=1):
+            for line in bounded_files.lines(file, self.path, self.fix):
                 if not line.endswith(b"\n"):
                     break
                 place += len(line)
-                row = self._row(line, number)
-                if isinstance(row, Try):
-                    part.append(row)
+                row = json.loads(line)
+                if "part" not in row:
+                    part.append(Try.from_json(row))
                     continue
-                if row != len(part):
-                    raise InputError(
-                        f"{self.path}, line {number}: the part has {len(part)} tries, not {row}; "
-                        f"{self.fix}."
-                    )
                 parts.append(part)
                 part, end = [], place
             file.truncate(end)
         return parts
-
-    def _row(self, line: bytes, number: int) -> Try | int:
-        try:
-            found = bounded_json.parsed(line)
-            if isinstance(found, dict) and "part" in found:
-                return made(int, found["part"])
-            return Try.from_json(found)
-        except ValueError as error:
-            raise InputError(
-                f"{self.path}, line {number}: is no try ({error}); {self.fix}."
-            ) from None
 
 
 FOLDER = "tries"  # in the run's folder

@@ -10,9 +10,7 @@ from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError
 from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.systems.model_card import without_folders
 
@@ -43,8 +41,7 @@ class ExportedSystem:
         told: the fields of a config → sentences about prompt, data and what is left out.
         scored: what a row of scores is of, such as "collection".
         scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
-            checkpoint, {} if there are none; raises KeyError, TypeError or AttributeError if the
-            content is no summary.
+            checkpoint, {} if there are none.
         private: fields, as SECTION.FIELD, that a card does not show: persons and addresses.
     """
 
@@ -112,20 +109,14 @@ def _shown(system: ExportedSystem, given: ConfigDict) -> dict[str, Any]:
 
 def _scores(system: ExportedSystem, workdir: Path, checkpoint: str) -> list[str]:
     """The scores of this checkpoint, if the run was scored."""
-    try:
-        summary = bounded_json.load(workdir / _SUMMARY, finite=False)
-        scores = system.scores(summary, checkpoint)
-        rows = [
-            f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
-            for name, means in scores.items()
-        ]
-    except FileNotFoundError:
+    path = workdir / _SUMMARY
+    if not path.exists():
         return []
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{workdir / _SUMMARY} is not a summary of qrag_jax.evaluate ({error}); score the run "
-            "again, or delete it."
-        ) from None
+    scores = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
+    rows = [
+        f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
+        for name, means in scores.items()
+    ]
     if not rows:
         return []
     metrics = [*next(iter(scores.values()))]

@@ -37,8 +37,8 @@ _SHOWN = 12  # digits of a digest in messages
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """Section `search`: what queries find."""
+class SearchFields:
+    """What the sections `search` of query writers and rewriters share."""
 
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
@@ -48,15 +48,21 @@ class SearchConfig:
     encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
-    # What a gold page is known by: its title, or the passage itself where titles are not unique
-    gold_by: str = BY_TITLE
-    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
     # Questions of which the corpus may lack a gold page, a share; above it the run is refused
     max_missing_share: float = 0.1
-    k1: float = 1.5  # BM25 over pooled passages; an index has its own: weight of repeated words
+    k1: float = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
     b: float = 0.75  # how much long passages are held back, 0 to 1
     stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
     stop_words: str = "english"  # words left out, those of a language; "": none
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig(SearchFields):
+    """Section `search`: what queries find."""
+
+    # What a gold page is known by: its title, or the passage itself where titles are not unique
+    gold_by: str = BY_TITLE
+    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
 
     def __post_init__(self) -> None:
         check_known("search", self, "engine", ENGINES)

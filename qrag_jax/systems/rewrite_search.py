@@ -10,7 +10,7 @@ from pathlib import Path
 from qrag_jax.data.files.corpora import read_corpus
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
-from qrag_jax.errors import InputError, check_known
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.bm25 import check_words
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -21,7 +21,7 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems import query_search
-from qrag_jax.systems.query_search import SearchConfig, open_passages
+from qrag_jax.systems.query_search import SearchConfig, SearchFields, open_passages
 
 REMOTE = "remote"
 ENGINES = (*query_search.ENGINES, REMOTE)
@@ -29,7 +29,7 @@ OWN = "own"  # folder of the collection without a name, which files of rows sear
 
 
 @dataclasses.dataclass(frozen=True)
-class RewriteSearchConfig:
+class RewriteSearchConfig(SearchFields):
     """Section `search`: what queries find."""
 
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
@@ -38,17 +38,14 @@ class RewriteSearchConfig:
     # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
     # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
     corpus: str = ""
-    index: str = ""
-    encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
-    question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
-    passage_prefix: str = ""  # and before passages; of an index, as it was built
+    index: str = ""  # see corpus
     # Queries of which the corpus may lack every relevant document, a share; above it the run is
     # refused
     max_missing_share: float = 0.1
-    k1: float = 0.9  # BM25 of a corpus; an index has its own: weight of repeated words
-    b: float = 0.4  # how much long passages are held back, 0 to 1
-    stemmer: str = ""  # a language of Snowball, or porter; "": words stay whole
-    stop_words: str = ""  # words left out, those of a language; "": none
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str = ""
+    stop_words: str = ""
     kept: int = 100_000  # results of searches that are kept in memory
 
     def __post_init__(self) -> None:
@@ -58,34 +55,21 @@ class RewriteSearchConfig:
             raise InputError(
                 "config.search.corpus and config.search.index are both given; leave one empty."
             )
-        if self.kept < 0:
-            raise InputError(f"config.search.kept is {self.kept}; it must be at least 0.")
+        check_least("search", self, kept=0)
         if self.engine == REMOTE:
             if self.corpus or self.index or self.encoder:
                 raise InputError(
                     f"config.search.engine is {REMOTE!r}, which searches no corpus of yours; leave "
                     "config.search.corpus, index and encoder empty."
                 )
-            if not 0 <= self.max_missing_share <= 1:
-                share = self.max_missing_share
-                raise InputError(f"config.search.max_missing_share is {share}; use a share.")
+            check_share("search", self, "max_missing_share")
         else:
             self.of_index("")
 
     def of_index(self, index: str) -> SearchConfig:
         """The same for one index; "": a corpus in the run's folder."""
-        return SearchConfig(
-            index=index,
-            engine=self.engine,
-            encoder=self.encoder,
-            question_prefix=self.question_prefix,
-            passage_prefix=self.passage_prefix,
-            max_missing_share=self.max_missing_share,
-            k1=self.k1,
-            b=self.b,
-            stemmer=self.stemmer,
-            stop_words=self.stop_words,
-        )
+        names = (field.name for field in dataclasses.fields(SearchFields))
+        return SearchConfig(**{name: getattr(self, name) for name in names} | {"index": index})
 
 
 @dataclasses.dataclass(frozen=True)

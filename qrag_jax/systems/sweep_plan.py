@@ -147,11 +147,6 @@ class Plan:
             raise InputError(
                 f"{path} does not exist; give the folder of a sweep, or --config to begin one."
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path} cannot be read ({whole_files.reason(error)}); restore it, or give "
-                "another --out."
-            ) from None
 
     def refuse_other(self, kept: Plan, folder: Path) -> None:
         """Refuses to go on with another plan than the folder's."""

@@ -182,18 +182,6 @@ def test_what_is_behind_the_last_whole_part_goes(kept: KeptTries, torn: str) -> 
     assert kept.path.read_text() == whole
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [("no JSON", "line 3: is no try"), ('{"part": 7}', "the part has 0 tries, not 7")],
-)
-def test_a_damaged_line_is_named(kept: KeptTries, line: str, told: str) -> None:
-    kept.begin()
-    kept.append([one(0)])
-    kept.path.write_text(kept.path.read_text() + line + "\n")
-    with pytest.raises(InputError, match=told):
-        kept.begin()
-
-
 TOLD = """
 from jax._src import xla_bridge
 from qrag_jax import train

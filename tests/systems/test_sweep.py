@@ -95,9 +95,6 @@ def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="has another plan") as error:
             other.refuse_other(kept, tmp_path)
         assert told in str(error.value)
-    (tmp_path / "sweep.json").write_text('{"config": 3}')
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        Plan.read(tmp_path)
     with pytest.raises(InputError, match="--config"):
         Plan.read(tmp_path / "none")
 
