@@ -365,7 +365,7 @@ class _Watch:
     server: Server | Existing
 
     def check(self) -> None:
-        """ """
+        """See `StopSignal.check`."""
         self.stop.check()
         if why := self.server.failure:
             raise FeedbackLost(why)
