@@ -13,26 +13,22 @@ from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.metrics.ranking import cut_of
-from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, check_stages, sections_of
 from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
     ScriptConfig,
+    TokenConfig,
     served_config,
 )
 
@@ -181,20 +177,15 @@ FREE_FIELDS = (
 PATHS = ("queries.train", "queries.dev", "search.corpus", "model.path")
 
 
-@dataclasses.dataclass(frozen=True)
-class RewriteConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewriteConfig(TokenConfig):
     """The settings of a config, one dataclass for each section.
 
     Attributes:
-        llm: of the server that samples; None if the device does, or nothing is sampled.
         first_steps: steps of the stage `script`.
     """
 
-    seed: int
-    profile: int
-    stages: tuple[str, ...]
     algorithm: str
-    model: LanguageModelConfig
     queries: QueriesConfig
     search: RewriteSearchConfig
     engine: RemoteEngineConfig
@@ -202,18 +193,12 @@ class RewriteConfig:
     reward: RewriteRewardConfig
     guards: GuardsConfig
     rollout: RolloutConfig
-    sampling: SamplingConfig
     styles: RewriteStylesConfig
     dropped: DroppedConfig
     script: ScriptConfig
     ppo: TokenPPOConfig
     grpo: TokenGRPOConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
     first_steps: int = internal(0)
 
     @classmethod

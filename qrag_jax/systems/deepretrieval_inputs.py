@@ -27,7 +27,7 @@ from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
@@ -35,7 +35,6 @@ from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
@@ -54,7 +53,7 @@ from qrag_jax.systems.rewrite_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_system import speech_of
+from qrag_jax.systems.token_system import model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -126,7 +125,7 @@ def load_inputs(
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
     script = _script(config, made, library) if trains else None
-    model, speech = model_of(config, workdir, mesh, script)
+    model, speech = _model(config, workdir, mesh, script)
     check_prompts(config, agent, speech, (*train, *dev, *tested))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
@@ -149,27 +148,11 @@ def load_inputs(
     )
 
 
-def model_of(
+def _model(
     config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
 ) -> tuple[FirstLanguageModel, Speech]:
-    """The model of the run in `workdir`, and how it speaks.
-
-    Args:
-        script: a tiny model that is not there yet is made for it.
-    """
-
-    def texts() -> Iterator[str]:
-        if script is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the stage script only; name "
-                "a chat model's folder or hub name, or add the stage."
-            )
-        return script.texts(config, agent_of(config, config.reward.k))
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    return model, speech_of(config, model, config.writing.query_tokens)
+    texts = partial(script.texts, config, agent_of(config, config.reward.k)) if script else None
+    return model_of(config, workdir, mesh, texts, config.writing.query_tokens)
 
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
@@ -412,7 +395,7 @@ def listed_inputs(
         for each in queries
     ]
     agent = agent_of(config, config.eval.depth)
-    model, speech = model_of(config, workdir, mesh)
+    model, speech = _model(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
     digest = model_digest(model.folder, default_cache(), log)

@@ -14,23 +14,19 @@ from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.llm.served_config import ServedConfig
-from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
+    BridgeQuestionsConfig,
     ScriptConfig,
     StageSFTConfig,
-    check_named,
+    TokenConfig,
     check_stage,
     served_config,
 )
@@ -41,22 +37,16 @@ STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionsConfig:
+class QuestionsConfig(BridgeQuestionsConfig):
     """Section `questions`: what is asked."""
 
-    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
-    train: str = BRIDGE
-    dev: str = BRIDGE  # questions to evaluate on, likewise
     most: int = 0  # training questions that are tried, the first ones; 0: all
-    bridge_train: int = 600  # number of training questions that are made
-    bridge_dev: int = 300  # number of questions to evaluate on that are made
-    bridge_seed: int = 0  # of these
+    bridge_train: int = 600
     bridge_corpus: int = 2000  # the passages of so many training questions are searched
 
     def __post_init__(self) -> None:
-        made = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0}
-        check_least("questions", self, **made, bridge_corpus=self.bridge_train, most=0)
-        check_named(self)
+        super().__post_init__()
+        check_least("questions", self, bridge_corpus=self.bridge_train, most=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,19 +163,11 @@ class StagePlan:
     steps: int
 
 
-@dataclasses.dataclass(frozen=True)
-class LeretConfig:
-    """The settings of a config, one dataclass for each section.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeretConfig(TokenConfig):
+    """The settings of a config, one dataclass for each section."""
 
-    Attributes:
-        llm: of the server that samples; None: the device does.
-    """
-
-    seed: int
-    profile: int
     iterations: int
-    stages: tuple[str, ...]
-    model: LanguageModelConfig
     questions: QuestionsConfig
     search: SearchConfig
     writing: WritingConfig
@@ -195,16 +177,10 @@ class LeretConfig:
     reward: QueryRewardConfig
     pairs: PairsConfig
     next_state: NextStatesConfig
-    sampling: SamplingConfig
     script: ScriptConfig
     sft: StageSFTConfig
     preference: StagePreferenceConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
     plan: tuple[StagePlan, ...] = internal(())
 
     @classmethod

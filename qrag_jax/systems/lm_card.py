@@ -6,27 +6,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.systems.model_card import without_folders
+from qrag_jax.systems.token_config import TokenConfig
 
 Fields = Mapping[str, Any]  # of a config, by section
 Scores = Mapping[str, Mapping[str, float]]  # row → metric → mean; all rows have the same metrics
-
-
-class ExportedConfig(Protocol):
-    """What is read here of a system's settings."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def model(self) -> LanguageModelConfig: ...
-    @property
-    def runtime(self) -> RuntimeConfig: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +36,7 @@ class ExportedSystem:
     name: str
     title: str
     learned: str
-    read: Callable[[ConfigDict], ExportedConfig]
+    read: Callable[[ConfigDict], TokenConfig]
     told: Callable[[Fields], str]
     scored: str
     scores: Callable[[Fields, str], Scores]

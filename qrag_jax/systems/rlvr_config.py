@@ -18,25 +18,21 @@ from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
-from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.token_config import (
     BRIDGE,
+    BridgeQuestionsConfig,
     ScriptConfig,
-    check_named,
+    TokenConfig,
     served_config,
 )
 
@@ -116,22 +112,6 @@ def _object(text: str, name: str) -> dict[str, Any]:
 NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
 REWARD = "reward"  # the name of the whole reward, beside those of its parts
-
-
-@dataclasses.dataclass(frozen=True)
-class QuestionsConfig:
-    """Section `questions`: what is asked."""
-
-    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
-    train: str = BRIDGE
-    dev: str = BRIDGE  # questions to evaluate on, likewise
-    bridge_train: int = 4000  # number of training questions that are made
-    bridge_dev: int = 300  # number of questions to evaluate on that are made
-    bridge_seed: int = 0  # of these
-
-    def __post_init__(self) -> None:
-        check_least("questions", self, bridge_train=1, bridge_dev=1, bridge_seed=0)
-        check_named(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,33 +212,19 @@ FREE_FIELDS = (
 PATHS = ("questions.train", "questions.dev", "tools.corpus", "model.path")
 
 
-@dataclasses.dataclass(frozen=True)
-class RlvrConfig:
-    """The settings of a config, one dataclass for each section.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RlvrConfig(TokenConfig):
+    """The settings of a config, one dataclass for each section."""
 
-    Attributes:
-        llm: of the server that samples; None if the device does, or nothing is sampled.
-    """
-
-    seed: int
-    profile: int
-    stages: tuple[str, ...]
-    model: LanguageModelConfig
     env: EnvironmentConfig
-    questions: QuestionsConfig
+    questions: BridgeQuestionsConfig
     tasks: TasksConfig
     tools: ToolsConfig
     rubric: RubricConfig
-    sampling: SamplingConfig
     demonstrations: DemonstrationsConfig
     sft: StageSFTConfig
     grpo: TokenGRPOConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
     sft_steps: int = internal(0)
 
     @classmethod

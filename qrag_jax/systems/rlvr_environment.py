@@ -33,7 +33,7 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.json_objects import well_formed
 from qrag_jax.metrics.predictions import Prediction
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
@@ -50,7 +50,6 @@ from qrag_jax.rollouts.played_units import (
 from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.runtime.whole_files import default_cache
@@ -64,7 +63,7 @@ from qrag_jax.systems.token_system import (
     Opening,
     Stage,
     check_server,
-    speech_of,
+    model_of,
 )
 
 MODEL = "policy"  # its name for environments
@@ -199,9 +198,7 @@ def _loaded(
         for messages in about.prompts:
             yield from (well_formed(content_text(each.get("content"))) for each in messages)
 
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
+    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.loaded.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
@@ -210,7 +207,7 @@ def _loaded(
         process=process,
         about=about,
         renderer=renderer,
-        speech=speech_of(config, model, config.tools.turn_tokens),
+        speech=speech,
         train=train,
         dev=dev,
         drawn=drawn([dev.name(place) for place in range(len(dev))], config.eval),

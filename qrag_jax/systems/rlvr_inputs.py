@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.own_documents import KeptVectors, own_retriever
@@ -35,14 +36,13 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Library, Speech
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import CorpusSearch, FieldNames, QuestionTower, open_corpus
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import speech_of
+from qrag_jax.systems.token_system import model_of
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
@@ -163,18 +163,8 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    def texts() -> Iterator[str]:
-        if made is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
-                "name a chat model's folder or hub name."
-            )
-        return _demonstrated_texts(config, agent, made.questions)
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    speech = speech_of(config, model, config.tools.turn_tokens)
+    texts = partial(_demonstrated_texts, config, agent, made.questions) if made else None
+    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     _check_prompts(config, agent, speech, (*train, *dev))
     shown = drawn([task.id for task in dev], config.eval)
     return Inputs(

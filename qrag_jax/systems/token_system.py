@@ -41,7 +41,11 @@ from qrag_jax.llm.served_config import LlmConfig
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.files.model_folder import read_config
-from qrag_jax.models.first_language_model import FirstLanguageModel, named_folder
+from qrag_jax.models.first_language_model import (
+    FirstLanguageModel,
+    named_folder,
+    prepare_language_model,
+)
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.agent_experience import Drawn, Playing, QuestionOrder
 from qrag_jax.rollouts.token_batch import TokenBatch
@@ -138,6 +142,33 @@ def make_stage(
     )
     begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
     return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)
+
+
+def model_of(
+    config: TokenConfig,
+    workdir: Path,
+    mesh: Mesh,
+    texts: Callable[[], Iterable[str]] | None,
+    turn: int,
+) -> tuple[FirstLanguageModel, Speech]:
+    """The model of the run in `workdir`, and how it speaks.
+
+    Args:
+        texts: the tokenizer of a tiny model is trained on them; None: there are none.
+        turn: most tokens that a turn may sample.
+    """
+
+    def known() -> Iterable[str]:
+        if texts is None:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for questions that are made here "
+                "or for scripted ones only; name a chat model's folder or hub name."
+            )
+        return texts()
+
+    platform = Platform.of(mesh)
+    model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
+    return model, speech_of(config, model, turn)
 
 
 def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
