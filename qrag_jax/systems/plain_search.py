@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -135,72 +134,51 @@ class ServedSearch:
 _ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
 
 
-class FieldNames(NamedTuple):
-    """Names of fields of a config, such as "config.tools.corpus"."""
-
-    folder: str
-    retriever: str
-    encoder: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CorpusSearch:
-    """What is searched, and how.
-
-    Attributes:
-        folder: of an index, as `qrag index` builds it.
-        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        fields: where the config names these, for messages.
-        encoder: folder or hub name of what embedded the passages; "": words are compared.
-        question_prefix, passage_prefix: of the encoder; the latter as the index was built.
-    """
-
-    folder: str
-    retriever: str
-    fields: FieldNames
-    encoder: str = ""
-    question_prefix: str = ""
-    passage_prefix: str = ""
-
-    @property
-    def plain_encoder(self) -> PlainEncoder:
-        """The encoder, and how it computes."""
-        computes = EncoderConfig(
-            state_prefix=self.question_prefix, chunk_prefix=self.passage_prefix
-        )
-        return PlainEncoder(self.encoder, computes)
-
-
-def open_corpus(search: CorpusSearch, clean: bool) -> CorpusLibrary:
-    """Opens the index.
+def open_corpus(
+    where: str,
+    retriever: str,
+    encoder: PlainEncoder,
+    fields: tuple[str, str, str],
+    *,
+    clean: bool,
+) -> CorpusLibrary:
+    """Opens the index of a corpus that all questions share.
 
     Args:
+        where: its folder, as `qrag index` builds it.
+        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
+        encoder: of what compares vectors; its path may be "" where words are compared.
+        fields: names of the config's fields that say these three, for messages.
         clean: see `CorpusLibrary`.
     """
-    folder = Path(search.folder).expanduser()
+    folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
     if not (folder / CORPUS).is_dir():
         raise InputError(
-            f"{search.fields.folder} is {search.folder}, which holds no index; build one there "
-            "with qrag index --corpus=FILE --index=FOLDER."
+            f"{of_folder} is {where}, which holds no index; build one there with qrag index "
+            "--corpus=FILE --index=FOLDER."
         )
     corpus = StoredCorpus(folder / CORPUS)
-    if search.retriever == GOLDEN:
+    if retriever == GOLDEN:
         return CorpusLibrary(corpus, None, clean)
-    if search.retriever not in _ENGINES:
+    if retriever not in _ENGINES:
         # Boolean search is the query writers' alone.
         both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
         raise InputError(
-            f"the retriever {search.retriever!r} is for a question's own documents; with "
-            f"{search.fields.folder} use one of {', '.join(both)}."
+            f"the retriever {retriever!r} is for a question's own documents; with {of_folder} use "
+            f"one of {', '.join(both)}."
         )
-    engine, encoder = _ENGINES[search.retriever], None
-    if engine not in BY_WORDS:
-        if not search.encoder:
-            raise InputError(
-                f"the retriever {search.retriever!r} compares vectors; name the encoder that "
-                f"{search.folder} was indexed with in {search.fields.encoder}, or use bm25."
-            )
-        encoder = search.plain_encoder
-    usable = BY_VECTORS if encoder else BY_WORDS
-    index = IndexAt(folder, engine).settled(usable, f"use another {search.fields.retriever}")
-    return CorpusLibrary(corpus, open_plain(index, encoder), clean)
+    engine, by_vectors = _ENGINES[retriever], _ENGINES[retriever] not in BY_WORDS
+    if by_vectors and not encoder.path:
+        raise InputError(
+            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
+            f"indexed with in {of_encoder}, or use bm25."
+        )
+    usable = BY_VECTORS if by_vectors else BY_WORDS
+    index = IndexAt(folder, engine).settled(usable, f"use another {of_retriever}")
+    return CorpusLibrary(corpus, open_plain(index, encoder if by_vectors else None), clean)
+
+
+def prefixed(path: str, question_prefix: str, passage_prefix: str) -> PlainEncoder:
+    """An encoder with the texts that go before questions and, as the index was built, passages."""
+    computes = EncoderConfig(state_prefix=question_prefix, chunk_prefix=passage_prefix)
+    return PlainEncoder(path, computes)

@@ -29,10 +29,10 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import CorpusSearch, FieldNames, PlainEncoder, open_corpus
+from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
 
 ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
-_FIELDS = FieldNames("config.search.index", "config.search.engine", "config.search.encoder")
+_FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
 _SHOWN = 12  # digits of a digest in messages
 
 
@@ -127,22 +127,16 @@ def open_passages(
         given: gives the passages, or None for those that the folder has. It is not called if the
             config names an index.
     """
-    search = CorpusSearch(
-        folder=config.index or str(folder),
-        retriever=config.engine,
-        fields=_FIELDS,
-        encoder=config.encoder,
-        question_prefix=config.question_prefix,
-        passage_prefix=config.passage_prefix,
-    )
+    encoder = prefixed(config.encoder, config.question_prefix, config.passage_prefix)
     if not config.index:
         passages = given()
         hosts.first_does(lambda: _store(passages, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            _index_vectors(search.plain_encoder, folder, stop)
-    library = open_corpus(search, config.clean)
+            _index_vectors(encoder, folder, stop)
+    where = config.index or str(folder)
+    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.clean)
     library.corpus.check_content()
     return library
 

@@ -26,7 +26,6 @@ from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
@@ -39,20 +38,26 @@ from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import CorpusSearch, FieldNames, QuestionTower, open_corpus
+from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import model_of
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
-_FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+_FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
 
 
 def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
     """What the tools read."""
     tools = config.tools
     if tools.corpus:
-        return open_corpus(_corpus_search(tools), config.tasks.clean)
+        if tools.rerank_url:
+            raise InputError(
+                "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
+                "use config.tools.encoder or the retriever bm25, and leave the URL empty."
+            )
+        clean = config.tasks.clean
+        return open_corpus(tools.corpus, tools.retriever, _encoder(tools), _FIELDS, clean=clean)
     return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
 
 
@@ -68,7 +73,7 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
         return EndpointScorer(Client(config))
     if tools.encoder:
-        encoder = PassageEncoder.of_folder(tools.encoder, _computes(tools), mesh)
+        encoder = PassageEncoder.of_folder(tools.encoder, _encoder(tools).config, mesh)
         tower = encoder.tower()
 
         def passages(texts: Sequence[str]) -> np.ndarray:
@@ -84,24 +89,8 @@ def told_documents(tools: ToolsConfig) -> str:
     return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
 
 
-def _computes(tools: ToolsConfig) -> EncoderConfig:
-    return EncoderConfig(state_prefix=tools.question_prefix, chunk_prefix=tools.passage_prefix)
-
-
-def _corpus_search(tools: ToolsConfig) -> CorpusSearch:
-    if tools.rerank_url:
-        raise InputError(
-            "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; use "
-            "config.tools.encoder or the retriever bm25, and leave the URL empty."
-        )
-    return CorpusSearch(
-        folder=tools.corpus,
-        retriever=tools.retriever,
-        fields=_FIELDS,
-        encoder=tools.encoder,
-        question_prefix=tools.question_prefix,
-        passage_prefix=tools.passage_prefix,
-    )
+def _encoder(tools: ToolsConfig) -> PlainEncoder:
+    return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
 
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
