@@ -18,7 +18,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.length_scores import LengthOptions, score_lengths
+from qrag_jax.systems.q_rag_scoring import LengthOptions, score_lengths
 from qrag_jax.systems.saved_run import SavedRun
 
 CHUNKS = flags.DEFINE_list(

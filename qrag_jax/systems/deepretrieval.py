@@ -44,6 +44,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
     PATHS,
@@ -59,7 +60,6 @@ from qrag_jax.systems.deepretrieval_episodes import (
     RewriteGuard,
 )
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.rewrite_search import REMOTE
 from qrag_jax.systems.token_system import (
     EVALUATED,

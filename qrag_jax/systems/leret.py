@@ -34,6 +34,7 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     FREE_FIELDS,
@@ -54,7 +55,6 @@ from qrag_jax.systems.leret_tries import (
     TryMaker,
     kept_prompts,
 )
-from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.token_system import (
     EVALUATED,
     WARM_UP,

@@ -33,7 +33,7 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.mined_negatives import with_negatives
 from qrag_jax.systems.q_rag_config import QRagConfig
 

@@ -56,7 +56,7 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs, told_documents
 from qrag_jax.systems.token_system import (

@@ -53,7 +53,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.rlvr import TurnTexts, stages_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, EnvironmentConfig, RlvrConfig, load_config
 from qrag_jax.systems.served_policy import Versioned

@@ -18,7 +18,6 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import Agent
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
@@ -50,7 +49,7 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.agent_experience import Drawn, Playing, QuestionOrder
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
+from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
 from qrag_jax.runtime import determinism, hosts
@@ -62,7 +61,8 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
-from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
+from qrag_jax.systems.episode_player import EpisodePlayer
+from qrag_jax.systems.episode_player import Inputs as Played
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
@@ -193,21 +193,13 @@ EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-class TokenInputs(Protocol):
-    """What is read here of a system's inputs; see `Scene`.
+class TokenInputs(Played, Protocol):
+    """What is read here of a system's inputs.
 
     Attributes:
         data: content keys.
     """
 
-    @property
-    def model(self) -> FirstLanguageModel: ...
-    @property
-    def agent(self) -> Agent | None: ...
-    @property
-    def library(self) -> Library | None: ...
-    @property
-    def speech(self) -> Speech: ...
     @property
     def data(self) -> Mapping[str, str]: ...
 
@@ -366,19 +358,11 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     @cached_property
     def player(self) -> EpisodePlayer:
         """Plays episodes."""
-        config, inputs, section = self.config, self.inputs, getattr(self.config, self.SECTION)
-        rules = PlayRules(
-            seed=config.seed,
-            sampling=config.sampling,
-            attempts=section.attempts,
-            max_failed_share=section.max_failed_share,
-            section=self.SECTION,
-            turn=self._turn,
-        )
-        scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
+        config, inputs = self.config, self.inputs
+        how = config, self.SECTION, inputs, self._turn
         base = self.base[0] if self.base else None
         if self.own is None or self.own is self.mesh:
-            return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
+            return EpisodePlayer(*how, self.mesh, base, self.served, self.counts)
         model, rules_of = inputs.model, config.runtime.rules(inputs.model.partition_rules)
         shardings = shardings_of(self.own, rules_of, model.trained, model.trained)
         if model.base is not None:
@@ -386,7 +370,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
                 model.base, placement.base_shardings(self.own, rules_of, model.base)
             )
         here = partial(hosts.copied, shardings=shardings)
-        return EpisodePlayer(rules, scene, self.own, base, self.served, self.counts, here)
+        return EpisodePlayer(*how, self.own, base, self.served, self.counts, here)
 
     @property
     def _turn(self) -> int:

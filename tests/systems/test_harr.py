@@ -20,8 +20,7 @@ from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr, harr_scoring
-from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_player import HarrPlayer
+from qrag_jax.systems.harr import Harr, HarrPlayer
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
