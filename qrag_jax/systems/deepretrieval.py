@@ -60,7 +60,7 @@ from qrag_jax.systems.deepretrieval_episodes import (
     RewriteGuard,
 )
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.rewrite_search import REMOTE
+from qrag_jax.systems.query_search import REMOTE
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,

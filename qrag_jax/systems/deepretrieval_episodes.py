@@ -30,7 +30,7 @@ from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs
-from qrag_jax.systems.rewrite_search import Collections
+from qrag_jax.systems.query_search import Collections
 from qrag_jax.systems.token_system import SCRIPTED
 
 Found = tuple[Document, ...] | Failure

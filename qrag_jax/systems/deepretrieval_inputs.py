@@ -39,9 +39,7 @@ from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.query_search import open_passages
-from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
-from qrag_jax.systems.rewrite_search import (
+from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
     Collections,
@@ -50,9 +48,11 @@ from qrag_jax.systems.rewrite_search import (
     collection_of,
     ids_in,
     open_collections,
+    open_passages,
     open_remote,
     passages_of,
 )
+from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.token_system import model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder

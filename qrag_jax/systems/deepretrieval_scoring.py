@@ -47,7 +47,7 @@ from qrag_jax.systems.deepretrieval_inputs import (
     load_inputs,
 )
 from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.rewrite_search import OWN
+from qrag_jax.systems.query_search import OWN
 from qrag_jax.systems.saved_token_run import (
     SavedWeights,
     Weights,

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,38 +216,28 @@ COLUMNS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class LengthOptions:
-    """What is scored, and where the scores are written.
+def score_lengths(
+    run: SavedRun,
+    options: ScoreOptions,
+    samples: Mapping[int, int],
+    *,
+    every_story: bool = False,
+    embeddings: Path | None = None,
+) -> list[dict]:
+    """Plays documents of several lengths, shortest first; writes one table and one plot.
 
-    Attributes:
-        checkpoint: "best" or "last".
-        chunks: lengths of the documents, in chunks, shortest first.
-        samples: number of documents of each length.
+    Args:
+        options: what is scored; `out` is `lengths` in the run's folder if it is not given.
+        samples: length in chunks, ascending → number of documents.
         every_story: each length uses all stories that fit it, not those that fit the shortest.
         embeddings: folder that keeps embeddings of chunks.
-        out: folder of logs, table and plot; None: `lengths` in the run's folder.
-        restart: throw partial logs away.
-    """
-
-    checkpoint: str
-    chunks: Sequence[int]
-    samples: Sequence[int]
-    every_story: bool = False
-    embeddings: Path | None = None
-    out: Path | None = None
-    restart: bool = False
-
-
-def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
-    """Plays documents of each length, shortest first.
 
     Returns:
         one result for each length. `stories` is the number of stories in the split, `fits` the
         number of those that are short enough. `em_shortest` is the fact EM of the same questions at
         the shortest length; None if some of them were not asked there.
     """
-    config, chunks, samples = run.config, options.chunks, options.samples
+    config, chunks = run.config, [*samples]
     params, step = run.trained(options.checkpoint)
     label = f"{options.checkpoint}-{step}"
     retriever = Retriever.of(label, params)
@@ -258,14 +248,16 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
     book_record.check_unseen(run.workdir, config.dev_data.backgrounds)
     for length in chunks:
         positions.check_chunks(config.env.positions, length)
-    sets = documents_of_lengths(config.dev_data, chunks, samples, every_story=options.every_story)
+    sets = documents_of_lengths(
+        config.dev_data, chunks, [*samples.values()], every_story=every_story
+    )
     shortest = sets[chunks[0]]
     for length, documents in sets.items():
         if documents.fit != shortest.fit or length == chunks[0]:
             print(documents.line)
             print(f"{length} chunks: {documents.fit} stories")
     store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
-    searcher = beam.make_beam_search(run.player, run.search, params, [store], options.embeddings)
+    searcher = beam.make_beam_search(run.player, run.search, params, [store], embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}

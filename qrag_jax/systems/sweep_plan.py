@@ -353,7 +353,7 @@ def _of_hops(path: Path) -> RunScores:
 def _of_rewrites(path: Path) -> RunScores:
     """The measures of the run's config, by the judgements that its evaluation wrote."""
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
-    from qrag_jax.systems.rewrite_search import OWN
+    from qrag_jax.systems.query_search import OWN
 
     of_run = path.parent.parent / CONFIG_NAME
     with refusing_types(of_run):
