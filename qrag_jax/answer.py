@@ -20,13 +20,12 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.answer_run import AnswerOptions, answer_log_questions
+from qrag_jax.evaluators.answer_run import AnswerOptions, answer_log_questions, answer_settings
 from qrag_jax.feedback.questions import AUTO
 from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.chunk_filters import FILTERS
 from qrag_jax.runtime import commandline
-from qrag_jax.systems.answer_settings import answer_settings
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
 OUT = flags.DEFINE_string("out", None, "File of answers to write or to go on with.")

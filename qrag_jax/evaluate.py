@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -37,12 +36,12 @@ from qrag_jax.systems import (
     run_flags,
 )
 from qrag_jax.systems.deepretrieval_scoring import score_rewriter
-from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
+from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.leret_scoring import score_query_writer
-from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
+from qrag_jax.systems.q_rag_scoring import DATA, score_run
+from qrag_jax.systems.rlvr_scoring import score_language_model
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scored_ways import WayOptions
-from qrag_jax.systems.scoring import ScoreOptions, check_own_data, score_run
+from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, are_others
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
@@ -55,7 +54,12 @@ SAMPLED = flags.DEFINE_integer(
 RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
-OTHERS = harr_config.NAME, rlvr_config.NAME, *WRITERS
+SCORED = {
+    harr_config.NAME: score_agent,
+    rlvr_config.NAME: score_language_model,
+    leret_config.NAME: score_query_writer,
+    deepretrieval_config.NAME: score_rewriter,
+}
 
 
 def main() -> int:
@@ -66,48 +70,36 @@ def main() -> int:
         raise InputError(f"--retrievers is for runs of {rlvr_config.NAME}; leave it out.")
     if SAMPLED.value and system in WRITERS:
         raise InputError("--sampled is for runs of agents; leave it out.")
-    if system in OTHERS:
+    if system in SCORED:
         return _score_episodes(workdir, config)
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
     if system not in (None, run_flags.Q_RAG):
         return _score_outside(workdir, config)
     saved = q_rag_config.load_config(workdir / CONFIG_NAME)
-    if not OUT.value:
-        check_own_data(workdir, saved, config)
-    options = ScoreOptions(
-        checkpoint=run_flags.checkpoint(),
-        hold_out=(config.data.path, config.eval.path) == (saved.data.path, saved.eval.path),
-        samples=SAMPLES.value,
-        out=Path(OUT.value) if OUT.value else None,
-        restart=RESTART.value,
-    )
+    options = _options()
+    are_others(workdir, config, DATA, options.out)
+    hold_out = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
-        score_run(SavedRun.open(workdir, config), options)
+        score_run(SavedRun.open(workdir, config), options, hold_out=hold_out)
     return 0
 
 
+def _options() -> ScoreOptions:
+    return ScoreOptions(
+        checkpoint=run_flags.checkpoint(),
+        samples=SAMPLES.value,
+        sampled=SAMPLED.value,
+        retrievers=tuple(RETRIEVERS.value),
+        out=Path(OUT.value) if OUT.value else None,
+        restart=RESTART.value,
+    )
+
+
 def _score_episodes(workdir: Path, config: ConfigDict) -> int:
-    how: dict[str, Any] = {
-        "checkpoint": run_flags.checkpoint(),
-        "samples": SAMPLES.value,
-        "sampled": SAMPLED.value,
-        "out": Path(OUT.value) if OUT.value else None,
-        "restart": RESTART.value,
-    }
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
         try:
-            if config.system in WRITERS:
-                del how["sampled"]
-            if config.system == leret_config.NAME:
-                score_query_writer(workdir, config, WayOptions(**how))
-            elif config.system == deepretrieval_config.NAME:
-                score_rewriter(workdir, config, WayOptions(**how))
-            elif config.system == rlvr_config.NAME:
-                retrievers = tuple(RETRIEVERS.value)
-                score_language_model(workdir, config, PlayOptions(retrievers=retrievers, **how))
-            else:
-                score_agent(workdir, config, AgentOptions(**how))
+            SCORED[config.system](workdir, config, _options())
         except Stopped as stopped:
             print(f"{stopped}: stopped, what is scored is kept; give the same command to go on.")
             return 128 + signal.Signals[str(stopped)]
@@ -129,14 +121,14 @@ def _score_outside(workdir: Path, config: ConfigDict) -> int:
         summary = {"checkpoint": run_flags.checkpoint(), "step": step, "scores": found.scores}
         with commandline.writing(out, "--out"):
             out.mkdir(parents=True, exist_ok=True)
-            write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
         print(f"{found.line}\nsummary: {out / 'summary.json'}")
     return 0
 
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS), outside=True)
+    run_flags.define(argv, (run_flags.Q_RAG, *SCORED), outside=True)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.length_scores import LengthOptions, score_lengths
+from qrag_jax.systems.q_rag_scoring import score_lengths
 from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scoring import ScoreOptions
 
 CHUNKS = flags.DEFINE_list(
     "chunks", ["50", "160", "1200", "4600"], "Lengths of documents, in chunks."
@@ -49,26 +50,28 @@ def _counts(name: str, words: Sequence[str]) -> list[int]:
 
 def main() -> int:
     """Reads the flags and scores."""
-    chunks, samples = _counts("chunks", CHUNKS.value), _counts("samples", SAMPLES.value)
-    if len(samples) > len(chunks):
+    chunks, counts = _counts("chunks", CHUNKS.value), _counts("samples", SAMPLES.value)
+    if len(counts) > len(chunks):
         raise InputError(
             f"--samples={','.join(SAMPLES.value)} has more counts than --chunks has lengths; give "
             "one for each length, or one for all."
         )
-    samples += samples[-1:] * (len(chunks) - len(samples))
-    chunks, samples = map(list, zip(*sorted(zip(chunks, samples, strict=True)), strict=True))
+    counts += counts[-1:] * (len(chunks) - len(counts))
+    samples = dict(sorted(zip(chunks, counts, strict=True)))
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    options = LengthOptions(
+    options = ScoreOptions(
         checkpoint=run_flags.checkpoint(),
-        chunks=chunks,
-        samples=samples,
-        every_story=EVERY_STORY.value,
-        embeddings=Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None,
         out=Path(OUT.value) if OUT.value else None,
         restart=RESTART.value,
     )
     with commandline.writing(OUT.value or run.workdir / "lengths", "--out"):
-        score_lengths(run, options)
+        score_lengths(
+            run,
+            options,
+            samples,
+            every_story=EVERY_STORY.value,
+            embeddings=Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None,
+        )
     return 0
 
 

@@ -24,7 +24,7 @@ from qrag_jax.metrics import reward_log
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import harr_config, run_flags
-from qrag_jax.systems.harr_filter import FilterOptions, filter_questions
+from qrag_jax.systems.harr_scoring import FilterOptions, filter_questions
 
 EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")

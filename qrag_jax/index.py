@@ -40,7 +40,6 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.deployed import write_note
 from qrag_jax.systems.indexing import (
     DTYPES,
     ENGINES,
@@ -51,6 +50,7 @@ from qrag_jax.systems.indexing import (
 )
 from qrag_jax.systems.jax_retriever import run_chunk_digest
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.retriever import write_note
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")

@@ -38,9 +38,9 @@ from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
-from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
-from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside, write_pairs
-from qrag_jax.systems.rlvr_predict import PredictOptions, open_player
+from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
+from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
+from qrag_jax.systems.rlvr_scoring import open_player
 from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
 
 EXAMPLE = "configs/rlvr.py:smol"
@@ -95,7 +95,6 @@ def main() -> int:
     if workdir and config.system == deepretrieval_config.NAME:
         return _rewriter(workdir, config)
     folder = workdir or _own_folder(Path(str(OUT.value)))
-    options = PredictOptions(sampled=SAMPLED.value, restart=RESTART.value)
     retriever = config.tools.retriever
     with (
         commandline.writing(OUT.value or folder, "--out"),
@@ -105,9 +104,10 @@ def main() -> int:
         if weights is None:
             raise _no_imitation(workdir)
         out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
-        asked, draws = len(player.system.inputs.dev), options.sampled or 1
+        asked, draws = len(player.system.inputs.dev), SAMPLED.value or 1
         status = _played(
-            out, lambda: player.predict(weights, out, retriever=retriever, options=options)
+            out,
+            lambda: player.predict(weights, out, retriever, SAMPLED.value, restart=RESTART.value),
         )
         if status:
             return status
@@ -142,10 +142,11 @@ def _rewriter(workdir: Path, config: ConfigDict) -> int:
     """The same for a run of DeepRetrieval."""
     queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
     given = Path(OUT.value) if OUT.value else None
+    search = search_beside(workdir, config, queries, given)
     with (
         commandline.writing(given or workdir, "--out"),
         open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, out=given
+            config, workdir, queries=queries, samples=SAMPLES.value, search=search
         ) as rewriter,
     ):
         weights = rewriter.weights(run_flags.checkpoint())
@@ -170,10 +171,10 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
         commandline.writing(path, "--preferences"),
         open_hop_predictor(config, workdir, trains=True) as predictor,
     ):
-        found = write_pairs(predictor.system, iteration, path)
+        pairs, states, others = write_pairs(predictor.system, iteration, path)
     print(
-        f"{found.pairs} pairs of {found.states} states of iteration {iteration}: {path}; "
-        f"{found.others} states have none"
+        f"{pairs} pairs of {states} states of iteration {iteration}: {path}; {others} states have "
+        "none"
     )
     return 0
 

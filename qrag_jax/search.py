@@ -34,8 +34,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.deployed import Endpoints
-from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, LoadSettings, Retriever
+from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, Endpoints, LoadSettings, Retriever
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side

@@ -20,7 +20,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems import sweep_table
+from qrag_jax.systems import sweep_plan
 from qrag_jax.systems.sweep_plan import NAME, Plan, missing, run_all, seeds_of, sets_of
 
 CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
@@ -112,9 +112,9 @@ def _run(folder: Path, plan: Plan) -> int:
 
 
 def _table(plan: Plan, folder: Path) -> str:
-    found = sweep_table.scored(plan, folder, SCORE.value)
-    text = sweep_table.write(folder, plan, sweep_table.compared(found))
-    return f"{text}\n{folder / sweep_table.MARKDOWN}, {folder / sweep_table.JSON}\n"
+    found = sweep_plan.scored(plan, folder, SCORE.value)
+    text = sweep_plan.write(folder, plan, sweep_plan.compared(found))
+    return f"{text}\n{folder / sweep_plan.MARKDOWN}, {folder / sweep_plan.JSON}\n"
 
 
 if __name__ == "__main__":

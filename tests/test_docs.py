@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.__main__ import COMMANDS
-from qrag_jax.systems.answer_settings import answer_settings
+from qrag_jax.evaluators.answer_run import answer_settings
 from tests.entry_points import ROOT, Commands
 from tests.markdown_blocks import PAGES, anchors, blocks, links, prose
 

@@ -17,7 +17,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.retrieval.manifest import read_manifest
-from qrag_jax.systems.deployed import noted
+from qrag_jax.systems.retriever import noted
 from tests.devices import mesh_of
 from tests.disks import small_disk
 from tests.entry_points import Commands, refusal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
-from qrag_jax.systems.deployed import NOTE
+from qrag_jax.systems.retriever import NOTE
 from tests.entry_points import ROOT, Commands, log_rows, refusal
 from tests.serving.served import serving
 from tests.systems.corpora import tree, write_corpus_file, write_tower

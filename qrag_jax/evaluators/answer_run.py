@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_collections
+from ml_collections import config_dict
 from tqdm import tqdm
 
 from qrag_jax.data.files.records import read_records
@@ -260,3 +262,23 @@ def _meta(
         **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
         **answering.settings(generation, list(used.values())),
     }
+
+
+def answer_settings() -> ml_collections.ConfigDict:
+    """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
+    config = config_dict.ConfigDict(
+        {
+            "temperature": 0.0,
+            "max_tokens": 256,
+            "top_p": config_dict.placeholder(float),
+            "seed": config_dict.placeholder(int),
+            "enable_thinking": config_dict.placeholder(bool),
+            "max_prompt_tokens": 0,
+            "tokenizer": "",
+        }
+    )
+    for field in fields_of(ClientConfig):
+        given = field.default is not dataclasses.MISSING
+        default = field.default if given else ""
+        config[field.name] = config_dict.placeholder(float) if default is None else default
+    return config

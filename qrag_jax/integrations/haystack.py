@@ -24,8 +24,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.integrations.remote import RemoteRetriever
 from qrag_jax.integrations.searches import Searches, imported, metadata_of
-from qrag_jax.systems.deployed import Endpoints
-from qrag_jax.systems.retriever import Deployment, LoadSettings, Retriever
+from qrag_jax.systems.retriever import Deployment, Endpoints, LoadSettings, Retriever
 
 with imported("haystack", "haystack-ai", "haystack"):
     from haystack import Document, component, default_from_dict, default_to_dict

@@ -24,11 +24,13 @@ class RowLog(Generic[Row]):
         kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
         fix: what people should do with a damaged log.
         lost: what they should do if there is no log to read; "": the same.
+        ascii: escape all else, so that half surrogate pairs, which models do write, survive.
     """
 
     kind: type[Row]
     fix: str
     lost: str = ""
+    ascii: bool = False
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
         """Writes a whole log, and beside it what it depends on.
@@ -38,7 +40,7 @@ class RowLog(Generic[Row]):
         """
         # The record first: a log without one is nobody's.
         write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
-        write_whole(path, "".join(map(_line, rows)))
+        write_whole(path, "".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
         """Adds rows at the end of a log and waits until they are on disk.
@@ -46,7 +48,7 @@ class RowLog(Generic[Row]):
         Raises:
             OSError: the file cannot be written.
         """
-        append_lines(path, "".join(map(_line, rows)).encode())
+        append_lines(path, "".join(map(self._line, rows)).encode())
 
     def read(self, path: Path) -> list[Row]:
         """Reads a whole log."""
@@ -62,24 +64,33 @@ class RowLog(Generic[Row]):
             ) from None
 
     def read_parts(self, path: Path, size: int, count: int) -> list[Row]:
-        """The rows of the whole parts of a log that may have been cut off; drops what is behind.
+        """The rows of the whole parts of a log that may have been cut off; see `resume`."""
+        rows = list[Row]()
+        return rows[: self.resume(path, size, count, lambda row, number: rows.append(row))]
+
+    def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:
+        """How many rows the whole parts of a log have that may have been cut off.
+
+        What is behind these is dropped.
 
         Args:
             size: rows of a part.
             count: rows of a finished log, whose last part may be smaller.
+            see: is shown each row and its number; rows are not all in memory.
         """
         if (opened := bounded_files.to_append(path, self.fix)) is None:
-            return []
-        rows, ends = list[Row](), [0]  # bytes up to the end of each line
+            return 0
+        ends = [0]  # bytes up to the end of each line
         with opened as file:
-            for number, line in enumerate(bounded_files.lines(file, path, self.fix), start=1):
+            for number, line in enumerate(bounded_files.lines(file, path, self.fix)):
                 if not line.endswith(b"\n"):
                     break
-                rows.append(self.parsed_row(line, f"{path}, line {number}"))
+                see(self.parsed_row(line, f"{path}, line {number + 1}"), number)
                 ends.append(ends[-1] + len(line))
-            whole = len(rows) if len(rows) >= count else len(rows) // size * size
+            rows = len(ends) - 1
+            whole = rows if rows >= count else rows // size * size
             file.truncate(ends[whole])
-        return rows[:whole]
+        return whole
 
     def parsed_row(self, line: bytes, place: str) -> Row:
         """One row.
@@ -88,6 +99,10 @@ class RowLog(Generic[Row]):
             place: file and line, for the error.
         """
         return parsed_row(self.kind, line, place, f"{self.fix}.")
+
+    def _line(self, row: Row) -> str:
+        fields = dataclasses.asdict(row)
+        return json.dumps(fields, ensure_ascii=self.ascii, allow_nan=False) + "\n"
 
 
 def append_lines(path: Path, lines: bytes) -> None:
@@ -139,7 +154,3 @@ def read_partial(path: Path, parse: Callable[[bytes, str], Row], fix: str) -> li
         file.flush()
         os.fsync(file.fileno())
     return rows
-
-
-def _line(row: Any) -> str:
-    return json.dumps(dataclasses.asdict(row), ensure_ascii=False, allow_nan=False) + "\n"

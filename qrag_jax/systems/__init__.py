@@ -3,6 +3,9 @@
 The module has three functions. `check(config)` refuses a config that is wrong for any data.
 `before_devices(config, …)` sets what JAX reads when it looks for devices. `open_system(config, run,
 dry=…)` is a context manager that gives a `System`.
+
+In all of these modules, what takes a `StopSignal` raises `Stopped` when a signal came, what plays
+raises `FeedbackLost` when too many episodes fail, and what writes raises `OSError`.
 """
 
 from __future__ import annotations
@@ -66,11 +69,7 @@ class System(Protocol):
         ...
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """What the run learns from, continued where the run's progress ends.
-
-        Raises:
-            Stopped: the run is told to stop while this waits for a server.
-        """
+        """What the run learns from, continued where the run's progress ends."""
         ...
 
     def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]:
@@ -89,12 +88,7 @@ class System(Protocol):
         ...
 
     def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Scores the parameters.
-
-        Raises:
-            Stopped: the run is told to stop before the scores are complete.
-            FeedbackLost: the language model gives no more rewards.
-        """
+        """Scores the parameters."""
         ...
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import DataConfig, data_section, described_sources, fill_data
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.config_fields import (
     check_type,
@@ -19,10 +21,58 @@ from qrag_jax.runtime.config_fields import (
     refusing_types,
     section,
 )
+from qrag_jax.runtime.not_learning import (
+    EQUAL_Q,
+    FLAT,
+    FLAT_GROUPS,
+    NO_ENTROPY,
+    NO_GRADIENT,
+    ONE_RETURN,
+    SKIPPED,
+    WORSE,
+)
 from qrag_jax.runtime.saved_config import read_fields
 
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
+COMMON: dict[str, tuple[Any, str]] = {"seed": SEED, "profile": PROFILE}
+
+
+def sections_of(config: type) -> dict[str, type]:
+    """The sections of a dataclass of settings: its fields that are dataclasses, but for `data`."""
+    kinds = typing.get_type_hints(config).items()
+    return {
+        name: kind
+        for name, kind in kinds
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and name != "data"
+    }
+
+
+def check_stages(stages: tuple[str, ...], known: Sequence[str]) -> None:
+    """Refuses stages that are not some of these, in their order."""
+    if not stages or stages != tuple(each for each in known if each in stages):
+        raise InputError(
+            f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use some of "
+            f"{', '.join(known)}, in this order."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedEvalConfig:
+    """Section `eval` of fixed questions, half of which choose the best checkpoint."""
+
+    BEST_BY: ClassVar[tuple[str, ...]] = ()
+    samples: int = 300  # fixed questions scored during training, 0: all
+    best_by: str = ""
+    seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: str = CHOOSING
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        check_known("eval", self, "best_by", self.BEST_BY)
+        check_known("eval", self, "part", HALVES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +120,7 @@ class ConfigLayout:
             return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:
-        """The settings of each section, but for those that come later and for `llm`."""
+        """The fields, and the settings of sections, but for those that come later and `llm`."""
         known = {*self.fields, *self.sections, "system", "llm"}
         known |= {"data"} if self.has_data else set()
         if unknown := sorted(set(config) - known):
@@ -80,6 +130,10 @@ class ConfigLayout:
         if config.profile < 0:
             raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
         found: dict[str, Any] = {
+            name: tuple(config[name]) if isinstance(default, tuple) else config[name]
+            for name, (default, _) in self.fields.items()
+        }
+        found |= {
             name: fill(kind, config[name], name)
             for name, kind in self.sections.items()
             if name not in self.later
@@ -103,3 +157,77 @@ class ConfigLayout:
         lines += [line for line in described(self.llm, "llm") if "llm.server." not in line[0]]
         lines += described(ServerConfig, "llm.server")
         return sorted(lines, key=lambda line: line[0].split("."))
+
+
+_RATE = "--config.optimizer.learning_rate"
+_GROUPS_ARE_EQUAL = (
+    "the questions are too easy or too hard for the policy, too few draws (--config.grpo.members)"
+)
+_SKIPPED = f"{_RATE} is too high, --config.model.dtype"
+_LANGUAGE_MODEL = {
+    WORSE: f"{_RATE} is too high, the reward pays for something else than the score",
+    NO_GRADIENT: "all rewards are equal (--config.grpo.members)",
+    SKIPPED: _SKIPPED,
+}
+
+CAUSES: Mapping[str, Mapping[str, str]] = {
+    "q_rag": {
+        FLAT: (
+            f"{_RATE} is too low (or --config.optimizer.warmup_steps too long), the reward is "
+            "rarely given (--config.reward.name), --config.train.steps is too small"
+        ),
+        WORSE: f"{_RATE} is too high, --config.policy.alpha is too high",
+        NO_ENTROPY: "--config.policy.alpha is too low for the size of the rewards",
+        EQUAL_Q: f"the encoder's vectors have become equal, so {_RATE} is too high",
+        SKIPPED: f"{_RATE} is too high, --config.encoder.dtype",
+        NO_GRADIENT: "all Q-values fit the rewards already, so the rewards are all equal",
+        ONE_RETURN: "the reward is never given, or always (--config.reward.name, the data's facts)",
+    },
+    "harr": {
+        FLAT: (
+            f"{_RATE} is too low, the agent answers alike whatever it reads, few questions have "
+            "rewards that vary (qrag filter_data finds those)"
+        ),
+        WORSE: f"{_RATE} is too high, --config.reward.mixture pays for something else",
+        NO_ENTROPY: "--config.policy.tau is too low, no bonus (grpo.entropy or ppo.entropy)",
+        SKIPPED: f"{_RATE} is too high, --config.encoder.dtype",
+        NO_GRADIENT: "all rewards of each group are equal; see qrag filter_data",
+        FLAT_GROUPS: f"{_GROUPS_ARE_EQUAL}, --config.policy.tau is too low; see qrag filter_data",
+        ONE_RETURN: "the agent never answers right, or its reward does not depend on what it reads",
+    },
+    "rlvr": {
+        **_LANGUAGE_MODEL,
+        FLAT: (
+            f"{_RATE} is too low, the untrained model never gets a reward (begin with the stage "
+            "sft), --config.rubric.preset, --config.tools.retriever finds nothing"
+        ),
+        NO_ENTROPY: f"--config.sampling.temperature is too low, {_RATE} is too high",
+        FLAT_GROUPS: f"{_GROUPS_ARE_EQUAL}, --config.sampling.temperature is too low",
+        ONE_RETURN: "no episode ends well (--config.tools.turn_tokens, --config.tools.max_turns)",
+    },
+    "leret": {
+        **_LANGUAGE_MODEL,
+        FLAT: (
+            "--config.preference.learning_rate is too low, too few pairs (--config.tries.samples, "
+            "--config.tries.prompts), all tries find the same"
+        ),
+        WORSE: (
+            "--config.preference.learning_rate is too high, --config.preference.beta is too low"
+        ),
+        NO_GRADIENT: "all pairs are equal (--config.pairs.pairing)",
+        SKIPPED: "--config.preference.learning_rate is too high, --config.model.dtype",
+    },
+    "deepretrieval": {
+        **_LANGUAGE_MODEL,
+        FLAT: (
+            f"{_RATE} is too low, the reward is of too coarse a measure (--config.reward.measure), "
+            "the original queries find all there is"
+        ),
+        NO_ENTROPY: f"--config.sampling.temperature is too low, {_RATE} is too high",
+        FLAT_GROUPS: (
+            f"{_GROUPS_ARE_EQUAL}, a coarse --config.reward.measure, --config.sampling.temperature "
+            "is too low"
+        ),
+        ONE_RETURN: "no query is readable (--config.writing.query_tokens, --config.writing.prompt)",
+    },
+}

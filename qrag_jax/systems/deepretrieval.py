@@ -30,18 +30,21 @@ from qrag_jax.learners.optimizers import (
 from qrag_jax.learners.policy_state import Parts, PolicyState
 from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
-from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import BatchRules, TokenTrajectory, token_batch
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
     PATHS,
@@ -52,24 +55,27 @@ from qrag_jax.systems.deepretrieval_config import (
     load_config,
 )
 from qrag_jax.systems.deepretrieval_episodes import (
-    REWARD,
-    SCRIPTED,
     GuardedExperience,
     RewriteEpisodes,
     RewriteGuard,
-    longest,
 )
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.likely_causes import CAUSES
-from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
-from qrag_jax.systems.rewrite_search import REMOTE
-from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
-from qrag_jax.systems.token_system import EVALUATED, TokenSystem
+from qrag_jax.systems.query_search import REMOTE
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    BatchSystem,
+    Opening,
+    Stage,
+    StagedOrder,
+    StageRules,
+    check_server,
+    imitation_optimizer,
+    make_stage,
+)
 
 
 @dataclasses.dataclass
-class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
+class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
@@ -101,18 +107,13 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
             f"{self._where}"
         )
 
-    @classmethod
-    def staleness(cls, config: RewriteConfig) -> int:
-        """See `TokenSystem`."""
-        return config.rollout.staleness
-
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
         prompt = self.inputs.agent.prompt
         check_server(self, (prompt.messages(task) for task in self.inputs.train), stop)
         return GuardedExperience(
             self._order,
-            playing_of(self, self._play, self._batch),
+            self.playing(),
             self._counted,
             self.guard,
             position=run.progress.batches,
@@ -165,29 +166,17 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
-        scripted = SCRIPTED in trajectories[0].facts
-        if not scripted:
-            self._shape = self.episodes.shape_of(trajectories)
-        is_ppo = not scripted and self.config.algorithm == PPO
-        placed = ppo_shardings(self.mesh) if is_ppo else episode_shardings(self.mesh)
-        return put_whole(self._arrays(trajectories), placed)
+        if self._stage_of(trajectories).kind != RL:
+            return super()._batch(trajectories)
+        self._shape = self.episodes.shape_of(trajectories)
+        if self.config.algorithm != PPO:
+            return super()._batch(trajectories)
+        return put_whole(self._arrays(trajectories), ppo_shardings(self.mesh))
 
-    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> Any:
-        """What an update takes, on the host."""
-        config = self.config
-        scripted = SCRIPTED in trajectories[0].facts
-        policy = self.stages[0 if scripted else -1].policy
-        rules = BatchRules(
-            members=policy.config.members,
-            parts=(REWARD,),
-            truncated=config.rollout.truncated,
-            longest=config.sampling.room,
-        )
-        batch = token_batch(trajectories, rules)
-        shape = self.block_shape(batch, rules.members)
-        if not scripted and config.algorithm == PPO:
-            return ppo_episodes(policy, batch, shape)
-        return token_episodes(policy, batch, shape)
+    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
+        if stage.kind == RL and self.config.algorithm == PPO:
+            return ppo_episodes(stage.policy, batch, shape)
+        return super()._episodes(stage, batch, shape)
 
     def play(
         self, params: Any, tasks: Sequence[RewriteTask], stop: StopSignal, *, greedy: bool
@@ -222,10 +211,10 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
 
     def _longest(self, stage: Stage) -> Any:
         """A batch whose rows are as long as they may be."""
-        scripted = stage.kind == SCRIPT
-        groups = self.config.script.batch_size if scripted else self.config.groups
-        members = stage.policy.config.members
-        return self._arrays(longest(self.config, groups, members, scripted=scripted))
+        config, scripted = self.config, stage.kind == SCRIPT
+        groups = config.script.batch_size if scripted else config.groups
+        sampled = config.writing.query_tokens if scripted else config.learned_tokens
+        return self._arrays(self._full(stage, groups, sampled, scripted=scripted))
 
     def _counted(self) -> dict[str, float]:
         library = self.inputs.library
@@ -267,23 +256,12 @@ OPENING = Opening(
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
 
 
-_WARM_UP = 25  # imitation warms up for one part of so many
-
-
 def stages_of(config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order."""
     found = []
     if SCRIPT in config.stages:
         steps = config.script.steps * config.script.epochs
-        optimizer = dataclasses.replace(
-            config.optimizer,
-            learning_rate=config.script.learning_rate,
-            total_steps=steps,
-            schedule="cosine",
-            warmup_steps=steps // _WARM_UP,
-            final_ratio=0.1,
-            clip_norm=1.0,
-        )
+        optimizer = imitation_optimizer(config.optimizer, config.script, steps)
         found.append(_rules(config, model, SCRIPT, optimizer))
     if RL in config.stages:
         found.append(_rules(config, model, RL, config.optimizer))

@@ -10,29 +10,25 @@ from ml_collections import ConfigDict
 from qrag_jax.data.scripted import BLOCK
 from qrag_jax.environments.query_rewriting.prompt import PromptKind, prompt_kind
 from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.config import ServedConfig
 from qrag_jax.metrics.ranking import cut_of
-from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
+from qrag_jax.systems.config import COMMON, check_stages, sections_of
+from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.rewrite_script import DroppedConfig
-from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
     ScriptConfig,
+    TokenConfig,
     served_config,
 )
 
@@ -115,10 +111,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         check_least("rollout", self, attempts=1, staleness=0, query_tokens=0)
         check_known("rollout", self, "truncated", TREATMENTS)
-        if not 0 <= self.max_failed_share <= 1:
-            raise InputError(
-                f"config.rollout.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
-            )
+        check_share("rollout", self, "max_failed_share")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,30 +154,8 @@ def _depth_of(measure: str) -> int:
     return cut_of(measure) or _WHOLE
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "queries": QueriesConfig,
-    "search": RewriteSearchConfig,
-    "engine": RemoteEngineConfig,
-    "writing": WritingConfig,
-    "reward": RewriteRewardConfig,
-    "guards": GuardsConfig,
-    "rollout": RolloutConfig,
-    "sampling": SamplingConfig,
-    "styles": RewriteStylesConfig,
-    "dropped": DroppedConfig,
-    SCRIPT: ScriptConfig,
-    PPO: TokenPPOConfig,
-    GRPO: TokenGRPOConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "stages": (
         STAGES,
         "script: imitate scripted rewritings; then rl: learn from what queries find; or one of "
@@ -192,8 +163,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -206,20 +175,15 @@ FREE_FIELDS = (
 PATHS = ("queries.train", "queries.dev", "search.corpus", "model.path")
 
 
-@dataclasses.dataclass(frozen=True)
-class RewriteConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewriteConfig(TokenConfig):
     """The settings of a config, one dataclass for each section.
 
     Attributes:
-        llm: of the server that samples; None if the device does, or nothing is sampled.
         first_steps: steps of the stage `script`.
     """
 
-    seed: int
-    profile: int
-    stages: tuple[str, ...]
     algorithm: str
-    model: LanguageModelConfig
     queries: QueriesConfig
     search: RewriteSearchConfig
     engine: RemoteEngineConfig
@@ -227,18 +191,12 @@ class RewriteConfig:
     reward: RewriteRewardConfig
     guards: GuardsConfig
     rollout: RolloutConfig
-    sampling: SamplingConfig
     styles: RewriteStylesConfig
     dropped: DroppedConfig
     script: ScriptConfig
     ppo: TokenPPOConfig
     grpo: TokenGRPOConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
     first_steps: int = internal(0)
 
     @classmethod
@@ -246,12 +204,8 @@ class RewriteConfig:
     def of(cls, config: ConfigDict) -> RewriteConfig:
         """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if stages not in (STAGES, STAGES[:1], STAGES[1:]):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use script, rl, or "
-                "script,rl."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         if config.algorithm not in ALGORITHMS:
             raise InputError(
                 f"config.algorithm is {config.algorithm!r}; use {' or '.join(ALGORITHMS)}."
@@ -275,14 +229,7 @@ class RewriteConfig:
         )
         if RL in stages and parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)
-        return cls(
-            seed=config.seed,
-            profile=config.profile,
-            stages=stages,
-            algorithm=config.algorithm,
-            first_steps=first,
-            **parts,
-        )
+        return cls(first_steps=first, **parts)
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
@@ -298,6 +245,10 @@ class RewriteConfig:
     def groups(self) -> int:
         """Queries of a batch of the stage `rl`, each with the algorithm's `members`."""
         return self.train.batch_size // self.rule.members
+
+
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RewriteConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _check_depths(engine: RemoteEngineConfig, k: int, evaluation: EvalConfig) -> None:

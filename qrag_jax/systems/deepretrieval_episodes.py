@@ -10,6 +10,7 @@ import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.feedback.rewrite_guards import (
     GUARD_MEASURES,
     TELL,
@@ -24,13 +25,13 @@ from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
-from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory, Turn
+from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs
-from qrag_jax.systems.rewrite_search import Collections
+from qrag_jax.systems.query_search import Collections
+from qrag_jax.systems.token_system import SCRIPTED
 
 Found = tuple[Document, ...] | Failure
 
@@ -64,9 +65,6 @@ class OriginalQueries:
 
         Args:
             patience: says how many may fail; its `broken` is `Failure`.
-
-        Raises:
-            Stopped, FeedbackLost: as for `Patience.play`.
         """
         if not tasks:
             return []
@@ -74,11 +72,7 @@ class OriginalQueries:
         return [each.ended for each in played]
 
     def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
-        """The reward's measure of what each task's original query finds; it is kept.
-
-        Raises:
-            Stopped, FeedbackLost: as for `found`.
-        """
+        """The reward's measure of what each task's original query finds; it is kept."""
         new = [each for each in dict.fromkeys(tasks) if each not in self._measures]
         failed: dict[RewriteTask, Failure] = {}
         for task, found in zip(new, self.found(new, self.reward.config.k, patience), strict=True):
@@ -98,10 +92,6 @@ class OriginalQueries:
             for place, each in zip(places, again, strict=True):
                 found[place] = each
         return found
-
-
-SCRIPTED = "scripted"  # among the facts of a demonstration
-REWARD = "reward"
 
 
 class RewriteEpisodes:
@@ -147,9 +137,6 @@ class RewriteEpisodes:
             episodes: as many of each query, which are neighbours.
             numbers: of the training queries.
             patience: with searches of original queries; its `broken` is `Failure`.
-
-        Raises:
-            Stopped, FeedbackLost: as for `Patience.play`.
         """
         members = len(episodes) // max(len(numbers), 1)
         tasks = [self._inputs.train[number] for number in numbers]
@@ -214,28 +201,6 @@ class RewriteEpisodes:
             name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
             for name in GUARD_MEASURES
         } | _parts_of(trajectories)
-
-
-def longest(
-    config: RewriteConfig, groups: int, members: int, *, scripted: bool
-) -> list[TokenTrajectory]:
-    """A batch whose rows are as long as they may be."""
-    after = config.writing.query_tokens if scripted else config.learned_tokens
-    ids, log_probs = np.zeros(after, np.int32), np.zeros(after, np.float32)
-    before = np.zeros(config.sampling.room - after, np.int32)
-    return [
-        TokenTrajectory(
-            question=group,
-            member=member,
-            attempt=1,
-            segments=((Turn(before, ids, log_probs, STOP),),),
-            status=DONE,
-            parts={REWARD: float(member)},
-            facts={SCRIPTED: True} if scripted else {},
-        )
-        for group in range(groups)
-        for member in range(members)
-    ]
 
 
 def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:

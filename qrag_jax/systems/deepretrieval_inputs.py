@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import queries
-from qrag_jax.data.files.queries import JudgedQuery, ListedQuery
+from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -23,7 +26,7 @@ from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
@@ -31,26 +34,25 @@ from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.deepretrieval_judged import MadeQueries, check_depths, on_corpora
-from qrag_jax.systems.query_search import open_passages
-from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
-from qrag_jax.systems.rewrite_search import (
+from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
     Collections,
+    RewriteSearchConfig,
     SearchLibrary,
     collection_of,
+    ids_in,
     open_collections,
+    open_passages,
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
+from qrag_jax.systems.token_system import model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -122,7 +124,7 @@ def load_inputs(
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
     script = _script(config, made, library) if trains else None
-    model, speech = model_of(config, workdir, mesh, script)
+    model, speech = _model(config, workdir, mesh, script)
     check_prompts(config, agent, speech, (*train, *dev, *tested))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
@@ -145,27 +147,11 @@ def load_inputs(
     )
 
 
-def model_of(
+def _model(
     config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
 ) -> tuple[FirstLanguageModel, Speech]:
-    """The model of the run in `workdir`, and how it speaks.
-
-    Args:
-        script: a tiny model that is not there yet is made for it.
-    """
-
-    def texts() -> Iterator[str]:
-        if script is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the stage script only; name "
-                "a chat model's folder or hub name, or add the stage."
-            )
-        return script.texts(config, agent_of(config, config.reward.k))
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    return model, speech_of(config, model, config.writing.query_tokens)
+    texts = partial(script.texts, config, agent_of(config, config.reward.k)) if script else None
+    return model_of(config, workdir, mesh, texts, config.writing.query_tokens)
 
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
@@ -408,10 +394,10 @@ def listed_inputs(
         for each in queries
     ]
     agent = agent_of(config, config.eval.depth)
-    model, speech = model_of(config, workdir, mesh)
+    model, speech = _model(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
-    digest = model_digest(model.folder, default_cache(), tell)
+    digest = model_digest(model.folder, default_cache(), log)
     data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
     return Inputs(model, agent, kept, speech, [], [], tasks, None, data)
 
@@ -430,3 +416,105 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
 
 def _no_others() -> None:
     """No passages but those that a folder has."""
+
+
+def on_corpora(
+    tasks: Sequence[RewriteTask],
+    field: str,
+    library: SearchLibrary,
+    search: RewriteSearchConfig,
+    folders: Mapping[str, str],
+) -> list[RewriteTask]:
+    """The tasks of which their collection has a relevant document; a service is not asked.
+
+    Args:
+        field: that names the queries, such as "config.queries.train".
+        folders: of collections in BEIR's layout, by their names.
+    """
+    if not isinstance(library, Collections):
+        return [*tasks]
+    kept: list[RewriteTask] = []
+    for name in dict.fromkeys(each.collection for each in tasks):
+        own = [each for each in tasks if each.collection == name]
+        if name and name not in folders:  # made here, with their passages
+            kept += own
+            continue
+        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
+        needed = (document for each in judged for document, _ in each.grades)
+        known = ids_in(library.by_name[name].corpus, needed)
+        origin = _origin(field, search, folders.get(name, ""))
+        found = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if found.summary:
+            log(f"{name or 'queries'}: {found.summary}")
+        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
+    return kept
+
+
+def check_depths(library: SearchLibrary, k: int) -> None:
+    """Refuses a K of training that no ranking can have; recall would count all that match."""
+    if not isinstance(library, Collections):
+        return
+    for name, each in library.by_name.items():
+        if (many := len(each.corpus)) < k:
+            of = f"the corpus of {name}" if name else "the corpus"
+            raise InputError(
+                f"config.reward.k is {k}, but {of} has {many} document(s), so no ranking is that "
+                f"long; use {many} or less, or name a larger corpus."
+            )
+
+
+def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:
+    """Of the queries of a folder in BEIR's layout; "": of those of files of rows."""
+    if folder:
+        return Origin(
+            field,
+            f"the corpus of {folder}",
+            f"put the corpus that they are about into that folder, or name another in {field}",
+        )
+    named = "config.search.index" if search.index else "config.search.corpus"
+    path = search.index or search.corpus
+    return Origin(field, f"{named}, {path},", f"give the corpus that they are about in {named}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeQueries:
+    """The queries that are made here; those of the test are of another world, as are dev's."""
+
+    config: RewriteConfig
+
+    @functools.cached_property
+    def questions(self) -> list[TalkativeQuestion]:
+        """Training questions: all whose passages are searched."""
+        return self._made("train", 0, self.config.queries.made_corpus)
+
+    def train(self) -> list[JudgedQuery]:
+        """Training queries."""
+        return [each.judged for each in self.questions[: self.config.queries.made_train]]
+
+    def dev(self) -> list[JudgedQuery]:
+        """Those that choose the best checkpoint."""
+        return [each.judged for each in self._others[1]]
+
+    def test(self) -> list[JudgedQuery]:
+        """Those that `evaluate` scores."""
+        return [each.judged for each in self._others[0]]
+
+    def passages(self) -> Iterator[Passage]:
+        """Those of all questions, and of all in the blocks of the others."""
+        test, dev = self._others
+        last = len(test) + len(dev)
+        filled = self._made("dev", last, last + -last % BLOCK)
+        for each in (*self.questions, *test, *dev, *filled):
+            yield from (Passage(*document) for document in each.documents)
+
+    @functools.cached_property
+    def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
+        queries = self.config.queries
+        made = self._made("dev", 0, queries.made_test + queries.held_out)
+        return made[: queries.made_test], made[queries.made_test :]
+
+    def _made(self, split: Split, first: int, end: int) -> list[TalkativeQuestion]:
+        queries = self.config.queries
+        numbers = range(first, end)
+        return talkative_questions(queries.made_seed, split, numbers, queries.clauses)

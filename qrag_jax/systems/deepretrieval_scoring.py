@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from qrag_jax.data.files.queries import read_query_list
 from qrag_jax.data.generators.dropped_words import content_words
-from qrag_jax.environments.query_rewriting.output import TAGGED
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
 from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
@@ -37,37 +38,54 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import NAME, PPO, RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import SEARCH, fingerprint, load_inputs
+from qrag_jax.systems.deepretrieval_inputs import (
+    SEARCH,
+    IfThere,
+    agent_of,
+    fingerprint,
+    listed_inputs,
+    load_inputs,
+)
 from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.rewrite_search import OWN
-from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights, mesh_of_run
-from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions, are_others
+from qrag_jax.systems.query_search import OWN
+from qrag_jax.systems.saved_token_run import (
+    SavedWeights,
+    Weights,
+    digest_of_weights,
+    mesh_of_run,
+)
+from qrag_jax.systems.scoring import (
+    NOT_KEPT,
+    PREDICTED,
+    PlayedParts,
+    ScoreOptions,
+    Way,
+    WayLogs,
+    are_others,
+    write_summary,
+)
 
-SUMMARY, TABLE, RUNS, QRELS = "summary.json", "table.txt", "trec", "qrels.txt"
+TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
+KIND = "queries of a rewriter"  # in the record beside a file
 POOLED = "all collections"
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint on `config.queries.test`; returns the summary.
-
-    Raises:
-        Stopped: a signal came; the same command goes on with the ways that are left.
-        FeedbackLost: too many searches fail.
-    """
+def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
     given = given.copy_and_resolve_references()
     out = options.out or workdir / "eval"
-    others = are_others(workdir, given, OF_QUERIES, out=options.out)
+    others = are_others(workdir, given, OF_QUERIES, options.out)
     search = out / SEARCH if others else None
-    with _opened(given, workdir, search) as (system, stop):
-        tasks = drawn(system.inputs.test, options.samples, system.config.eval.seed)
+    with open_rewriter(given, workdir, samples=options.samples, search=search) as rewriter:
+        system, tasks, stop = rewriter.system, rewriter.tasks, rewriter.stop
         ways = Ways(system, tasks, stop).all(options.checkpoint)
         logs = WayLogs(
             out,
             rewrite_log.LOG,
-            read=lambda path, way: _whole(path, tasks),
+            read=lambda path: _whole(path, tasks),
             record=lambda way: _record(way, system, tasks, given),
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
@@ -80,15 +98,8 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dic
     shapes = {told: shape_of_rows(tasks, own) for told, own in rows.items() if told in models}
     text = _table(found, shapes, main, config)
     text += [f"note: {note}" for note in notes]
-    found |= {
-        "main": main,
-        "best_by": config.eval.best_by,
-        "shapes": shapes,
-        "notes": notes,
-        "config": given.to_dict(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    write_whole(out / SUMMARY, json.dumps(found, indent=1) + "\n")
+    about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
+    found = write_summary(out, given, found | about)
     write_whole(out / TABLE, "\n".join(text) + "\n")
     print("\n".join(text))
     print(f"logs, runs and summary: {out}")
@@ -161,11 +172,7 @@ class Ways:
         ]
 
     def _searched(self, queries: Sequence[str]) -> list[RewriteRow]:
-        """What queries find; searches that fail are repeated.
-
-        Raises:
-            FeedbackLost: too many fail for good.
-        """
+        """What queries find; searches that fail are repeated."""
         system, rules = self.system, self.system.config.rollout
         depth = system.config.eval.depth
         found: list[tuple[Document, ...] | Failure] = [Failure("connection", "", 0)] * len(queries)
@@ -283,17 +290,149 @@ def _write_runs(
     return notes
 
 
+@dataclasses.dataclass(frozen=True)
+class Rewriter:
+    """Rewrites with the model of one run.
+
+    Attributes:
+        given: the config.
+        system: the run's.
+        tasks: the queries.
+        stop: looked at between parts.
+    """
+
+    given: ConfigDict
+    system: DeepRetrieval
+    tasks: Sequence[RewriteTask]
+    stop: StopSignal
+
+    def weights(self, which: str) -> Weights | None:
+        """The weights of "best", "last", "first" or "sft".
+
+        "sft" are those at the end of the script. None: nothing followed the script, or its end is
+        not kept.
+        """
+        config = self.system.config
+        ends = config.first_steps if {SCRIPT, RL} <= {*config.stages} else 0
+        return SavedWeights(self.system).named(which, ends, "SFT alone")
+
+    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> list[RewriteRow]:
+        """Rewrites all queries that the file lacks; returns all rows. See `PlayedParts`."""
+        size = self.system.config.train.batch_size  # as in training, whose memory suffices
+        parts = PlayedParts(
+            rows=rewrite_log.LOG,
+            asked=self.tasks,
+            size=size,
+            play=lambda tasks, first: self._played(
+                weights.params, tasks, PREDICTED + first // size
+            ),
+            is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+            names=("query", "queries"),
+        )
+        parts.into(log, self._record(weights), self.stop, restart=restart)
+        return rewrite_log.read(log)
+
+    def _record(self, weights: Weights) -> dict[str, Any]:
+        """All that the rows depend on."""
+        inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
+        return {
+            "kind": KIND,
+            "checkpoint": weights.told,
+            "queries": fingerprint(self.tasks),
+            "data": {name: inputs.data[name] for name in ("model", "prompt")},
+            "searched": sorted({inputs.library.library.digest(task) for task in self.tasks}),
+            "weights": digest_of_weights(weights.params),
+            "greedy": self.system.config.eval.greedy,
+            "depth": self.system.config.eval.depth,
+            **{name: every[name] for name in ("search", *_OF_PLAY)},
+        }
+
+    def _played(self, params: Any, tasks: Sequence[RewriteTask], stream: int) -> list[RewriteRow]:
+        system, config = self.system, self.system.config
+        episodes = system.player.on_device(
+            params,
+            system.player.starts(tasks, 1, stream),
+            self.stop,
+            greedy=config.eval.greedy,
+            agent=agent_of(config, config.eval.depth),
+        )
+        library, speech = system.inputs.library.library, system.inputs.speech
+        rows = []
+        for task, episode in zip(tasks, episodes, strict=True):
+            row = played_row(task, episode, speech, config.writing.kind.form)
+            missing = isinstance(library, IfThere) and not library.has(task)
+            found = None if row.failed or missing else row.found
+            rows.append(dataclasses.replace(row, found=found))
+        return rows
+
+
+def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
+    """What people are told of finished rows: how many have no query, failed or searched nothing."""
+    unread = Counter(row.outcome for row in rows if row.outcome != REWRITTEN and not row.failed)
+    failed = sum(row.failed for row in rows)
+    unsearched = sum(row.found is None for row in rows) - failed
+    told = []
+    if unread:
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in unread.most_common())
+        told.append(f"{sum(unread.values())} of them without a query to search for: {parts}")
+    if failed:
+        told.append(f"{failed} searches failed; what they would have found is not known")
+    if unsearched:
+        told.append(
+            f"{unsearched} queries were not searched for: the run does not have their collection"
+        )
+    return told
+
+
 @contextlib.contextmanager
-def _opened(
-    given: ConfigDict, workdir: Path, search: Path | None
-) -> Iterator[tuple[DeepRetrieval, StopSignal]]:
+def open_rewriter(
+    given: ConfigDict,
+    workdir: Path,
+    *,
+    queries: Path | None = None,
+    samples: int = 0,
+    search: Path | None = None,
+) -> Iterator[Rewriter]:
+    """Opens the model of a run, and the queries to rewrite.
+
+    Args:
+        given: the config.
+        workdir: the run's folder.
+        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        samples: so many of them; 0: all.
+        search: folder of the collections of other queries; None: the run's own.
+    """
     config = RewriteConfig.of(given)
     mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
-        inputs = load_inputs(
-            config, workdir, mesh, test=config.queries.test, trains=False, search=search
-        )
-        yield DeepRetrieval(config, mesh, inputs, workdir), stop
+        if queries is not None:
+            inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
+        else:
+            inputs = load_inputs(
+                config, workdir, mesh, test=config.queries.test, trains=False, search=search
+            )
+        tasks = drawn(inputs.test, samples, config.eval.seed)
+        yield Rewriter(given, DeepRetrieval(config, mesh, inputs, workdir), tasks, stop)
+
+
+def search_beside(
+    workdir: Path, given: ConfigDict, queries: Path | None, out: Path | None
+) -> Path | None:
+    """The folder of the collections of other queries than the run's; None: the run's own.
+
+    Args:
+        queries: a file of them; None: those of the config.
+        out: the file that is named for what is written; None: none is.
+    """
+    if queries is not None:
+        if out is None:
+            raise InputError(
+                "the queries of --questions are not the run's own; give the file to write, for "
+                "example --out=rewritten.jsonl."
+            )
+        return None
+    others = are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
+    return out.with_suffix(f".{SEARCH}") if out and others else None
 
 
 def _told(fields: Fields) -> str:

@@ -7,48 +7,37 @@ and our `predictions.jsonl`, token by token.
 from __future__ import annotations
 
 import collections
-import datetime
+import itertools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.metrics import agent_log, answer_log, predictions
+from qrag_jax.metrics import predictions
 from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.row_log import append_lines
 from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.environment_inputs import MODEL, load_environment
 from qrag_jax.systems.rlvr import TurnTexts
 from qrag_jax.systems.rlvr_config import RlvrConfig
-from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
-from qrag_jax.systems.rlvr_predict import played_config
-from qrag_jax.systems.rlvr_scoring import SUMMARY, PlayOptions
+from qrag_jax.systems.rlvr_environment import MODEL, EnvironmentRlvr, load_environment
+from qrag_jax.systems.rlvr_scoring import PREDICTIONS, keys_of, played_config
 from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run
+from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, write_summary
 
-_PLAYED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 _PART = 16  # tasks that are played side by side, and written together
 TRACES = "traces.jsonl"  # the file that verifiers writes
 
 
-def score_environment(workdir: Path, given: ConfigDict, options: PlayOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint and the untrained weights; returns the summary.
-
-    Raises:
-        Stopped: a signal came; the same command goes on.
-        FeedbackLost: too many episodes fail.
-    """
+def score_environment(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint and the untrained weights; returns the summary."""
     given = given.copy_and_resolve_references()
     chose = report_on(given, options.samples, others=False)
     config = RlvrConfig.of(given)
@@ -65,7 +54,7 @@ def score_environment(workdir: Path, given: ConfigDict, options: PlayOptions) ->
 def _scored(
     system: EnvironmentRlvr,
     given: ConfigDict,
-    options: PlayOptions,
+    options: ScoreOptions,
     out: Path,
     stop: StopSignal,
     *,
@@ -74,25 +63,24 @@ def _scored(
     saved, inputs = SavedWeights(system), system.inputs
     trained = saved.checkpoint(options.checkpoint)
     draws = options.sampled or 1
+    halves = inputs.drawn.summary(chose, others=False)
     scores: dict[str, Any] = {}
     for weights in (trained, saved.untrained()):
         folder = out / weights.name
         rows = _played(system, given, weights, folder, options, stop=stop)
         scores[weights.told] = _means(rows, len(inputs.shown) * draws)
         print("\n".join(_theirs(system, weights, folder, draws)))
-    summary = {
+    about = {
         "environment": system.config.env.verifiers,
         "verifiers": inputs.about.version,
         "main": trained.told,
         "tasks": len(inputs.shown),
-        "questions": inputs.drawn.summary(chose, others=False),
+        "questions": halves,
         "episodes_per_task": draws,
         "scores": scores,
-        "config": given.to_dict(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-    print("\n".join([*_table(scores), summary["questions"]["line"]]))
+    summary = write_summary(out, given, about)
+    print("\n".join([*_table(scores), halves["line"]]))
     print(f"results, predictions and summary: {out}")
     return summary
 
@@ -102,7 +90,7 @@ def _played(
     given: ConfigDict,
     weights: Weights,
     folder: Path,
-    options: PlayOptions,
+    options: ScoreOptions,
     *,
     stop: StopSignal,
 ) -> list[dict[str, float]]:
@@ -122,62 +110,48 @@ def _played(
         "weights": encoder_key(weights.params, {}),
         "config": played_config(given),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     texts = TurnTexts(inputs.speech)
-    with log_locks(log):
-        agent_log.begin(log, record, restart=options.restart)
-        if options.restart:
-            results.unlink(missing_ok=True)
-        done = _whole(log, results, draws)
-        with tqdm(total=len(inputs.shown), initial=done, unit="task", desc=weights.name) as bar:
-            while done < len(inputs.shown):
-                places = inputs.shown[done : done + _PART]
-                keys = _keys(config.seed, done, len(places), draws)
-                played = system.play(weights.params, inputs.dev, places, keys, stop, greedy=greedy)
-                rows = []
-                for number, episode in enumerate(played):
-                    place = places[number // draws]
-                    trajectory = system.trajectory(episode, place, number % draws)
-                    rows.append(system.prediction(inputs.dev, place, trajectory, texts))
-                _append(results, played)
-                answer_log.append(log, rows)
-                done += len(places)
-                bar.update(len(places))
+
+    def play(places: Sequence[int], first: int) -> list[Prediction]:
+        keys = keys_of(config.seed, first, len(places), draws)
+        played = system.play(weights.params, inputs.dev, places, keys, stop, greedy=greedy)
+        rows = []
+        for number, episode in enumerate(played):
+            place = places[number // draws]
+            trajectory = system.trajectory(episode, place, number % draws)
+            rows.append(system.prediction(inputs.dev, place, trajectory, texts))
+        append_lines(results, "".join(map(_trace, played)).encode())  # never behind the log
+        return rows
+
+    parts = PlayedParts(
+        rows=PREDICTIONS,
+        asked=inputs.shown,
+        size=_PART,
+        play=play,
+        is_of=lambda row, place: row.id == inputs.dev.name(place),
+        names=("task", "tasks"),
+        draws=draws,
+        resumed=lambda done: _cut(results, done * draws),
+    )
+    parts.into(log, record, stop, restart=options.restart)
     return _rows(log)
 
 
-def _append(results: Path, played: Sequence[PlayedEpisode]) -> None:
-    with results.open("a", encoding="utf-8") as file:
-        for episode in played:
-            ended = episode.ended
-            record: Mapping[str, Any] = (
-                ended.record
-                if isinstance(ended, Scored)
-                else {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
-            )
-            file.write(json.dumps(record) + "\n")
+def _trace(episode: PlayedEpisode) -> str:
+    ended = episode.ended
+    record: Mapping[str, Any] = (
+        ended.record
+        if isinstance(ended, Scored)
+        else {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
+    )
+    return json.dumps(record) + "\n"
 
 
-def _whole(log: Path, results: Path, draws: int) -> int:
-    """How many tasks both files have; what is behind these is dropped."""
-    ends = [_line_ends(path) for path in (log, results)]
-    tasks = min(len(each) - 1 for each in ends) // draws
-    tasks -= tasks % _PART
-    for path, each in zip((log, results), ends):
-        if path.exists():
-            os.truncate(path, each[tasks * draws])
-    return tasks
-
-
-def _line_ends(path: Path) -> list[int]:
-    """The bytes up to the end of each whole line, from 0 on."""
-    ends = [0]
-    if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    ends.append(ends[-1] + len(line))
-    return ends
+def _cut(results: Path, lines: int) -> None:
+    """Drops what is behind these lines."""
+    if results.exists():
+        with results.open("rb+") as file:
+            file.truncate(sum(map(len, itertools.islice(file, lines))))
 
 
 def _rows(log: Path) -> list[dict[str, float]]:
@@ -196,11 +170,6 @@ def _rows(log: Path) -> list[dict[str, float]]:
                 }
             )
     return found
-
-
-def _keys(seed: int, first: int, tasks: int, draws: int) -> np.ndarray:
-    key = jax.random.fold_in(jax.random.key(seed), _PLAYED)
-    return np.asarray(draw_keys(key, np.arange(first, first + tasks, dtype=np.uint32), draws))
 
 
 def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.tools.episode import Agent, Failed, ToolTask
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
@@ -31,6 +32,7 @@ from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
+from qrag_jax.systems.token_config import TokenConfig
 
 _ADVICE = (
     "see why in their messages (a rerank service that does not answer, for example), or raise "
@@ -38,29 +40,7 @@ _ADVICE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlayRules:
-    """How episodes are played.
-
-    Attributes:
-        seed: of the draws.
-        sampling: of turns.
-        attempts: an episode that fails is played again, so often in all.
-        max_failed_share: of a list of episodes; above it the play pauses, and begins again.
-        section: of the config that has the last two.
-        turn: most tokens that a turn may sample in episodes that are learned from; 0: as in others.
-    """
-
-    seed: int
-    sampling: SamplingConfig
-    attempts: int
-    max_failed_share: float
-    section: str
-    turn: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Scene:
+class Inputs(Protocol):
     """What plays.
 
     Attributes:
@@ -70,10 +50,14 @@ class Scene:
         speech: between text and ids.
     """
 
-    model: LoadedLanguageModel
-    agent: Agent | None
-    library: Library | None
-    speech: Speech
+    @property
+    def model(self) -> FirstLanguageModel: ...
+    @property
+    def agent(self) -> Agent | None: ...
+    @property
+    def library(self) -> Library | None: ...
+    @property
+    def speech(self) -> Speech: ...
 
 
 @dataclasses.dataclass
@@ -81,6 +65,10 @@ class EpisodePlayer:
     """Plays lists of episodes until few of them have failed.
 
     Attributes:
+        config: with the seed of the draws, and how turns are sampled.
+        section: of the config: `attempts`, since an episode that fails is played again, so often in
+            all; and `max_failed_share` of a list of episodes, above which the play pauses.
+        turn: most tokens that a turn may sample in episodes that are learned from; 0: as in others.
         mesh: where parameters play, devices of this host; each samples rows of its own.
         base: of adapters, on these; None: all weights are trained.
         served: what samples episodes that are learned from; None: the device.
@@ -88,8 +76,10 @@ class EpisodePlayer:
         here: brings parameters of training to the mesh; all hosts call it together.
     """
 
-    rules: PlayRules
-    scene: Scene
+    config: TokenConfig
+    section: str
+    inputs: Inputs
+    turn: int
     mesh: Mesh
     base: Params | None
     served: ServedPolicy | None = None
@@ -98,7 +88,7 @@ class EpisodePlayer:
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.rules.seed), step)
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
         keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
         return [
             TokenStart(task, keys[place * members + member])
@@ -117,14 +107,11 @@ class EpisodePlayer:
         """Plays episodes that are learned from, where such weights sample; tokens are drawn.
 
         Args:
-            agent: the environment; None: that of the scene.
-
-        Raises:
-            Stopped, FeedbackLost, InputError: see `on_device` and `on_server`.
+            agent: the environment; None: that of the inputs.
         """
         if isinstance(weights, Versioned):
             return self.on_server(weights, starts, stop, agent=agent)
-        return self.on_device(weights, starts, stop, agent=agent, turn=self.rules.turn)
+        return self.on_device(weights, starts, stop, agent=agent, turn=self.turn)
 
     def on_device(
         self,
@@ -142,12 +129,8 @@ class EpisodePlayer:
         Args:
             greedy: the likeliest tokens; else they are drawn.
             library: what the tools read; None: what they read in training.
-            agent: the environment; None: that of the scene.
-            turn: most tokens that a turn may sample; 0: those of the scene.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: too many episodes would fail again.
+            agent: the environment; None: that of the inputs.
+            turn: most tokens that a turn may sample; 0: those of the inputs.
         """
         sampler = self.device_sampler(params, greedy=greedy)
         rollout = self._rollout(sampler, stop, library, agent, turn=turn)
@@ -172,18 +155,14 @@ class EpisodePlayer:
         Of several hosts, each asks a server for a part, and has all episodes.
 
         Args:
-            agent: the environment; None: that of the scene.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: the server was given up, or too many episodes would fail again.
+            agent: the environment; None: that of the inputs.
         """
         served, here = self.served, weights._replace(params=self.here(weights.params))
         assert served is not None
 
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
             sampler, watch = served.sampler(here, stop), served.watch(stop)
-            rollout = self._rollout(sampler, watch, agent=agent, turn=self.rules.turn)
+            rollout = self._rollout(sampler, watch, agent=agent, turn=self.turn)
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
                 served.bring_back(sampler, stop)
@@ -200,9 +179,12 @@ class EpisodePlayer:
             broken: the class of what an `ended` is if it broke.
             advice: what to do if playing again is in vain; `{section}` is that of the config.
         """
-        rules = self.rules
-        advice = advice.format(section=rules.section)
-        return Patience(rules.max_failed_share, stop, log, broken=broken, advice=advice)
+        most, advice = self._rules.max_failed_share, advice.format(section=self.section)
+        return Patience(most, stop, log, broken=broken, advice=advice)
+
+    @property
+    def _rules(self) -> Any:
+        return getattr(self.config, self.section)
 
     def _rollout(
         self,
@@ -213,7 +195,7 @@ class EpisodePlayer:
         *,
         turn: int = 0,
     ) -> TokenRollout:
-        scene, attempts = self.scene, self.rules.attempts
+        scene, attempts = self.inputs, self._rules.attempts
         tools, speech, plays = library or scene.library, scene.speech, agent or scene.agent
         assert tools is not None
         assert plays is not None
@@ -225,8 +207,8 @@ class EpisodePlayer:
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
-        model, sampling = self.scene.model.model, self.rules.sampling
-        stops = self.scene.speech.scaffold.stop_ids
+        model, sampling = self.inputs.model.loaded.model, self.config.sampling
+        stops = self.inputs.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -13,7 +13,6 @@ from qrag_jax.environments.rag.episode import Limits
 from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
-from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
@@ -26,7 +25,7 @@ from qrag_jax.runtime.config_fields import fill, refusing_types
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
-from qrag_jax.systems.config import PROFILE, SEED, ConfigLayout
+from qrag_jax.systems.config import COMMON, ConfigLayout, HalvedEvalConfig, sections_of
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
@@ -143,49 +142,19 @@ class RerankerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentEvalConfig:
+class AgentEvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
+    BEST_BY: ClassVar[tuple[str, ...]] = BEST_BY
     path: str = ""  # data to evaluate on; "": the dev part of data.path
-    samples: int = 500  # fixed questions scored during training, 0: all
+    samples: int = 500
     best_by: str = "f1"  # the score whose mean chooses the best checkpoint: f1, em or recall
-    seed: int = 42  # draws the scored questions
-    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
-    # evaluate scores the other half, "reported", unless this is "all"
-    part: str = CHOOSING
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, samples=0)
-        check_known("eval", self, "best_by", BEST_BY)
-        check_known("eval", self, "part", HALVES)
 
 
-SECTIONS: dict[str, type] = {
-    "encoder": EncoderConfig,
-    "state": StateConfig,
-    "policy": PlackettLuceConfig,
-    "agent": AgentConfig,
-    "corpus": CorpusConfig,
-    "questions": QuestionsConfig,
-    "reward": RewardConfig,
-    "reranker": RerankerConfig,
-    GRPO: GRPOConfig,
-    PPO: PPOConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": AgentEvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
 }
-LAYOUT = ConfigLayout(
-    NAME, FIELDS, SECTIONS, LlmConfig, has_data=True, blocks="encoder.block_tokens"
-)
-load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -245,13 +214,8 @@ class HarrConfig:
             parts["reranker"].client.api_key()  # checks the fields
         updates = train.steps * algorithm.epochs * algorithm.minibatches
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], total_steps=updates)
-        return cls(
-            seed=config.seed,
-            profile=config.profile,
-            algorithm=algorithm,
-            llm=_llm(config, parts["agent"], parts["reward"].rewards),
-            **parts,
-        )
+        parts["algorithm"] = algorithm
+        return cls(llm=_llm(config, parts["agent"], parts["reward"].rewards), **parts)
 
     @property
     def dev_data(self) -> DataConfig:
@@ -262,6 +226,17 @@ class HarrConfig:
     def episodes(self) -> int:
         """Episodes of one batch, on all hosts."""
         return self.train.batch_size * self.algorithm.members
+
+
+LAYOUT = ConfigLayout(
+    NAME,
+    FIELDS,
+    sections_of(HarrConfig) | {GRPO: GRPOConfig, PPO: PPOConfig},
+    LlmConfig,
+    has_data=True,
+    blocks="encoder.block_tokens",
+)
+load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 
 
 def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:

@@ -92,9 +92,6 @@ def load_inputs(
         mesh: embeds the corpus and searches it; of several hosts, that of this one's devices.
         is_kept: the run has begun; the encoder in its folder is used as it is.
         searches: whether anything will be searched; else the corpus is not read.
-
-    Raises:
-        Stopped: a signal came while the corpus was embedded; the same command goes on.
     """
     if not is_kept:
         check_origin(config.encoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import jax
 
-from qrag_jax.environments.rag.episode import Agent
+from qrag_jax.environments.rag.episode import Agent, Finished, Seen
 from qrag_jax.environments.rag.own import PATH, OwnAgent
 from qrag_jax.environments.rag.planner import Planner
 from qrag_jax.environments.rag.react import ReAct
@@ -18,9 +19,13 @@ from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.errors import InputError
+from qrag_jax.feedback import rag_judging
 from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.rag import LLM, RELEVANCE
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.questions import JUDGE
+from qrag_jax.feedback.rag import LLM, OF_HOPS, RELEVANCE, Gold, Mixture, Scored
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.outcomes import Outcome, Request
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
@@ -31,7 +36,11 @@ from qrag_jax.llm.text.generation import (
     templated,
 )
 from qrag_jax.llm.text.prompts import Messages, Prompt
-from qrag_jax.rollouts.agents import Asks, Checks
+from qrag_jax.policies.plackett_luce import NOTHING
+from qrag_jax.retrieval.protocol import Corpus
+from qrag_jax.rollouts.agents import Asks, Checks, Episode
+from qrag_jax.rollouts.hop_batch import Rewarded
+from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.harr_config import (
@@ -45,7 +54,133 @@ from qrag_jax.systems.harr_config import (
     HarrConfig,
 )
 from qrag_jax.systems.harr_inputs import Asked
-from qrag_jax.systems.harr_rewards import JUDGE, Judge
+
+_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """A language model that says whether answers are right."""
+
+    model: Asks
+    generation: Generation
+
+
+def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the rewards of episodes and of searches, in the order of `Rewarded`."""
+    of_hop = tuple(name for name in mixture.weights if name in (*OF_HOPS, RELEVANCE))
+    return tuple(name for name in mixture.weights if name not in of_hop), of_hop
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentRewards:
+    """Gives episodes their rewards.
+
+    Attributes:
+        mixture: which ones.
+        corpus: the passages that were searched.
+        judge: for the reward `llm`.
+        reranker: for the reward `relevance`.
+    """
+
+    mixture: Mixture
+    corpus: Corpus
+    judge: Judge | None = None
+    reranker: Asks | None = None
+
+    def scores(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
+    ) -> list[Scored | Unscored]:
+        """The rewards of each episode, without weights, or why it has none.
+
+        Args:
+            golds: what is right, for each episode.
+            watch: looked at while models are asked.
+        """
+        verdicts = self._verdicts(golds, episodes, watch)
+        relevance = self._relevance(episodes, watch)
+        return [
+            self.mixture.score(
+                gold, each.ended, [hop.names for hop in each.searches], verdict, of_hops
+            )
+            for gold, each, verdict, of_hops in zip(
+                golds, episodes, verdicts, relevance, strict=True
+            )
+        ]
+
+    def rewarded(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
+    ) -> list[Rewarded]:
+        """What is learned from each episode; one without rewards is masked."""
+        of_episode, of_hop = reward_names(self.mixture)
+        found = []
+        for each, scored in zip(episodes, self.scores(golds, episodes, watch), strict=True):
+            if isinstance(scored, Unscored):
+                found.append(Rewarded(each.searches, None))
+                continue
+            by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
+            whole = [scored.episode[name] for name in of_episode]
+            found.append(Rewarded(each.searches, whole, by_hop))
+        return found
+
+    def _verdicts(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
+    ) -> list[float | Unscored | None]:
+        """Of the judge on each answer; None where none is needed."""
+        judge = self.judge
+        if judge is None or LLM not in self.mixture.weights:
+            return [None] * len(episodes)
+        prompt = prompts.load(JUDGE)
+        requests: list[Request | None] = [
+            rag_judging.correctness_request(prompt, gold, each.ended.answer, judge.generation)
+            if isinstance(each.ended, Finished)
+            else None
+            for gold, each in zip(golds, episodes, strict=True)
+        ]
+        return [
+            None if outcome is None else rag_judging.correctness(outcome, judge.generation)
+            for outcome in _asked(judge.model, requests, watch)
+        ]
+
+    def _relevance(
+        self, episodes: Sequence[Episode], watch: Checks
+    ) -> list[tuple[float | Unscored, ...]]:
+        """Of the passages of each search of the finished episodes."""
+        if self.reranker is None or RELEVANCE not in self.mixture.weights:
+            return [()] * len(episodes)
+        searches = [
+            [*zip(each.ended.history, each.searches, strict=True)]
+            if isinstance(each.ended, Finished)
+            else []
+            for each in episodes
+        ]
+        requests: list[Request | None] = [
+            rag_judging.relevance_request(hop.sub_query, self._seen(drawn))
+            for own in searches
+            for hop, drawn in own
+        ]
+        outcomes: Iterator[Any] = iter(_asked(self.reranker, requests, watch))
+        return [tuple(rag_judging.relevance(next(outcomes)) for _ in own) for own in searches]
+
+    def _seen(self, drawn: Drawn) -> list[Seen]:
+        """The passages that the agent read."""
+        taken = drawn.pool[drawn.actions[drawn.actions != NOTHING]]
+        return [Seen(p.name, p.text, p.title) for p in self.corpus.passages(taken)]
+
+
+def _asked(model: Asks, requests: Sequence[Request | None], watch: Checks) -> list[Outcome | None]:
+    """The outcomes of the requests, None for None."""
+    sent = [each for each in requests if each is not None]
+    future = model.submit(sent)
+    try:
+        while not concurrent.futures.wait([future], _LOOK_EVERY).done:
+            watch.check()
+    except BaseException:
+        future.cancel()
+        raise
+    outcomes = iter(future.result())
+    return [None if each is None else next(outcomes) for each in requests]
+
 
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
@@ -130,11 +265,7 @@ class HarrModels:
     _open: OpenModel | None = None
 
     def wait(self, stop: StopSignal) -> None:
-        """Waits until the language model answers.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
+        """Waits until the language model answers."""
         if self._pending is not None and self._open is None:
             self._open = self._pending.ready(stop)
 
@@ -177,11 +308,7 @@ class _Watch:
     lost: Callable[[], str]
 
     def check(self) -> None:
-        """
-        Raises:
-            Stopped: a signal came.
-            FeedbackLost: the server was given up.
-        """
+        """See `StopSignal.check`."""
         self.stop.check()
         if why := self.lost():
             raise FeedbackLost(why)

@@ -18,32 +18,173 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import json
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.files.corpora import Columns
+from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval import bm25, exact, manifest
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.manifest import Manifest
-from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
-from qrag_jax.retrieval.qdrant import QdrantSettings
-from qrag_jax.retrieval.vectors import PartNote, VectorParts
+from qrag_jax.retrieval import bm25, corpus, exact, manifest
+from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
+from qrag_jax.retrieval.manifest import Manifest, read_manifest
+from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+from qrag_jax.retrieval.vectors import PartNote, Stored, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import hosts, leftovers, locks
+from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.systems.corpus_source import CorpusSource, store_corpus
-from qrag_jax.systems.further_engines import FURTHER, make_engine
-from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.passage_rows import PassageRows, Rows
+from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, Rows
+
+SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSource:
+    """Files of a corpus, and how they are read.
+
+    Attributes:
+        path: file or folder (see `corpora.corpus_files`).
+        columns: the fields of its records.
+        skip_empty: passages without title and text are left out; else they are errors.
+    """
+
+    path: Path
+    columns: Columns
+    skip_empty: bool
+
+    def told(self) -> dict[str, Any]:
+        """What shows that a corpus is the one that was begun with."""
+        files = []
+        for path in corpus_files(self.path):
+            stat = path.stat()
+            files.append([path.name, stat.st_size, stat.st_mtime_ns])
+        columns = dataclasses.asdict(self.columns)
+        told = {"files": files, "columns": columns, "skip_empty": self.skip_empty}
+        return json.loads(json.dumps(told))
+
+    def read(self) -> Iterator[Read | None]:
+        """The records; None for one that is left out."""
+        for read in read_corpus(self.path, self.columns):
+            empty = self.skip_empty and not Passage(*read.document).whole
+            yield None if empty else read
+
+    def places(self, numbers: Sequence[int]) -> list[str]:
+        """Where the passages of these numbers are in the files, which are read again."""
+        kept = (read.where for read in self.read() if read is not None)
+        found = dict(enumerate(itertools.islice(kept, max(numbers) + 1)))
+        return [found[number] for number in numbers]
+
+
+def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> None:
+    """Writes the corpus of an index from its source, or goes on with it.
+
+    Args:
+        source: None: the index has a corpus, or it is told of when that is opened.
+        out: the index's folder.
+        stop: checked after every passage.
+    """
+    folder, record = out / CORPUS, out / SOURCE
+    leftovers.clean_partial(out, print)
+    if source is None:
+        return
+    told = source.told()
+    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != told:
+        if (folder / corpus.NAME).exists():
+            raise InputError(
+                f"{out} holds another corpus, or the files or --columns have changed since it was "
+                "read; give another --index, or delete the folder."
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
+    elif not record.exists() and folder.exists():
+        raise InputError(
+            f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
+            "--corpus to index the corpus that is there."
+        )
+    whole_files.write_whole(record, json.dumps(told, indent=1) + "\n")
+    if (folder / corpus.NAME).exists():
+        return
+    with (
+        CorpusWriter(folder) as writer,
+        tqdm(desc="reading", unit=" passages", unit_scale=True) as bar,
+    ):
+        done = len(writer)
+        bar.update(done)
+        skipped = 0
+        for read in source.read():
+            if read is None:
+                skipped += 1
+            elif done:
+                done -= 1
+            else:
+                writer.add(Passage(*read.document), read.where)
+                bar.update()
+                stop.check()
+        writer.finish(source.places)
+    if skipped:
+        print(f"{skipped} records without text were left out")
+
+
+FURTHER = (FAISS, QDRANT)
+
+
+def make_engine(
+    engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
+) -> None:
+    """Makes one of `FURTHER` in its folder, or goes on with it; what is whole stays as it is.
+
+    Args:
+        out: the index's folder.
+        settings: of Qdrant.
+        stop: checked after every batch that is sent.
+    """
+    stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
+    if engine == FAISS:
+        _make_faiss(out / FAISS, corpus, stored)
+        return
+    with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
+        index = QdrantIndex.build(
+            corpus,
+            stored.vectors,
+            settings,
+            encoder=stored.manifest.encoder,
+            report=_report(bar, stop),
+        )
+    index.save(out / QDRANT)
+    print(f"the collection {settings.collection} at {settings.url} is filled")
+    if not index.indexed:
+        print("the server now builds its graph; until it has, searches are slower")
+
+
+def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
+    from qrag_jax.retrieval.faiss_index import FaissIndex
+
+    about = {"encoder": stored.manifest.encoder}
+    try:
+        read_manifest(folder, engine=FAISS, corpus=corpus.digest, **about)
+    except InputError:  # there is none, or one of other vectors
+        vectors = stored.vectors.rows(range(len(corpus)))
+        FaissIndex(corpus, vectors, **about).save(folder)
+    FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
+
+
+def _report(bar: tqdm, stop: StopSignal) -> Callable[[int], None]:
+    def report(passages: int) -> None:
+        bar.update(passages - bar.n)
+        stop.check()
+
+    return report
+
 
 ENGINES = (EXACT, BM25, *FURTHER)
 # Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
@@ -130,10 +271,6 @@ def index_corpus(
         encoder: of the passages; None: the engine needs none, or the vectors are finished.
         settings: None: the usual ones.
         stop: checked after every part.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
@@ -331,11 +468,7 @@ class _Embedding:
         return _Running(number, rows, self._embed(encoder.params, *given), group.places)
 
     def _write(self, passages: int, running: _Running) -> int:
-        """Writes a part of this host when it is computed; returns `passages`, those of all hosts'.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Writes a part of this host when it is computed; returns `passages`, of all hosts."""
         rows = running.rows
         vectors = _own(running.result)[running.places]
         if running.number in self._parts.numbers:

@@ -34,6 +34,7 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     FREE_FIELDS,
@@ -45,15 +46,25 @@ from qrag_jax.systems.leret_config import (
     load_config,
 )
 from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
-from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
-from qrag_jax.systems.leret_tries import TryMaker
-from qrag_jax.systems.likely_causes import CAUSES
-from qrag_jax.systems.played_batches import check_server
-from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
-from qrag_jax.systems.token_system import EVALUATED, TokenSystem
+from qrag_jax.systems.leret_tries import (
+    HopPlayer,
+    Play,
+    PlayBy,
+    PromptMaker,
+    TryMaker,
+    kept_prompts,
+)
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    WARM_UP,
+    Opening,
+    Stage,
+    StageRules,
+    TokenSystem,
+    check_server,
+    make_stage,
+)
 
 
 @dataclasses.dataclass
@@ -273,9 +284,6 @@ OPENING = Opening(
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
 
 
-_WARM_UP = 25  # a stage warms up for one part of so many
-
-
 def stages_of(config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order; those of a kind differ in their first step alone."""
     width = model.loaded.model.trunk.config.hidden_size
@@ -294,7 +302,7 @@ def _rules(kind: str, config: LeretConfig, width: int) -> StageRules:
         config.optimizer,
         learning_rate=algorithm.learning_rate,
         total_steps=steps,
-        warmup_steps=min(config.optimizer.warmup_steps, steps // _WARM_UP),
+        warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
     )
     firsts = [each.first for each in config.plan if each.kind == kind]
     # Stages of a kind begin again after as many steps as an iteration has.

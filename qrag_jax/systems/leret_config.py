@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -11,27 +11,22 @@ from qrag_jax.environments.query_writing.few_shot import FewShotConfig
 from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
 from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.llm.config import ServedConfig
-from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
+from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.query_search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
+    BridgeQuestionsConfig,
     ScriptConfig,
     StageSFTConfig,
-    check_named,
+    TokenConfig,
     check_stage,
     served_config,
 )
@@ -42,22 +37,16 @@ STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionsConfig:
+class QuestionsConfig(BridgeQuestionsConfig):
     """Section `questions`: what is asked."""
 
-    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
-    train: str = BRIDGE
-    dev: str = BRIDGE  # questions to evaluate on, likewise
     most: int = 0  # training questions that are tried, the first ones; 0: all
-    bridge_train: int = 600  # number of training questions that are made
-    bridge_dev: int = 300  # number of questions to evaluate on that are made
-    bridge_seed: int = 0  # of these
+    bridge_train: int = 600
     bridge_corpus: int = 2000  # the passages of so many training questions are searched
 
     def __post_init__(self) -> None:
-        made = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0}
-        check_least("questions", self, **made, bridge_corpus=self.bridge_train, most=0)
-        check_named(self)
+        super().__post_init__()
+        check_least("questions", self, bridge_corpus=self.bridge_train, most=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,47 +123,16 @@ class StagePreferenceConfig(PreferenceConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
-    samples: int = 300  # fixed questions scored during training, 0: all
+    BEST_BY: ClassVar[tuple[str, ...]] = POOL_SCORES
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     best_by: str = "all_gold"  # the score after the last hop that chooses the best checkpoint
-    seed: int = 42  # draws the scored questions
-    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
-    # evaluate scores the other half, "reported", unless this is "all"
-    part: str = CHOOSING
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, samples=0)
-        check_known("eval", self, "best_by", POOL_SCORES)
-        check_known("eval", self, "part", HALVES)
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "questions": QuestionsConfig,
-    "search": SearchConfig,
-    "writing": WritingConfig,
-    "tries": TriesConfig,
-    "few_shot": FewShotConfig,
-    "styles": StylesConfig,
-    "reward": QueryRewardConfig,
-    "pairs": PairsConfig,
-    "next_state": NextStatesConfig,
-    "sampling": SamplingConfig,
-    SCRIPT: ScriptConfig,
-    SFT: StageSFTConfig,
-    PREFERENCE: StagePreferenceConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "iterations": (2, "how often tries are made and learned from"),
     "stages": (
         STAGES,
@@ -182,82 +140,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "tries, and preference: learn from pairs of tries",
     ),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
 # Of data whose digests are kept.
 PATHS = ("questions.train", "questions.dev", "model.path")
-
-
-@dataclasses.dataclass(frozen=True)
-class LeretConfig:
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        llm: of the server that samples; None: the device does.
-    """
-
-    seed: int
-    profile: int
-    iterations: int
-    stages: tuple[str, ...]
-    model: LanguageModelConfig
-    questions: QuestionsConfig
-    search: SearchConfig
-    writing: WritingConfig
-    tries: TriesConfig
-    few_shot: FewShotConfig
-    styles: StylesConfig
-    reward: QueryRewardConfig
-    pairs: PairsConfig
-    next_state: NextStatesConfig
-    sampling: SamplingConfig
-    script: ScriptConfig
-    sft: StageSFTConfig
-    preference: StagePreferenceConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
-    plan: tuple[StagePlan, ...] = internal(())
-
-    @classmethod
-    @refusing_types("the config")
-    def of(cls, config: ConfigDict) -> LeretConfig:
-        """Reads the settings of a config."""
-        parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if not stages or stages != tuple(each for each in STAGES if each in stages):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use some of "
-                f"{', '.join(STAGES)}, in this order."
-            )
-        if config.iterations < 1:
-            raise InputError(f"config.iterations is {config.iterations}; it must be at least 1.")
-        if parts["tries"].ways == FEW_SHOT:
-            kept = parts["tries"].prompts
-            parts["few_shot"] = dataclasses.replace(parts["few_shot"], kept=kept)
-        _check_together(stages, parts)
-        plan = _planned(stages, config.iterations, parts)
-        steps = plan[-1].first + plan[-1].steps
-        parts["train"] = dataclasses.replace(parts["train"], steps=steps)
-        if parts["sampling"].engine == SERVER:
-            parts["llm"] = served_config(config, parts, versions=2)
-        return cls(
-            seed=config.seed,
-            profile=config.profile,
-            iterations=config.iterations,
-            stages=stages,
-            plan=plan,
-            **parts,
-        )
-
-    def stage_at(self, step: int) -> StagePlan:
-        """The stage of a step, from 0."""
-        return next(each for each in reversed(self.plan) if each.first <= step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,6 +161,55 @@ class StagePlan:
     iteration: int
     first: int
     steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeretConfig(TokenConfig):
+    """The settings of a config, one dataclass for each section."""
+
+    iterations: int
+    questions: QuestionsConfig
+    search: SearchConfig
+    writing: WritingConfig
+    tries: TriesConfig
+    few_shot: FewShotConfig
+    styles: StylesConfig
+    reward: QueryRewardConfig
+    pairs: PairsConfig
+    next_state: NextStatesConfig
+    script: ScriptConfig
+    sft: StageSFTConfig
+    preference: StagePreferenceConfig
+    eval: EvalConfig
+    plan: tuple[StagePlan, ...] = internal(())
+
+    @classmethod
+    @refusing_types("the config")
+    def of(cls, config: ConfigDict) -> LeretConfig:
+        """Reads the settings of a config."""
+        parts = LAYOUT.parts(config)
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
+        if config.iterations < 1:
+            raise InputError(f"config.iterations is {config.iterations}; it must be at least 1.")
+        if parts["tries"].ways == FEW_SHOT:
+            kept = parts["tries"].prompts
+            parts["few_shot"] = dataclasses.replace(parts["few_shot"], kept=kept)
+        _check_together(stages, parts)
+        plan = _planned(stages, config.iterations, parts)
+        steps = plan[-1].first + plan[-1].steps
+        parts["train"] = dataclasses.replace(parts["train"], steps=steps)
+        if parts["sampling"].engine == SERVER:
+            parts["llm"] = served_config(config, parts, versions=2)
+        return cls(plan=plan, **parts)
+
+    def stage_at(self, step: int) -> StagePlan:
+        """The stage of a step, from 0."""
+        return next(each for each in reversed(self.plan) if each.first <= step)
+
+
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(LeretConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _planned(

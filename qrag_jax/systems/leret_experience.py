@@ -6,50 +6,64 @@ reference are kept in the run's folder, so that a resumed run learns from the sa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.environments.query_writing.styles import StyledPlay, draw_renamed
+from qrag_jax.data.scripted import BridgeQuestion
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import Pool, QueryState
+from qrag_jax.environments.query_writing.styles import (
+    Start,
+    StyledPlay,
+    draw_renamed,
+    draw_styles,
+    style_variants,
+)
+from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
-from qrag_jax.feedback.preference_pairs import pairs_of
+from qrag_jax.feedback.preference_pairs import StatePairs, pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import Segment, Turn
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    SCORED,
+    BatchRules,
+    Segment,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, StagePlan
-from qrag_jax.systems.leret_lessons import (
-    PAIR,
-    BestLesson,
-    Lessons,
-    PairLesson,
-    check_some,
-    imitation_batch,
-    lessons_of,
-    pairs_batch,
-)
+from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, LeretConfig, StagePlan
 from qrag_jax.systems.leret_tries import FOLDER, START
 from qrag_jax.systems.query_search import check_same_corpus
 from qrag_jax.systems.saved_token_run import digest_of_weights
@@ -57,24 +71,147 @@ from qrag_jax.systems.saved_token_run import digest_of_weights
 if TYPE_CHECKING:
     from qrag_jax.systems.leret import Leret
 
+PAIR = 2  # rows of a pair: the winner, then the loser
+_MEASURED = 8  # states whose prompts are measured for the longest
 
-import dataclasses
-from collections.abc import Iterator
 
-from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Pool, QueryState
-from qrag_jax.environments.query_writing.styles import (
-    Start,
-    draw_styles,
-    style_variants,
-)
-from qrag_jax.environments.tools.episode import Look
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text import prompts
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.query_states import states_on
-from qrag_jax.systems.leret_config import LeretConfig
+class BestLesson(NamedTuple):
+    """A query to imitate.
+
+    Attributes:
+        best: the best query of a state, behind its prompt.
+        question: its number.
+    """
+
+    best: Segment
+    question: int
+
+
+class PairLesson(NamedTuple):
+    """A pair to learn from.
+
+    Attributes:
+        better, worse: the two queries of one state, behind the same prompt.
+        weight: of the pair in the loss.
+        question: its number.
+    """
+
+    better: Segment
+    worse: Segment
+    weight: float
+    question: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lessons:
+    """What one iteration learns from.
+
+    Attributes:
+        imitated: a prompt and the query that is imitated, each.
+        pairs: of queries.
+        longest: the longest rows that the tries might have given, two of a state. The shape of
+            blocks is chosen with them, so that iterations whose lessons differ share a program.
+        too_long: states that were left out, because prompt and query have more tokens than fit.
+    """
+
+    imitated: list[BestLesson]
+    pairs: list[PairLesson]
+    longest: list[PairLesson]
+    too_long: int
+
+
+def lessons_of(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> Lessons:
+    """The lessons of all states.
+
+    Args:
+        states: what is learned at each.
+        shown: the states themselves.
+        prompt: asks by its bare form.
+    """
+    lessons = Lessons([], [], _longest(states, shown, prompt, speech), 0)
+    too_long = 0
+    for each in states:
+        if each.at is None or (each.target is None and not each.pairs):
+            continue
+        opening = speech.scaffold.opening(prompt.messages(shown[each.at].asked_by(0)))
+        longest = max(len(query.sampled) for query in each.queries)
+        if len(opening) + longest > speech.room:
+            too_long += 1
+            continue
+        turns = [(_turn(opening, query),) for query in each.queries]
+        if each.target is not None:
+            lessons.imitated.append(BestLesson(turns[each.target], each.at.question))
+        lessons.pairs.extend(
+            PairLesson(turns[pair.winner], turns[pair.loser], pair.weight, each.at.question)
+            for pair in each.pairs
+        )
+    return dataclasses.replace(lessons, too_long=too_long)
+
+
+def _longest(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> list[PairLesson]:
+    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
+    queries = [query for own in asked.values() for query in own]
+    if not queries:
+        return []
+    longest = max(queries, key=lambda query: len(query.sampled))
+
+    def characters(at: StateKey) -> int:
+        return sum(len(text) for _, text in prompt.messages(shown[at].asked_by(0)))
+
+    found = []
+    # Texts of more characters have more tokens, or nearly so many.
+    for at in sorted(asked, key=characters)[-_MEASURED:]:
+        opening = speech.scaffold.opening(prompt.messages(shown[at].asked_by(0)))
+        if len(opening) + len(longest.sampled) <= speech.room:
+            turn = (_turn(opening, longest),)
+            found.append(PairLesson(turn, turn, 1.0, at.question))
+    return found
+
+
+def _turn(opening: np.ndarray, query: Try) -> Turn:
+    ids = np.array(query.sampled, np.int32)
+    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+
+
+def imitation_batch(segments: Sequence[Segment], room: int) -> TokenBatch:
+    """The arrays of queries to imitate, an episode each."""
+    rows = [_row(segment, number) for number, segment in enumerate(segments)]
+    return token_batch(rows, BatchRules(1, (), SCORED, room))
+
+
+def pairs_batch(pairs: Sequence[PairLesson], room: int) -> TokenBatch:
+    """The arrays of pairs: episodes 2g and 2g + 1 are the better and the worse query of pair g."""
+    rows = [
+        _row(segment, number)
+        for number, pair in enumerate(pairs)
+        for segment in (pair.better, pair.worse)
+    ]
+    return token_batch(rows, BatchRules(PAIR, (), SCORED, room))
+
+
+def _row(segment: Segment, group: int) -> TokenTrajectory:
+    return TokenTrajectory(group, 0, 1, (segment,), DONE)
+
+
+def check_some(count: int, what: str, stage: str) -> None:
+    """Refuses a stage that has nothing to learn from."""
+    if not count:
+        raise InputError(
+            f"the tries gave no {what} for the stage {stage}; use more or other prompts "
+            "(config.tries.prompts), more tries of each (config.tries.samples) at a higher "
+            "config.sampling.temperature, or leave the stage out."
+        )
+
 
 _READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
 
@@ -352,10 +489,10 @@ class LessonExperience:
         """A digest of the weights that make the tries of an iteration; whether they are these."""
         path = self._folder(iteration) / START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
-        kept = _read(path).get("weights") if path.exists() else None
+        kept = read_fields(path)["weights"] if path.exists() else None
         if number > first:
-            if not isinstance(kept, str):
-                raise InputError(f"{path} is missing or damaged; {_LOST}.")
+            if kept is None:
+                raise InputError(f"{path} is missing; {_LOST}.")
             return kept, False
         own = digest_of_weights(hosts.of_all(state.params))
         if kept not in (None, own):
@@ -377,18 +514,14 @@ class LessonExperience:
 
         Args:
             now: the state, and the number of its step.
-
-        Raises:
-            Stopped: the run is told to stop before they are complete.
         """
         path, (state, number) = self._folder(stage.iteration) / _REFERENCE, now
-        count, digest = PAIR * len(lessons.pairs), _digest_of_pairs(lessons)
-        kept = _read(path) if path.exists() else {}
-        found = _numbers(kept.get("log_probs"))
-        if kept.get("pairs") == digest and found.shape == (count,) and np.isfinite(found).all():
-            return found
+        digest = _digest_of_pairs(lessons)
+        kept = read_fields(path) if path.exists() else {}
+        if kept.get("pairs") == digest:
+            return np.array(kept["log_probs"], np.float32)
         if number > stage.first:
-            raise InputError(f"{path} is missing, damaged or of other pairs; {_LOST}.")
+            raise InputError(f"{path} is missing or of other pairs; {_LOST}.")
         room = self._system.config.sampling.room
         size = self._system.config.preference.batch_size
         shape = self._shape_of_pairs(stage, lessons)
@@ -415,22 +548,6 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text)
 
     hosts.first_does(write)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """An object of JSON; {} if the file is damaged."""
-    try:
-        return read_fields(path)
-    except InputError:
-        return {}
-
-
-def _numbers(given: Any) -> np.ndarray:
-    """They as float32; none if something else is among them."""
-    try:
-        return np.array(given, np.float32)
-    except (TypeError, ValueError):
-        return np.zeros(0, np.float32)
 
 
 def _digest_of_pairs(lessons: Lessons) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jax.sharding import Mesh
@@ -22,11 +23,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
@@ -34,7 +34,7 @@ from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_experience import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import model_of
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -99,18 +99,8 @@ def load_inputs(
     script = script_of(config, made, library) if is_made and trains else None
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
 
-    def texts() -> Iterator[str]:
-        if script is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
-                "name a chat model's folder or hub name."
-            )
-        return script.texts(config)
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    speech = speech_of(config, model, config.writing.query_tokens)
+    texts = partial(script.texts, config) if script else None
+    model, speech = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
     _check_prompts(config, agent, speech, (*states, *dev_states))
     shown = drawn([state.id for state in dev_states], config.eval)

@@ -7,10 +7,11 @@ untrained ones, and the prompts that made the tries by the weights that they wer
 
 from __future__ import annotations
 
-import datetime
+import contextlib
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,80 +21,85 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.query_writing.few_shot_file import NAME as EXAMPLES
 from qrag_jax.environments.query_writing.few_shot_file import read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
+from qrag_jax.feedback.later_credit import credited
+from qrag_jax.feedback.preference_pairs import pairs_of
+from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.hop_log import SHOWN, Searched
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import run_lock
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_config import FEW_SHOT, NAME, SCRIPT, LeretConfig
-from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint
-from qrag_jax.systems.leret_predict import open_hop_predictor
+from qrag_jax.systems.leret_config import FEW_SHOT, NAME, SCRIPT, SFT, LeretConfig
+from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
+from qrag_jax.systems.leret_tries import FOLDER, START
 from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.saved_token_run import SavedWeights, digest_of_weights
-from qrag_jax.systems.scored_ways import (
+from qrag_jax.systems.saved_token_run import (
+    SavedWeights,
+    Weights,
+    digest_of_weights,
+    mesh_of_run,
+)
+from qrag_jax.systems.scoring import (
     ASKED,
     NOT_KEPT,
+    PREDICTED,
+    PlayedParts,
+    ScoreOptions,
     Way,
     WayLogs,
-    WayOptions,
     are_others,
     of_others,
+    write_summary,
 )
 from qrag_jax.systems.token_system import EVALUATED
 
-SUMMARY = "summary.json"
+KIND = "hops of a query writer"  # in the record beside a file
+# Sections of the config that the play of given weights depends on.
+_OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
+_BARE = 0  # number of the prompt
 QUESTION, WITH_PASSAGE = "question", "question_and_passage"
 _WORDS = 64  # of a query with a passage
 
 Played = list[Searched] | str  # see `Way.play`
 
 
-def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint; returns the summary.
-
-    Raises:
-        Stopped: a signal came; the same command goes on with the ways that are left.
-    """
+def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint; returns the summary."""
     given = given.copy_and_resolve_references()
     new = bool(of_others(workdir, given, ASKED))
     chose = report_on(given, options.samples, others=new)
     out = options.out or workdir / "eval"
-    others = are_others(workdir, given, OF_QUESTIONS, out=options.out)
+    others = are_others(workdir, given, OF_QUESTIONS, options.out)
     pool = out / CORPUS if others else None
     with open_hop_predictor(given, workdir, pool=pool) as predictor:
         system, stop = predictor.system, predictor.stop
         ways = _ways(system, options.checkpoint, stop)
         halves = system.inputs.drawn.summary(chose, others=new)
-        of_all = {"questions": fingerprint(system.inputs.dev), **_settings(given)}
+        of_all = predictor.settings()
         of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
         logs = WayLogs(
             out,
             hop_log.LOG,
-            read=lambda path, way: hop_log.read(path),
+            read=hop_log.read,
             record=lambda way: {"way": way.name, "by": way.by, **of_all},
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
     main = ways[0].told
     summaries = {told: hop_log.summary(each) for told, each in rows.items()}
-    found = {
-        "main": main,
-        "questions": halves,
-        "scores": summaries,
-        "gains": {
-            told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main
-        },
-        "notes": notes,
-        "config": given.to_dict(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    write_whole(out / SUMMARY, json.dumps(found, indent=1) + "\n")
+    gains = {told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main}
+    summary = {"main": main, "questions": halves, "scores": summaries, "gains": gains}
+    found = write_summary(out, given, {**summary, "notes": notes})
     hops = len(rows[main][0].hops)
     print("\n".join(hop_log.table(summaries, hops)))
-    for told, gain in filter(lambda each: each[1], found["gains"].items()):
+    for told, gain in filter(lambda each: each[1], gains.items()):
         print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
     print(halves["line"])
     for note in notes:
@@ -171,11 +177,150 @@ def _with_passage(state: QueryState) -> str:
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-def _settings(given: ConfigDict) -> dict[str, Any]:
-    """Fields that the play of given weights depends on."""
-    every = json.loads(json.dumps(given.to_dict()))
-    of_play = ("model", "search", "writing", "sampling", "reward", "seed")
-    return {name: every[name] for name in of_play} | {"greedy": every["eval"]["greedy"]}
+@dataclasses.dataclass(frozen=True)
+class HopPredictor:
+    """Predicts with the model of one run.
+
+    Attributes:
+        given: the config, with the questions that are asked.
+        system: the run's.
+        stop: looked at between parts.
+    """
+
+    given: ConfigDict
+    system: Leret
+    stop: StopSignal
+
+    def weights(self, which: str) -> Weights | None:
+        """The weights of "best", "last", "first" or "sft".
+
+        "sft" are those at the end of the first stage of SFT. None: there was no such stage, or its
+        end is not kept.
+        """
+        ends = [each.first + each.steps for each in self.system.config.plan if each.kind == SFT]
+        return SavedWeights(self.system).named(which, ends[0] if ends else 0, "after sft")
+
+    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
+        """Plays all questions that the file lacks; see `PlayedParts`."""
+        system = self.system
+        config = system.config
+        device = system.by_device(weights.params, self.stop, greedy=config.eval.greedy)
+        size = config.tries.questions  # as many as in training, whose memory suffices
+
+        def play(states: Sequence[QueryState], first: int) -> list[Searched]:
+            return logged(states, system.hops.by_model(states, device, PREDICTED + first // size))
+
+        parts = PlayedParts(
+            rows=hop_log.LOG,
+            asked=system.inputs.dev,
+            size=size,
+            play=play,
+            is_of=lambda row, state: row.id == state.id,
+            names=("question", "questions"),
+        )
+        parts.into(log, self._record(weights), self.stop, restart=restart)
+
+    def _record(self, weights: Weights) -> dict[str, Any]:
+        """All that the rows depend on."""
+        data = {name: key for name, key in self.system.inputs.data.items() if name != "questions"}
+        of_tries = json.loads(json.dumps(self.given.tries.to_dict()))
+        return self.settings() | {
+            "kind": KIND,
+            "checkpoint": weights.told,
+            "data": data,
+            "weights": digest_of_weights(weights.params),
+            "tries": of_tries,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """The questions, and the fields that the play of given weights depends on."""
+        every = json.loads(json.dumps(self.given.to_dict()))
+        asked = {"questions": fingerprint(self.system.inputs.dev)}
+        return (
+            asked | {name: every[name] for name in _OF_PLAY} | {"greedy": every["eval"]["greedy"]}
+        )
+
+
+def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
+    """The folder of the pooled passages of other questions than the run's; None: the run's pool.
+
+    Args:
+        out: the file that is named for them; None: none is.
+    """
+    others = are_others(workdir, given, OF_QUESTIONS, out, "predictions.jsonl")
+    return out.with_suffix(f".{CORPUS}") if out and others else None
+
+
+@contextlib.contextmanager
+def open_hop_predictor(
+    given: ConfigDict, workdir: Path, *, trains: bool = False, pool: Path | None = None
+) -> Iterator[HopPredictor]:
+    """Opens the model of a run, and the questions to ask.
+
+    Args:
+        given: the config; `questions.dev` and `eval.samples` say what is asked.
+        workdir: the run's folder.
+        trains: whether the training questions are needed, too.
+        pool: see `pool_beside`.
+    """
+    config = LeretConfig.of(given)
+    mesh = mesh_of_run(config, workdir)
+    with StopSignal() as stop:
+        inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
+        yield HopPredictor(given, Leret(config, mesh, inputs, workdir), stop)
+
+
+def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
+    """Writes the pairs of an iteration's tries as JSON lines: `prompt`, `chosen`, `rejected`.
+
+    These are the columns that TRL's `DPOTrainer` reads. `prompt` is the text of the bare prompt.
+    The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
+    the run pairs them. Weights of pairs are not in the file.
+
+    Args:
+        system: with the training questions.
+        iteration: from 1.
+
+    Returns:
+        Numbers of pairs, of states that have some, and of those that have none.
+    """
+    config = system.config
+    if not 1 <= iteration <= config.iterations:
+        raise InputError(
+            f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
+        )
+    started = system.workdir / FOLDER / f"iteration-{iteration}" / START
+
+    def refused(*_: Any) -> list[TokenEpisode]:
+        raise InputError(
+            f"the tries of iteration {iteration} in {started.parent} are not finished; train on "
+            "first."
+        )
+
+    with run_lock(system.workdir):
+        if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
+            refused()
+        prompt = system.prompt(None)
+        weights = str(read_fields(started).get("weights"))
+        found = system.tries.iteration(iteration, refused, weights, StopSignal())
+    by_state: dict[StateKey, list[Try]] = {}
+    for each in credited(found.tries, found.grown_from, config.reward):
+        by_state.setdefault(each.at, []).append(each)
+    speech = system.inputs.speech
+    lines, states = list[str](), 0
+    for at, tries in by_state.items():
+        state = pairs_of(tries, config.pairs, (config.seed, iteration))
+        if not state.pairs:
+            continue
+        states += 1
+        ids = speech.scaffold.opening(prompt.messages(found.states[at].asked_by(_BARE)))
+        text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        for pair in state.pairs:
+            chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
+            # ASCII alone, so that half surrogate pairs, which models do write, survive.
+            lines.append(json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+    return len(lines), states, len(by_state) - states
 
 
 def _told(fields: Fields) -> str:

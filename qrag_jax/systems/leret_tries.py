@@ -17,22 +17,123 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.query_writing.few_shot import (
+    FewShotConfig,
+    Split,
+    Tried,
+    drawn_candidates,
+    full_credit,
+    kept_variants,
+    ranked,
+)
+from qrag_jax.environments.query_writing.few_shot_file import (
+    NAME,
+    FewShotPrompts,
+    read_few_shot,
+    write_few_shot,
+)
+from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
+from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QueryState, grown
+from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.next_states import choose
+from qrag_jax.feedback.pool_scores import AP
 from qrag_jax.feedback.tries import StateKey, Try, TryKey
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
-from qrag_jax.runtime import bounded_files, bounded_json, hosts
+from qrag_jax.runtime import bounded_files, hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret_config import LeretConfig
+
+Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
+Rows = list[list[HopRow]]  # by hop, then by question
+
+
+@dataclasses.dataclass(frozen=True)
+class HopPlayer:
+    """Plays all hops of questions side by side.
+
+    Attributes:
+        hops: how many.
+        k: passages that a query finds.
+        library: what is searched.
+        scoring: of pools.
+        seed: of the draws.
+    """
+
+    hops: int
+    k: int
+    library: CorpusLibrary
+    scoring: Scoring
+    seed: int
+
+    def by_model(
+        self, states: Sequence[QueryState], play: Play, stream: int, variant: int = 0
+    ) -> Rows:
+        """The course of each question by a model.
+
+        A query that is empty, too long or failed finds nothing, and the next hop asks again.
+
+        Args:
+            states: of the first hop.
+            play: plays tries by the model.
+            stream: another one has other draws.
+            variant: number of the prompt that asks.
+        """
+        now, rows = [*states], list[list[HopRow]]()
+        ended = [False] * len(now)
+        for hop in range(1, self.hops + 1):
+            before, going = [*now], [place for place, over in enumerate(ended) if not over]
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
+            keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
+            asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
+            starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
+            episodes = play(starts) if starts else []
+            row = [self._row(each, each) for each in now]
+            for place, each, episode in zip(going, asked, episodes, strict=True):
+                made = try_of(each, episode, self.scoring)
+                ended[place] = made.outcome == STOPPED
+                after = now[place]
+                if made.outcome == SEARCHED:
+                    grown_state = state_after(after, made, self.library.named)
+                    now[place] = after = dataclasses.replace(grown_state, hop=hop)
+                read = sum(len(t.observed) for s in episode.segments for t in s)
+                query = made.query
+                more = {"made": made, "read": read, "outcome": made.outcome}
+                row[place] = self._row(before[place], after, query, **more)
+            now = [each.after(each.pool) for each in now]
+            rows.append(row)
+        return rows
+
+    def by_rule(self, states: Sequence[QueryState], write: Callable[[QueryState], str]) -> Rows:
+        """The course of each question where a rule writes the queries."""
+        now, rows = [*states], list[list[HopRow]]()
+        for _ in range(self.hops):
+            before, queries = [*now], [write(each) for each in now]
+            asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
+            found = self.library.look(asked)
+            outcomes = [each.cause if isinstance(each, Failure) else "" for each in found]
+            for place, documents in enumerate(found):
+                if not isinstance(documents, Failure):
+                    pool = grown(now[place].pool, documents, self.scoring.order)
+                    now[place] = dataclasses.replace(now[place], pool=pool)
+            every = zip(before, now, queries, outcomes, strict=True)
+            rows.append(
+                [self._row(one, new, text, outcome=cause) for one, new, text, cause in every]
+            )
+            now = [each.after(each.pool) for each in now]
+        return rows
+
+    def _row(self, before: QueryState, after: QueryState, query: str = "", **more: Any) -> HopRow:
+        return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)
+
 
 _FIX = "delete the file, and its tries are made again"
 _LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
@@ -58,11 +159,7 @@ class KeptTries:
         return _FIX if self.can_be_made else _LOST
 
     def begin(self) -> list[list[Try]]:
-        """The parts that are there; writes the record of a new file.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """The parts that are there; writes the record of a new file."""
         beside = self.path.with_suffix(".json")
         if self.path.exists():
             old = json.loads(json.dumps(read_fields(beside))) if beside.exists() else {}
@@ -86,11 +183,7 @@ class KeptTries:
         return []
 
     def append(self, part: Sequence[Try]) -> None:
-        """Adds a part, and waits until it is on disk; of several hosts the first one writes it.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Adds a part, and waits until it is on disk; of several hosts the first one writes it."""
         hosts.first_does(lambda: self._append(part))
 
     def _append(self, part: Sequence[Try]) -> None:
@@ -107,42 +200,24 @@ class KeptTries:
         if (opened := bounded_files.to_append(self.path, self.fix)) is None:
             return parts
         with opened as file:
-            for number, line in enumerate(bounded_files.lines(file, self.path, self.fix), start=1):
+            for line in bounded_files.lines(file, self.path, self.fix):
                 if not line.endswith(b"\n"):
                     break
                 place += len(line)
-                row = self._row(line, number)
-                if isinstance(row, Try):
-                    part.append(row)
+                row = json.loads(line)
+                if "part" not in row:
+                    part.append(Try.from_json(row))
                     continue
-                if row != len(part):
-                    raise InputError(
-                        f"{self.path}, line {number}: the part has {len(part)} tries, not {row}; "
-                        f"{self.fix}."
-                    )
                 parts.append(part)
                 part, end = [], place
             file.truncate(end)
         return parts
-
-    def _row(self, line: bytes, number: int) -> Try | int:
-        try:
-            found = bounded_json.parsed(line)
-            if isinstance(found, dict) and "part" in found:
-                return made(int, found["part"])
-            return Try.from_json(found)
-        except ValueError as error:
-            raise InputError(
-                f"{self.path}, line {number}: is no try ({error}); {self.fix}."
-            ) from None
 
 
 FOLDER = "tries"  # in the run's folder
 START = "start.json"  # in an iteration's folder: what made its tries
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
-
-Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
 
 
 class Iteration(NamedTuple):
@@ -192,10 +267,6 @@ class TryMaker:
                 all tries must be there.
             weights: a digest of these.
             stop: checked between parts.
-
-        Raises:
-            Stopped: the run is told to stop; whole parts are kept.
-            FeedbackLost: too many tries fail.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
@@ -293,3 +364,107 @@ def digest_of(states: dict[StateKey, QueryState]) -> str:
         pool = [each.id for each in state.pool]
         digest.update(f"{tuple(at)}\0{state.id}\0{state.question}\0{pool}".encode())
     return digest.hexdigest()[:16]
+
+
+_STREAM = 2**31 - 10_000  # of the draws; each list of tries has the next
+
+PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptMaker:
+    """Makes few-shot prompts.
+
+    Attributes:
+        config: how many of what.
+        bare: the prompt without examples.
+        questions: states of the first hop.
+        split: which of them are played.
+        hops: plays them.
+        gold_by: what a page is known by.
+    """
+
+    config: FewShotConfig
+    bare: QueryPrompt
+    questions: Sequence[QueryState]
+    split: Split
+    hops: HopPlayer
+    gold_by: str
+
+    def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
+        """The best prompts, from the run's file if they are there.
+
+        Args:
+            play: plays tries, asked by a prompt.
+        """
+        path, template = workdir / NAME, self.bare.prompt.fingerprint
+        made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)
+        if made.kept:
+            return made.variants
+        for number in range(len(made.rounds) + 1, self.config.rounds + 1):
+            log(
+                f"examples, round {number}: {self.config.bootstrap_questions} questions, then "
+                f"{self.config.candidates} prompts on {self.config.rank_questions} others"
+            )
+            made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
+            # A round that leaves no prompt is refused here, before it is kept: it can be mended.
+            kept_variants(made.rounds, self.bare, self.config.kept)
+            _write(path, made)
+        kept = kept_variants(made.rounds, self.bare, self.config.kept)
+        made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
+        _write(path, made)
+        scores = {each.candidate.name: each.score for one in made.rounds for each in one}
+        told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
+        log(f"prompts with examples by mean AP on questions held out: {told}")
+        return made.variants
+
+    def _round(self, made: FewShotPrompts, number: int, play: PlayBy):
+        best = () if not made.rounds else (made.rounds[-1][0].candidate.variant,)
+        stream = _STREAM + 100 * number
+        tried = self._tried(self.split.bootstrap, best, play, stream)
+        solved = full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
+        candidates = drawn_candidates(solved, self.config, number)
+        rewards = []
+        for place, each in enumerate(candidates, start=1):
+            rows = self._tried(self.split.rank, (each.variant,), play, stream + place)
+            rewards.append([_as_tried(row).reward for row in rows])
+        return ranked(candidates, rewards)
+
+    def _tried(
+        self, places: Sequence[int], variants: tuple[Variant, ...], play: PlayBy, stream: int
+    ) -> list[HopRow]:
+        """The tries of questions at all hops, by the bare prompt or by one other."""
+        prompt = dataclasses.replace(self.bare, variants=variants)
+
+        def by_prompt(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            return play(prompt, starts)
+
+        states = [self.questions[place] for place in places]
+        rows = self.hops.by_model(states, by_prompt, stream, len(variants))
+        return [row for hop in rows for row in hop if row.made is not None]
+
+
+def _write(path: Path, made: FewShotPrompts) -> None:
+    hosts.first_does(lambda: write_few_shot(path, made))
+
+
+def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
+    """The prompts with examples that a run has made.
+
+    Args:
+        bare: the prompt without examples.
+    """
+    path = workdir / NAME
+    made = read_few_shot(path, bare.prompt.fingerprint)
+    if not made.kept:
+        raise InputError(
+            f"the prompts in {path} are not finished, and the weights that make them are gone; "
+            "bring the finished file back, or begin a new --workdir."
+        )
+    return made.variants
+
+
+def _as_tried(row: HopRow) -> Tried:
+    made = row.made
+    reward = made.scores[AP] if made is not None and made.scored else None
+    return Tried(row.before, row.query, row.after.pool, reward)

@@ -6,29 +6,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError
-from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.systems.card_metadata import without_folders
+from qrag_jax.systems.model_card import without_folders
+from qrag_jax.systems.token_config import TokenConfig
 
 Fields = Mapping[str, Any]  # of a config, by section
 Scores = Mapping[str, Mapping[str, float]]  # row → metric → mean; all rows have the same metrics
-
-
-class ExportedConfig(Protocol):
-    """What is read here of a system's settings."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def model(self) -> LanguageModelConfig: ...
-    @property
-    def runtime(self) -> RuntimeConfig: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +29,14 @@ class ExportedSystem:
         told: the fields of a config → sentences about prompt, data and what is left out.
         scored: what a row of scores is of, such as "collection".
         scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
-            checkpoint, {} if there are none; raises KeyError, TypeError or AttributeError if the
-            content is no summary.
+            checkpoint, {} if there are none.
         private: fields, as SECTION.FIELD, that a card does not show: persons and addresses.
     """
 
     name: str
     title: str
     learned: str
-    read: Callable[[ConfigDict], ExportedConfig]
+    read: Callable[[ConfigDict], TokenConfig]
     told: Callable[[Fields], str]
     scored: str
     scores: Callable[[Fields, str], Scores]
@@ -112,20 +97,14 @@ def _shown(system: ExportedSystem, given: ConfigDict) -> dict[str, Any]:
 
 def _scores(system: ExportedSystem, workdir: Path, checkpoint: str) -> list[str]:
     """The scores of this checkpoint, if the run was scored."""
-    try:
-        summary = bounded_json.load(workdir / _SUMMARY, finite=False)
-        scores = system.scores(summary, checkpoint)
-        rows = [
-            f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
-            for name, means in scores.items()
-        ]
-    except FileNotFoundError:
+    path = workdir / _SUMMARY
+    if not path.exists():
         return []
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{workdir / _SUMMARY} is not a summary of qrag_jax.evaluate ({error}); score the run "
-            "again, or delete it."
-        ) from None
+    scores = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
+    rows = [
+        f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
+        for name, means in scores.items()
+    ]
     if not rows:
         return []
     metrics = [*next(iter(scores.values()))]

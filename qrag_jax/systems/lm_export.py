@@ -24,8 +24,9 @@ from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
 from qrag_jax.systems.leret_scoring import LERET
-from qrag_jax.systems.lm_card import ADAPTER, ExportedConfig, language_model_card
+from qrag_jax.systems.lm_card import ADAPTER, language_model_card
 from qrag_jax.systems.rlvr_scoring import RLVR
+from qrag_jax.systems.token_config import TokenConfig
 
 CARD = "README.md"
 # config.system → what it says of its models.
@@ -64,7 +65,7 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
         write_whole(building / CARD, card)
 
 
-def _model(config: ExportedConfig, workdir: Path) -> FirstLanguageModel:
+def _model(config: TokenConfig, workdir: Path) -> FirstLanguageModel:
     """The model that training started from, without the run's data."""
     if not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
@@ -73,7 +74,7 @@ def _model(config: ExportedConfig, workdir: Path) -> FirstLanguageModel:
 
 
 def _trained(
-    config: ExportedConfig, model: FirstLanguageModel, workdir: Path, which: str
+    config: TokenConfig, model: FirstLanguageModel, workdir: Path, which: str
 ) -> tuple[Params, int]:
     """What was trained, on the host, and the step of the checkpoint.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -115,19 +114,10 @@ def _kept(
     return read_found(path)[0]
 
 
-# Of another compression or an encrypted member, zipfile says so by the latter two.
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
-
-
 def read_found(path: Path) -> tuple[np.ndarray, list[str]]:
     """What was found, and for what."""
-    try:
-        with np.load(path) as file:
-            return file["numbers"], file["about"].tolist()
-    except (*_UNREADABLE, zipfile.BadZipFile):
-        raise InputError(
-            f"{path} is missing or broken; copy it back, or train in another --workdir."
-        ) from None
+    with np.load(path) as file:
+        return file["numbers"], file["about"].tolist()
 
 
 def _found(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sources.registry import BY_SIZE, SOURCES
@@ -14,7 +17,6 @@ from qrag_jax.learners.optimizers import MUON
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter, without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
@@ -303,3 +305,76 @@ def _config(fields: Mapping[str, Any]) -> str:
     text = json.dumps(without_folders(fields), indent=1, default=str)
     block = f"```json\n{text}\n```"
     return f"## Config\n\n<details><summary>Every field</summary>\n\n{block}\n\n</details>"
+
+
+TAGS = ("sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax")
+COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
+RECALL_AT = "recall@"  # begins the names of recall after k steps
+
+
+def front_matter(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str:
+    """The metadata that model hubs read, with the dashes around it; scores are in `model-index`.
+
+    Args:
+        name: of the model.
+        data: the data that were scored.
+        summary: content of `summary.json`, if it holds scores of this model's weights; else {}.
+    """
+    about = ModelCardData(
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=[*TAGS],
+        model_name=name if summary else None,
+        eval_results=_results(data, summary) if summary else None,
+    )
+    return f"---\n{about.to_yaml()}\n---\n"
+
+
+def _results(data: DataConfig, summary: Mapping[str, Any]) -> list[EvalResult]:
+    scores, questions = summary["trained"]["intervals"], summary["samples"]
+    asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
+    sources = [source for source, weight in data.sources.items() if weight]
+    shown = [*COLUMNS, *(column for column in scores if column.startswith(RECALL_AT))]
+    return [
+        EvalResult(
+            task_type="information-retrieval",
+            task_name="Retrieval in several steps",
+            dataset_type="+".join(sources),
+            dataset_name=_dataset(sources, data.path),
+            dataset_split="dev",
+            dataset_args={"questions": questions},
+            metric_type=column,
+            metric_name=f"{column}, {asked}",
+            metric_value=round(scores[column]["mean"], 4),
+            metric_args={
+                "low": round(scores[column]["low"], 4),
+                "high": round(scores[column]["high"], 4),
+                "interval": "bootstrap, 95 %",
+            },
+        )
+        for column in shown
+        if column in scores  # of those at k
+    ]
+
+
+def _dataset(sources: list[str], path: str) -> str:
+    names = " + ".join(sources)
+    return f"{names} ({without_folders(path)})" if path else names
+
+
+# An absolute path, up to the last slash before its last part. Parts of data are written as
+# path,split;path,split and settings as name=path.
+_FOLDERS = re.compile(r"(?<![^=,;])[~/][^=,;]*/(?=[^=,;/])")
+
+
+def without_folders(value: Any) -> Any:
+    """The value with all absolute paths in it, at any depth, cut to their last part.
+
+    Args:
+        value: a text, or mappings, lists and tuples of such values; all else stays as it is.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_folders(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_folders(item) for item in value)
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.opening import (
+    BM25,
+    BOOLEAN,
+    CORPUS,
+    EXACT,
+    FAISS,
+    HYBRID,
+    OF_WORDS,
+    QDRANT,
+    SCAN,
+    IndexAt,
+)
+from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.retriever import LoadSettings, Retriever
@@ -36,7 +51,7 @@ class PlainEncoder:
 
 
 class QuestionTower:
-    """What makes vectors of questions; see `retrieval.multi_step.QuestionEncoder`.
+    """What makes vectors of questions; see `retrieval.single_step.QuestionEncoder`.
 
     Attributes:
         title_separator: between titles and texts of the passages that it compares them with.
@@ -113,3 +128,57 @@ class ServedSearch:
         retriever = Retriever.load(self.retriever, self.settings)
         retriever.open_at(self.index)
         return MultiStep(retriever.multi_step)
+
+
+# Retriever → engine; "": the usual of vectors.
+_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
+
+
+def open_corpus(
+    where: str,
+    retriever: str,
+    encoder: PlainEncoder,
+    fields: tuple[str, str, str],
+    *,
+    clean: bool,
+) -> CorpusLibrary:
+    """Opens the index of a corpus that all questions share.
+
+    Args:
+        where: its folder, as `qrag index` builds it.
+        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
+        encoder: of what compares vectors; its path may be "" where words are compared.
+        fields: names of the config's fields that say these three, for messages.
+        clean: see `CorpusLibrary`.
+    """
+    folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
+    if not (folder / CORPUS).is_dir():
+        raise InputError(
+            f"{of_folder} is {where}, which holds no index; build one there with qrag index "
+            "--corpus=FILE --index=FOLDER."
+        )
+    corpus = StoredCorpus(folder / CORPUS)
+    if retriever == GOLDEN:
+        return CorpusLibrary(corpus, None, clean)
+    if retriever not in _ENGINES:
+        # Boolean search is the query writers' alone.
+        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
+        raise InputError(
+            f"the retriever {retriever!r} is for a question's own documents; with {of_folder} use "
+            f"one of {', '.join(both)}."
+        )
+    engine, by_vectors = _ENGINES[retriever], _ENGINES[retriever] not in BY_WORDS
+    if by_vectors and not encoder.path:
+        raise InputError(
+            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
+            f"indexed with in {of_encoder}, or use bm25."
+        )
+    usable = BY_VECTORS if by_vectors else BY_WORDS
+    index = IndexAt(folder, engine).settled(usable, f"use another {of_retriever}")
+    return CorpusLibrary(corpus, open_plain(index, encoder if by_vectors else None), clean)
+
+
+def prefixed(path: str, question_prefix: str, passage_prefix: str) -> PlainEncoder:
+    """An encoder with the texts that go before questions and, as the index was built, passages."""
+    computes = EncoderConfig(state_prefix=question_prefix, chunk_prefix=passage_prefix)
+    return PlainEncoder(path, computes)

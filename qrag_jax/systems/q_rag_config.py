@@ -43,7 +43,7 @@ from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
-from qrag_jax.systems.config import PROFILE, SEED, ConfigLayout
+from qrag_jax.systems.config import COMMON, ConfigLayout, check_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,8 @@ FREE_FIELDS = (
 )
 IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
+    **COMMON,
     "stages": ((PQN,), "what is done, one after the other: imitate, pqn, or both"),
-    "profile": PROFILE,
 }
 LAYOUT = ConfigLayout("q_rag", FIELDS, SECTIONS, LlmConfig, later=("reward",), has_data=True)
 default_config, help_lines = LAYOUT.default, LAYOUT.help_lines
@@ -127,12 +126,8 @@ class QRagConfig:
         reward = _filled_reward(config.reward)
         by_model = isinstance(reward, ModelReward)
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
-        stages = tuple(config.stages)
-        if not stages or stages != tuple(each for each in STAGES if each in stages):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use imitate, pqn, or "
-                "imitate,pqn."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         steps = parts["train"].steps if PQN in stages else 0
         imitate = parts["imitate"] = parts["imitate"] if IMITATE in stages else None
         if imitate and imitate.shared_by > 1 and parts["env"].positions != NO_POSITIONS:
@@ -161,9 +156,6 @@ class QRagConfig:
                 f"{parts['env'].positions})."
             )
         return cls(
-            seed=config.seed,
-            profile=config.profile,
-            stages=stages,
             imitated=imitated,
             reward=reward,
             llm=fill(LlmConfig, llm, "llm") if llm else None,

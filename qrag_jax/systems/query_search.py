@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from qrag_jax.data.files.corpora import read_corpus
 from qrag_jax.data.sample import Page
+from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
-from qrag_jax.errors import InputError, check_known, check_share
+from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
@@ -22,23 +27,23 @@ from qrag_jax.retrieval.gold_names import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
+from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder
+from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
 
 ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
-_FIELDS = FieldNames("config.search.index", "config.search.engine", "config.search.encoder")
+_FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
 _SHOWN = 12  # digits of a digest in messages
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """Section `search`: what queries find."""
+class SearchFields:
+    """What the sections `search` of query writers and rewriters share."""
 
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
@@ -48,15 +53,21 @@ class SearchConfig:
     encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
-    # What a gold page is known by: its title, or the passage itself where titles are not unique
-    gold_by: str = BY_TITLE
-    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
     # Questions of which the corpus may lack a gold page, a share; above it the run is refused
     max_missing_share: float = 0.1
-    k1: float = 1.5  # BM25 over pooled passages; an index has its own: weight of repeated words
+    k1: float = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
     b: float = 0.75  # how much long passages are held back, 0 to 1
     stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
     stop_words: str = "english"  # words left out, those of a language; "": none
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig(SearchFields):
+    """Section `search`: what queries find."""
+
+    # What a gold page is known by: its title, or the passage itself where titles are not unique
+    gold_by: str = BY_TITLE
+    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
 
     def __post_init__(self) -> None:
         check_known("search", self, "engine", ENGINES)
@@ -99,10 +110,6 @@ def open_query_search(
         stop: checked while passages are embedded.
         begun: the pool belongs to a run that has begun; else it is of a start that was refused,
             and a pool that differs takes its place.
-
-    Raises:
-        Stopped: a signal came; the same call goes on.
-        OSError: the disk is full.
     """
 
     def passages() -> Sequence[Passage] | None:
@@ -124,26 +131,17 @@ def open_passages(
     Args:
         given: gives the passages, or None for those that the folder has. It is not called if the
             config names an index.
-
-    Raises:
-        InputError, Stopped, OSError: as for `open_query_search`.
     """
-    search = CorpusSearch(
-        folder=config.index or str(folder),
-        retriever=config.engine,
-        fields=_FIELDS,
-        encoder=config.encoder,
-        question_prefix=config.question_prefix,
-        passage_prefix=config.passage_prefix,
-    )
+    encoder = prefixed(config.encoder, config.question_prefix, config.passage_prefix)
     if not config.index:
         passages = given()
         hosts.first_does(lambda: _store(passages, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            _index_vectors(search.plain_encoder, folder, stop)
-    library = open_corpus(search, config.clean)
+            _index_vectors(encoder, folder, stop)
+    where = config.index or str(folder)
+    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.clean)
     library.corpus.check_content()
     return library
 
@@ -214,3 +212,147 @@ def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None)
     if not vectors_are_finished(folder):
         own = PassageEncoder.of_folder(encoder.path, encoder.config)
     index_corpus(None, folder, own, IndexSettings(), stop)
+
+
+REMOTE = "remote"
+OWN = "own"  # folder of the collection without a name, which files of rows search
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteSearchConfig(SearchFields):
+    """Section `search`: what queries find."""
+
+    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
+    # OR, NOT, parentheses and phrases; remote asks the service of section engine
+    engine: str = BM25
+    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
+    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
+    corpus: str = ""
+    index: str = ""  # see corpus
+    # Queries of which the corpus may lack every relevant document, a share; above it the run is
+    # refused
+    max_missing_share: float = 0.1
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str = ""
+    stop_words: str = ""
+    kept: int = 100_000  # results of searches that are kept in memory
+
+    def __post_init__(self) -> None:
+        check_known("search", self, "engine", (*ENGINES, REMOTE))
+        check_words("search", self)
+        if self.corpus and self.index:
+            raise InputError(
+                "config.search.corpus and config.search.index are both given; leave one empty."
+            )
+        check_least("search", self, kept=0)
+        if self.engine == REMOTE:
+            if self.corpus or self.index or self.encoder:
+                raise InputError(
+                    f"config.search.engine is {REMOTE!r}, which searches no corpus of yours; leave "
+                    "config.search.corpus, index and encoder empty."
+                )
+            check_share("search", self, "max_missing_share")
+        else:
+            self.of_index("")
+
+    def of_index(self, index: str) -> SearchConfig:
+        """The same for one index; "": a corpus in the run's folder."""
+        names = (field.name for field in dataclasses.fields(SearchFields))
+        return SearchConfig(**{name: getattr(self, name) for name in names} | {"index": index})
+
+
+@dataclasses.dataclass(frozen=True)
+class Collections:
+    """See `token_episodes.Library`: each task searches the collection that it names."""
+
+    by_name: Mapping[str, CorpusLibrary]
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first; each collection is searched once."""
+        found: dict[int, tuple[Document, ...] | Failure] = {}
+        for name, library in self.by_name.items():
+            places = [n for n, (task, _) in enumerate(asked) if collection_of(task) == name]
+            if places:
+                found |= zip(places, library.look([asked[n] for n in places]), strict=True)
+        return [found[n] for n in range(len(asked))]
+
+    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+        """The document of this id in the task's collection."""
+        return self.by_name[collection_of(task)].open(task, step)
+
+    def digest(self, task: ToolTask) -> str:
+        """Of what a query of this task searches."""
+        return self.by_name[collection_of(task)].corpus.digest
+
+
+SearchLibrary = Collections | RemoteLibrary
+
+
+def collection_of(task: ToolTask) -> str:
+    """The name of the collection that a task searches."""
+    assert isinstance(task, RewriteTask)
+    return task.collection
+
+
+def until_of(task: ToolTask) -> str:
+    """The last day of publication that a search for a task may find."""
+    assert isinstance(task, RewriteTask)
+    return task.until
+
+
+def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
+    """The service on the web; nothing is asked yet."""
+    return RemoteLibrary(RemoteEngine(config), until_of)
+
+
+def open_collections(
+    config: RewriteSearchConfig,
+    wanted: Mapping[str, Callable[[], Iterable[Passage]]],
+    folder: Path,
+    stop: StopSignal | None = None,
+    *,
+    begun: bool = True,
+) -> Collections:
+    """Opens the collections; those that are not indexed yet are indexed in the run's folder.
+
+    Args:
+        wanted: name → its passages, read if they are not there; of the name "" if the config names
+            an index, that is opened.
+        folder: for corpora and indexes, one folder for each name.
+        stop, begun: see `open_query_search`.
+    """
+    found = {}
+    for name, passages in wanted.items():
+        index = config.index if not name else ""
+        own = folder / (name or OWN)
+        listed, of_index = partial(_listed, passages), config.of_index(index)
+        found[name] = open_passages(of_index, listed, own, stop, begun=begun)
+    return Collections(found)
+
+
+def _listed(given: Callable[[], Iterable[Passage]]) -> list[Passage]:
+    return [*given()]
+
+
+def passages_of(path: str) -> Iterable[Passage]:
+    """The documents of a corpus file, or of a folder in BEIR's layout, without those of no word.
+
+    Old collections have some; no search could find them.
+    """
+    empty = 0
+    for each in read_corpus(Path(path).expanduser()):
+        passage = Passage(*each.document)
+        if passage.whole:
+            yield passage
+        else:
+            empty += 1
+    if empty:
+        log(f"{path}: {empty} document(s) without title and text left out")
+
+
+def ids_in(corpus: StoredCorpus, ids: Iterable[str]) -> set[str]:
+    """Those of the ids that a corpus has."""
+    given = [*dict.fromkeys(ids)]
+    numbers = corpus.numbers(given)
+    return {name for name, number in zip(given, numbers, strict=True) if number >= 0}

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -26,10 +25,9 @@ from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
-from qrag_jax.feedback.rubric import PARTS, score
+from qrag_jax.feedback.rubric import score
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.optimizers import (
-    OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
 )
@@ -37,7 +35,6 @@ from qrag_jax.learners.policy_state import Parts
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
-    episode_shardings,
     make_token_update,
     token_episodes,
 )
@@ -46,37 +43,40 @@ from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import (
     Speech,
     TokenEpisode,
     facts_of,
 )
-from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import (
-    DONE,
-    BatchRules,
     TokenTrajectory,
-    Turn,
-    token_batch,
 )
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.likely_causes import CAUSES
-from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
+from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs, told_documents
-from qrag_jax.systems.token_opening import Opening
-from qrag_jax.systems.token_stages import Stage, StageRules, make_stage
-from qrag_jax.systems.token_system import EVALUATED, TokenSystem
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    SCRIPTED,
+    BatchSystem,
+    Opening,
+    Stage,
+    StagedOrder,
+    StageRules,
+    check_server,
+    imitation_optimizer,
+    make_stage,
+)
 
-_SCRIPTED = "scripted"  # among the facts of a demonstration
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
 @dataclasses.dataclass
-class Rlvr(TokenSystem[RlvrConfig, Inputs]):
+class Rlvr(BatchSystem[RlvrConfig, Inputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "tools"
@@ -110,18 +110,12 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
         )
 
-    @classmethod
-    def staleness(cls, config: RlvrConfig) -> int:
-        """See `TokenSystem`."""
-        return config.tools.staleness
-
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
         agent = self.inputs.agent
         check_server(self, (agent.opening(task.question) for task in self.inputs.train), stop)
-        playing = playing_of(self, self._play, self._batch)
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, playing, self._counted, done, pending=pending)
+        return AgentExperience(self._order, self.playing(), self._counted, done, pending=pending)
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -183,7 +177,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             if config.sft.observed:
                 episode = all_sampled(episode)
             each = self.trajectory(episode, number, 0, task)
-            facts = {**each.facts, _SCRIPTED: True}
+            facts = {**each.facts, SCRIPTED: True}
             found.append(dataclasses.replace(each, facts=facts))
         return found
 
@@ -215,25 +209,14 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             facts=facts,
         )
 
-    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
-        """What an update takes, on the devices."""
-        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
+    @property
+    def _learned_parts(self) -> tuple[str, ...]:
+        differ = self.config.rubric.differ_by
+        return (REWARD, differ) if differ else (REWARD,)
 
-    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
-        """What an update takes, on the host."""
-        config = self.config
-        stage = self.stages[0] if _SCRIPTED in trajectories[0].facts else self.stages[-1]
-        differ = config.rubric.differ_by
-        names = (REWARD, differ) if differ else (REWARD,)
-        rules = BatchRules(
-            members=stage.policy.config.members,
-            parts=names,
-            truncated=config.tools.truncated,
-            longest=config.sampling.room,
-        )
-        batch = token_batch(trajectories, rules)
-        shape = self.block_shape(batch, rules.members)
-        return token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
+    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
+        differ_by = 1 if self.config.rubric.differ_by else None
+        return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
 
     @cached_property
     def _scores(self) -> ToolScores:
@@ -255,28 +238,9 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
 
     def _longest(self, stage: Stage) -> TokenEpisodes:
         """A batch whose rows are as long as they may be; half of each is sampled."""
-        config, members = self.config, stage.policy.config.members
-        imitates = stage.kind == SFT
+        config, imitates = self.config, stage.kind == SFT
         groups = config.sft.batch_size if imitates else config.train.batch_size
-        half = config.sampling.room // 2
-        ids, log_probs = np.zeros(half, np.int32), np.zeros(half, np.float32)
-        facts = {_SCRIPTED: True} if imitates else {}
-        rewards = dict.fromkeys((*PARTS, REWARD), 0.0)
-        return self._arrays(
-            [
-                TokenTrajectory(
-                    question=group,
-                    member=member,
-                    attempt=1,
-                    segments=((Turn(ids, ids, log_probs, STOP),),),
-                    status=DONE,
-                    parts={**rewards, REWARD: float(member)},
-                    facts=facts,
-                )
-                for group in range(groups)
-                for member in range(members)
-            ]
-        )
+        return self._arrays(self._full(stage, groups, config.sampling.room // 2, scripted=imitates))
 
     def _counted(self) -> dict[str, float]:
         counts = self.counted()
@@ -330,9 +294,6 @@ def open_system(
     return OPENING.open_system(given, run, dry=dry, devices=devices)
 
 
-_WARM_UP = 25  # imitation warms up for one part of so many
-
-
 def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order."""
     width = model.loaded.model.trunk.config.hidden_size
@@ -341,7 +302,9 @@ def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list
 
 def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
     algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
-    optimizer = _of_imitation(config) if kind == SFT else config.optimizer
+    optimizer = config.optimizer
+    if kind == SFT:
+        optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
     first = 0 if kind == SFT else config.sft_steps
     schedule = learning_rate_schedule(optimizer)
     # One state serves all stages, so all of them keep a reference if one needs it.
@@ -355,18 +318,6 @@ def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
         schedule=lambda step: schedule(step - first * algorithm.epochs),
         make_update=make_token_update,
         first=first,
-    )
-
-
-def _of_imitation(config: RlvrConfig) -> OptimizerConfig:
-    return dataclasses.replace(
-        config.optimizer,
-        learning_rate=config.sft.learning_rate,
-        total_steps=config.sft_steps * config.sft.epochs,
-        schedule="cosine",
-        warmup_steps=config.sft_steps // _WARM_UP,
-        final_ratio=0.1,
-        clip_norm=1.0,
     )
 
 

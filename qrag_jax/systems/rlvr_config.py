@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
@@ -11,52 +15,103 @@ from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.evaluators.eval_config import CHOOSING, HALVES
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
-from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
-from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems import token_config
-from qrag_jax.systems.config import PROFILE, SEED
-from qrag_jax.systems.environment_config import EnvironmentConfig
+from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.token_config import (
     BRIDGE,
+    BridgeQuestionsConfig,
     ScriptConfig,
-    check_named,
+    TokenConfig,
     served_config,
 )
+
+MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentConfig:
+    """Section `env`."""
+
+    # Id of an installed environment; then config.questions, tasks and rubric are not read, and the
+    # reward is its own. "": the questions and tools of the other sections
+    verifiers: str = ""
+    # The Python that has verifiers and the environment, which runs as it is, without a sandbox.
+    # "": that of .venv-verifiers in this folder
+    python: str = ""
+    arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
+    max_turns: int = 16  # of the model in an episode; a further one is refused, and it is truncated
+    max_tokens: int = 0  # sampled in an episode, likewise; 0: as many as there is room for
+    seconds: float = 120.0  # that it may work on an episode, without the model's time; 0: no limit
+    side_by_side: int = 64  # episodes that are played at a time
+    tasks: int = 0  # only so many of its first tasks; 0: all, of an endless taskset 1000
+    # What talks with the model: direct (ours, in the environment's process), own (of the
+    # taskset's package, else bash), or the id of another harness, such as null
+    harness: str = "direct"
+    # What makes messages to ids: "" (ours), or a renderer's settings as a JSON
+    # object, such as {"name": "qwen3"}
+    renderer: str = ""
+
+    def __post_init__(self) -> None:
+        check_least("env", self, max_turns=1, max_tokens=0, seconds=0.0, side_by_side=1, tasks=0)
+        self.given()
+        self.renders()
+
+    def given(self) -> dict[str, Any]:
+        """The arguments."""
+        return _object(self.arguments, "arguments")
+
+    def renders(self) -> dict[str, Any] | None:
+        """The settings of a renderer; None: ours."""
+        return _object(self.renderer, "renderer") if self.renderer else None
+
+    def interpreter(self) -> str:
+        """The Python that has verifiers."""
+        if self.python:
+            return str(Path(self.python).expanduser().absolute())
+        made = Path(MADE).absolute() / "bin" / "python"
+        if os.access(made, os.X_OK):
+            return str(made)
+        if _has_verifiers():
+            return sys.executable
+        raise InputError(
+            f"config.env.python is empty, and there is no {MADE} here; pip install "
+            "'qrag_jax[verifiers]' into an environment of its own, and name the Python of that."
+        )
+
+
+def _has_verifiers() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("verifiers") is not None
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(
+            f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
+            '{"name": "value"}.'
+        )
+    return found
+
 
 NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
 REWARD = "reward"  # the name of the whole reward, beside those of its parts
-
-
-@dataclasses.dataclass(frozen=True)
-class QuestionsConfig:
-    """Section `questions`: what is asked."""
-
-    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
-    train: str = BRIDGE
-    dev: str = BRIDGE  # questions to evaluate on, likewise
-    bridge_train: int = 4000  # number of training questions that are made
-    bridge_dev: int = 300  # number of questions to evaluate on that are made
-    bridge_seed: int = 0  # of these
-
-    def __post_init__(self) -> None:
-        check_least("questions", self, bridge_train=1, bridge_dev=1, bridge_seed=0)
-        check_named(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,49 +186,20 @@ class StageSFTConfig(ScriptConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
-    samples: int = 300  # fixed questions scored during training, 0: all
+    BEST_BY: ClassVar[tuple[str, ...]] = (*PARTS, REWARD)
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     # The score whose mean chooses the best checkpoint: a part, or reward; of an environment
     # (config.env) it is the reward
     best_by: str = "em"
-    seed: int = 42  # draws the scored questions
-    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
-    # evaluate scores the other half, "reported", unless this is "all"
-    part: str = CHOOSING
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, samples=0)
-        check_known("eval", self, "best_by", (*PARTS, REWARD))
-        check_known("eval", self, "part", HALVES)
 
 
-SECTIONS: dict[str, type] = {
-    "model": LanguageModelConfig,
-    "env": EnvironmentConfig,
-    "questions": QuestionsConfig,
-    "tasks": TasksConfig,
-    "tools": ToolsConfig,
-    "rubric": RubricConfig,
-    "sampling": SamplingConfig,
-    "demonstrations": DemonstrationsConfig,
-    SFT: StageSFTConfig,
-    GRPO: TokenGRPOConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": SEED,
-    "profile": PROFILE,
+    **COMMON,
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
-LAYOUT = token_config.layout(NAME, FIELDS, SECTIONS)
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     *saved_config.FREE_FIELDS,
@@ -186,33 +212,19 @@ FREE_FIELDS = (
 PATHS = ("questions.train", "questions.dev", "tools.corpus", "model.path")
 
 
-@dataclasses.dataclass(frozen=True)
-class RlvrConfig:
-    """The settings of a config, one dataclass for each section.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RlvrConfig(TokenConfig):
+    """The settings of a config, one dataclass for each section."""
 
-    Attributes:
-        llm: of the server that samples; None if the device does, or nothing is sampled.
-    """
-
-    seed: int
-    profile: int
-    stages: tuple[str, ...]
-    model: LanguageModelConfig
     env: EnvironmentConfig
-    questions: QuestionsConfig
+    questions: BridgeQuestionsConfig
     tasks: TasksConfig
     tools: ToolsConfig
     rubric: RubricConfig
-    sampling: SamplingConfig
     demonstrations: DemonstrationsConfig
     sft: StageSFTConfig
     grpo: TokenGRPOConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    llm: ServedConfig | None = None
     sft_steps: int = internal(0)
 
     @classmethod
@@ -220,12 +232,8 @@ class RlvrConfig:
     def of(cls, config: ConfigDict) -> RlvrConfig:
         """Reads the settings of a config."""
         parts = LAYOUT.parts(config)
-        stages = tuple(config.stages)
-        if not stages or stages not in (STAGES, STAGES[:1], STAGES[1:]):
-            raise InputError(
-                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use sft, grpo, or "
-                "sft,grpo."
-            )
+        stages = parts["stages"]
+        check_stages(stages, STAGES)
         train, grpo = parts["train"], parts[GRPO]
         if parts["env"].verifiers:
             _check_environment(stages, parts)
@@ -252,9 +260,11 @@ class RlvrConfig:
         )
         if GRPO in stages and parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, parts["tools"].staleness + 2)
-        return cls(
-            seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
-        )
+        return cls(sft_steps=first, **parts)
+
+
+LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RlvrConfig))
+load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
 def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.own_documents import (
@@ -40,25 +40,29 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Library, Speech
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import QuestionTower
+from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_stages import speech_of
+from qrag_jax.systems.token_system import model_of
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
-_FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+_FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
 
 
 def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
     """What the tools read."""
     tools = config.tools
     if tools.corpus:
-        return open_corpus(_corpus_search(tools), config.tasks.clean)
+        if tools.rerank_url:
+            raise InputError(
+                "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
+                "use config.tools.encoder or the retriever bm25, and leave the URL empty."
+            )
+        clean = config.tasks.clean
+        return open_corpus(tools.corpus, tools.retriever, _encoder(tools), _FIELDS, clean=clean)
     return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
 
 
@@ -74,7 +78,7 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
         return EndpointScorer(Client(config))
     if tools.encoder:
-        encoder = PassageEncoder.of_folder(tools.encoder, _computes(tools), mesh)
+        encoder = PassageEncoder.of_folder(tools.encoder, _encoder(tools).config, mesh)
         tower = encoder.tower()
 
         def passages(texts: Sequence[str]) -> np.ndarray:
@@ -90,24 +94,8 @@ def told_documents(tools: ToolsConfig) -> str:
     return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
 
 
-def _computes(tools: ToolsConfig) -> EncoderConfig:
-    return EncoderConfig(state_prefix=tools.question_prefix, chunk_prefix=tools.passage_prefix)
-
-
-def _corpus_search(tools: ToolsConfig) -> CorpusSearch:
-    if tools.rerank_url:
-        raise InputError(
-            "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; use "
-            "config.tools.encoder or the retriever bm25, and leave the URL empty."
-        )
-    return CorpusSearch(
-        folder=tools.corpus,
-        retriever=tools.retriever,
-        fields=_FIELDS,
-        encoder=tools.encoder,
-        question_prefix=tools.question_prefix,
-        passage_prefix=tools.passage_prefix,
-    )
+def _encoder(tools: ToolsConfig) -> PlainEncoder:
+    return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
 
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
@@ -169,18 +157,8 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    def texts() -> Iterator[str]:
-        if made is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
-                "name a chat model's folder or hub name."
-            )
-        return _demonstrated_texts(config, agent, made.questions)
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    speech = speech_of(config, model, config.tools.turn_tokens)
+    texts = partial(_demonstrated_texts, config, agent, made.questions) if made else None
+    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     _check_prompts(config, agent, speech, (*train, *dev))
     shown = drawn([task.id for task in dev], config.eval)
     return Inputs(

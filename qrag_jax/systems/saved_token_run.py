@@ -81,16 +81,25 @@ class SavedWeights:
         """The parameters at the end of the stage of which this is the last step; None: not kept."""
         return self._checkpoints.restore_params_of(step, self._template)
 
-    def imitated(self, step: int, told: str) -> Weights | None:
-        """Those at the end of imitation; None: they are not kept.
+    def named(self, which: str, imitation_ends: int, what: str) -> Weights | None:
+        """The weights of one of `CHECKPOINTS`.
 
         Args:
-            told: what they are after, such as "after imitation".
+            imitation_ends: step of the end of imitation; 0: there was none.
+            what: the end of imitation is called, such as "after imitation".
+
+        Returns:
+            None: there was no such end, or it is not kept.
         """
-        params = self.after(step)
+        if which == FIRST:
+            return self.untrained()
+        if which != IMITATED:
+            return self.checkpoint(which)
+        params = self.after(imitation_ends) if imitation_ends else None
         if params is None:
             return None
-        return Weights(f"sft-{step}", f"{told}, step {step}", step, params)
+        told = f"{what}, step {imitation_ends}"
+        return Weights(f"sft-{imitation_ends}", told, imitation_ends, params)
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:

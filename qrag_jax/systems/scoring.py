@@ -1,235 +1,220 @@
-"""Scores a run's checkpoint beside the encoder that it started from, with resumable logs."""
+"""What scoring and prediction share: options, whose questions, logs that go on, the summary.
+
+What takes a `StopSignal` raises `Stopped` when a signal came; the same command then goes on with
+its log. What plays raises `FeedbackLost` when too many episodes fail.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.generators import noise
-from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.loading import load_split, tokenise_samples
-from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import beam, episodes
-from qrag_jax.evaluators.log_record import Retriever, check_log, is_free, log_record
-from qrag_jax.metrics import retrieval_log
-from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
-from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.block_shapes import choose_block_shapes
-from qrag_jax.rollouts.limits import check_fit
-from qrag_jax.runtime import bounded_json
+from qrag_jax.evaluators.log_record import is_free
+from qrag_jax.metrics import agent_log
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.typed_json import made
-from qrag_jax.runtime.whole_files import reason, write_whole
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.whole_files import write_whole
 
-SUMMARY = "summary.json"  # in the run's folder: scores on the run's own evaluation data
+SUMMARY = "summary.json"
+ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
+NOT_KEPT = "its weights are not kept"
+PREDICTED = 2**30  # of the draws; each part has the next
 
-
-def checkpoint_label(checkpoint: str, step: int) -> str:
-    """What a checkpoint is called in logs; also its folder in `eval`."""
-    return f"{checkpoint}-{step}"
+Asked = TypeVar("Asked")
+Row = TypeVar("Row")
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where the scores are written.
+    """What is scored, and where logs and scores are written.
 
     Attributes:
         checkpoint: "best" or "last".
-        hold_out: the data are those of the training run. If they are one file, only the part held
-            out for evaluation is scored.
-        samples: number of questions to score, 0 for all.
-        out: folder of logs and summaries; None: `eval` in the run's folder.
+        samples: number of questions or queries, 0 for all.
+        sampled: episodes drawn for a question, for pass@k and vote@k; 0: none besides the usual.
+        retrievers: of RLVR's tools; (): the run's own.
+        out: folder; None: `eval` in the run's folder.
         restart: throw partial logs away.
     """
 
     checkpoint: str
-    hold_out: bool
     samples: int = 0
+    sampled: int = 0
+    retrievers: tuple[str, ...] = ()
     out: Path | None = None
     restart: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """What all scored encoders share: the run, the questions and the compiled program."""
-
-    run: SavedRun
-    evaluator: episodes.EpisodeEvaluator
-    fingerprint: str
-    restart: bool
-
-
-def check_own_data(workdir: Path, saved: ConfigDict, given: ConfigDict) -> None:
-    """Refuses other data than those of the run, whose scores belong into another folder.
+def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
+    """The fields of questions that are not as in the run's config, as `config.FIELD`.
 
     Args:
-        workdir: the run's folder.
-        saved: the run's config.
-        given: the same config, possibly with other values.
+        given: the config in use.
+        parts: beginnings of the names of fields that say what is asked.
     """
-    old, new = flat(saved.to_dict()), flat(given.to_dict())
-    differing = [
+    old, new = flat(read_fields(workdir / CONFIG_NAME)), flat(given.to_dict())
+    return [
         f"config.{name}"
         for name in sorted(old.keys() | new.keys())
-        if (name.startswith("data.") or name == "eval.path")
+        if name.startswith(tuple(parts))
         and old.get(name) != new.get(name)
         # A free field that one side lacks is the weight of a source that only the other reads.
         and not (is_free(name) and name in old and name in new)
     ]
-    if differing:
-        raise InputError(
-            f"the data are not the run's own (not as in its config: {', '.join(differing)}); give "
-            f"--out=FOLDER for scores on other data, since {workdir / SUMMARY} is for its own."
-        )
 
 
-def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint and the encoder it started from; returns the summary."""
-    config, workdir = run.config, run.workdir
-    hold_out = options.hold_out and not config.eval.path
-    loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
-    for line in loaded_samples.report:
-        print(line)
-    noise.check_unseen(workdir, config.dev_data.backgrounds)
-    scene = _scene(run, loaded_samples.all, options)
-    out = options.out or workdir / "eval"
-    trained, step = run.trained(options.checkpoint)
-    untrained = run.untrained()
-    own = checkpoint_label(options.checkpoint, step)
-    summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
-    summary["best_is_untrained"] = options.checkpoint == "best" and step == 0
-    played: dict[str, list[Row]] = {}
-    for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else own
-        retriever = Retriever.of(label, params)
-        scores, rate = _score(scene, params, out / label, retriever)
-        played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
-        summary["episodes_per_second"] = rate
-    if config.eval.searches:
-        played[PLANNED] = _search(scene, trained, out / label, retriever)
-    summary |= compared(played, in_full=config.rollout.never_terminate)
-    summary["samples"] = len(scene.evaluator.indices)
-    summary["seconds"] = training_seconds(workdir)
-    path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
-    # With --out, the summary in the run's folder stays as it is.
-    for target in (path,) if options.out else (path, workdir / SUMMARY):
-        write_whole(target, json.dumps(summary, indent=2) + "\n")
-    print(table(summary))
-    if not config.is_ground_truth and "return" in summary["trained"]:
-        why = f"not of {config.reward.name}, by which it was trained"
-        if not config.is_on_device:
-            why = (
-                f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
-                "about the retrieval log"
-            )
-        print(f"returns are those of the supporting facts: {why}")
-    print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
-    print(f"summary: {path}")
-    return summary
+def are_others(
+    workdir: Path, given: ConfigDict, parts: Sequence[str], out: Path | None, form: str = "FOLDER"
+) -> bool:
+    """Whether other questions than the run's are asked, which need a place of their own.
 
-
-def _scene(run: SavedRun, samples: Sequence[Sample], options: ScoreOptions) -> Scene:
-    config, loaded, player = run.config, run.loaded, run.player
-    store = tokenise_samples(config.data, loaded.tokenizer, samples)
-    shape = EpisodeShape.holding([store])
-    check_fit(config.rollout, loaded.encoder, shape, {"evaluation": store})
-    platform = Platform.of(run.mesh)
-    shapes = choose_block_shapes(
-        config.encoder, config.rollout, loaded.encoder, shape, [store], platform=platform
-    )
-    play = episodes.make_play(player, shapes)
-    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
-    indices = sorted(order[: options.samples or len(samples)].tolist())
-    evaluator = episodes.EpisodeEvaluator(
-        play=play,
-        mesh=run.mesh,
-        samples=samples,
-        store=store,
-        shape=shape,
-        batch_size=config.eval.batch_size,
-        indices=indices,
-    )
-    return Scene(run, evaluator, fingerprint(evaluator.shown), options.restart)
-
-
-def _score(
-    scene: Scene, params: Params, folder: Path, retriever: Retriever
-) -> tuple[dict[str, list[Row]], float | None]:
-    """Plays the questions that the logs lack.
-
-    Returns:
-        the rows of both logs, and episodes per second (None if nothing was played).
+    Args:
+        out: what is named for the scores; None: nothing is.
+        form: of what must be named.
     """
-    config, label = scene.run.config, retriever.label
-    log = folder / retrieval_log.log_name(config.eval.seed)
-    logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
-    run = scene.run
-    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=False)
-    with log_locks(*logs.values()):
-        return _score_missing(scene, params, logs, meta, label)
-
-
-def _score_missing(
-    scene: Scene, params: Params, logs: dict[str, Path], meta: dict[str, Any], label: str
-) -> tuple[dict[str, list[Row]], float | None]:
-    rows: dict[str, list[Row]] = {}
-    for kind, path in logs.items():
-        if scene.restart:
-            retrieval_log.discard(path)
-        check_log(path, meta)
-        rows[kind] = retrieval_log.read_partial(path)
-        retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
-    # The two logs are written one after the other: go on after the last question in both.
-    done = min(map(len, rows.values()))
-    if done:
-        print(
-            f"{label}: {done} of {len(scene.evaluator.indices)} questions are in the logs already"
+    differing = of_others(workdir, given, parts)
+    if differing and out is None:
+        raise InputError(
+            f"what is asked is not the run's own (not as in its config: {', '.join(differing)}); "
+            f"give --out={form} for others, since the usual place in {workdir} is for its own."
         )
-    todo = scene.evaluator.indices[done:]
-    started = time.monotonic()
-    with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
-        for multi, single in scene.evaluator.batches(params, done):
-            for kind, new in (("multi", multi), ("single", single)):
-                missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
-                retrieval_log.append(logs[kind], missing)
-                rows[kind] = rows[kind] + missing
-            done += len(multi)
-            bar.update(len(multi))
-    seconds = time.monotonic() - started
-    return rows, len(todo) / seconds if todo else None
+    return bool(differing)
 
 
-def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
-    """Plays the questions by beam search, with the config's rule for stopping."""
-    run, evaluator = scene.run, scene.evaluator
-    searcher = beam.make_beam_search(run.player, run.search, params, [evaluator.store])
-    log = folder / f"planned_{retrieval_log.log_name(run.config.eval.seed)}"
-    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=True)
-    samples, indices = evaluator.samples, evaluator.indices
-    shown = LazySamples(len(indices), lambda i: samples[indices[i]])
-    return beam.SearchLog(searcher, run.player, log, meta).play(shown, restart=scene.restart)[0]
+def write_summary(out: Path, given: ConfigDict, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a summary with its config and date; returns it."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    whole = {"config": given.to_dict(), "date": now, **summary}
+    write_whole(out / SUMMARY, json.dumps(whole, indent=1) + "\n")
+    return whole
 
 
-def training_seconds(workdir: Path) -> float | None:
-    """How long the run was trained; None: nobody knows."""
-    path = workdir / "training.json"
-    if not path.exists():
-        return None
-    try:
-        return made(dict[str, float], bounded_json.load(path))["seconds"]
-    except (OSError, ValueError, LookupError) as error:
-        raise InputError(f"{path} is damaged ({reason(error)}); delete it.") from None
+@dataclasses.dataclass(frozen=True)
+class PlayedParts(Generic[Asked, Row]):
+    """How something is played part by part into a log, so that a play broken off goes on.
+
+    The draws of a row depend on the numbers of its part and of its place there alone. What is
+    computed may depend on all of a part, so a log goes on behind its last whole part.
+
+    Attributes:
+        rows: writes and reads the log.
+        asked: all of it.
+        size: asked of a part.
+        play: (a part, number of its first) → the rows of the part, `draws` of each asked.
+        is_of: whether a row is of this.
+        names: what is asked, such as ("query", "queries").
+        draws: rows of each asked.
+        resumed: is told how many asked the log has.
+    """
+
+    rows: RowLog[Row]
+    asked: Sequence[Asked]
+    size: int
+    play: Callable[[Sequence[Asked], int], Sequence[Row]]
+    is_of: Callable[[Row, Asked], bool]
+    names: tuple[str, str]
+    draws: int = 1
+    resumed: Callable[[int], None] = lambda done: None
+
+    def into(
+        self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
+    ) -> None:
+        """Plays all that the log lacks.
+
+        Args:
+            log: the file, `….jsonl`; the record is kept beside it, as `….json`.
+            record: all that the rows depend on.
+            stop: looked at between parts.
+            restart: throw the log away instead of going on with it.
+        """
+        (unit, units), asked, size = self.names, self.asked, self.size
+
+        def check(row: Row, number: int) -> None:
+            place = number // self.draws
+            if place >= len(asked) or not self.is_of(row, asked[place]):
+                raise InputError(f"{log} has other {units}; give --restart to throw it away.")
+
+        with log_locks(log):
+            agent_log.begin(log, dict(record), restart=restart)
+            rows = self.rows.resume(log, size * self.draws, len(asked) * self.draws, check)
+            done = rows // self.draws
+            self.resumed(done)
+            with tqdm(total=len(asked), initial=done, unit=unit, desc=log.stem) as bar:
+                while done < len(asked):
+                    stop.check()
+                    part = asked[done : done + size]
+                    self.rows.append(log, self.play(part, done))
+                    done += len(part)
+                    bar.update(len(part))
+
+
+@dataclasses.dataclass(frozen=True)
+class Way(Generic[Row]):
+    """One way to write queries.
+
+    Attributes:
+        name: of its log, such as "last-2140".
+        told: what people are told of it.
+        play: plays what is asked; a text says why the way is not here.
+        by_model: whether a model writes.
+        by: a digest of the weights or the prompt that writes, where these are known before.
+    """
+
+    name: str
+    told: str
+    play: Callable[[], list[Row] | str]
+    by_model: bool = True
+    by: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class WayLogs(Generic[Row]):
+    """The logs of the ways.
+
+    Attributes:
+        folder: that has them.
+        rows: writes them.
+        read: reads the log of a way, and refuses one of others than are asked.
+        record: all that the rows of a way depend on.
+    """
+
+    folder: Path
+    rows: RowLog[Row]
+    read: Callable[[Path], list[Row]]
+    record: Callable[[Way[Row]], dict[str, Any]]
+
+    def played(
+        self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool
+    ) -> tuple[dict[str, list[Row]], list[str]]:
+        """The rows of each way by what it is called; and why ways are not here, a sentence each.
+
+        Args:
+            restart: throw logs away; else what has one is not played again.
+        """
+        rows, notes = dict[str, list[Row]](), list[str]()
+        for number, way in enumerate(ways, start=1):
+            path, record = self.folder / f"{way.name}.jsonl", self.record(way)
+            if restart:
+                path.unlink(missing_ok=True)
+            agent_log.refuse_other(path, record)
+            if not path.exists():
+                stop.check()
+                log(f"{number} of {len(ways)}: {way.told}")  # one may take minutes
+                found = way.play()
+                if isinstance(found, str):
+                    notes.append(f"{way.told} is not here: {found}")
+                    continue
+                self.rows.write(path, found, record)
+            rows[way.told] = self.read(path)
+        return rows, notes

@@ -141,11 +141,7 @@ class ServedPolicy:
     # ---------------------------------------------------------------- the server
 
     def wait(self, stop: StopSignal) -> None:
-        """Waits until the server answers, and checks that it has the model's tokenizer.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
+        """Waits until the server answers, and checks that it has the model's tokenizer."""
         if self._client is not None:
             return
         from qrag_jax.llm.client import Client
@@ -209,22 +205,13 @@ class ServedPolicy:
     # ---------------------------------------------------------------- versions
 
     def sampler(self, weights: Versioned, stop: StopSignal) -> VersionSampler:
-        """Samples by these weights; hands them over if they are not the ones served last.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: the server was given up.
-        """
+        """Samples by these weights; hands them over if they are not the ones served last."""
         published = self._publish(weights.params, str(weights.updates), self.watch(stop))
         assert self._sampler is not None
         return VersionSampler(self._sampler, published)
 
     def bring_back(self, version: VersionSampler, stop: StopSignal) -> None:
-        """Hands a version over again to a running server that was restarted by somebody else.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
+        """Hands a version over again to a running server that was restarted by somebody else."""
         watch = self.watch(stop)
         while isinstance(self._server, Existing):
             names = self._endpoint.model_names()
@@ -289,9 +276,6 @@ class ServedPolicy:
 
         Returns:
             The mean distance, in nats a token.
-
-        Raises:
-            Stopped: the run is told to stop.
         """
         self._check_tokenizer(prompts[0])
         watch, sampling = self.watch(stop), self._settings.sampling
@@ -368,11 +352,7 @@ class _Watch:
     server: Server | Existing
 
     def check(self) -> None:
-        """
-        Raises:
-            Stopped: a signal came.
-            FeedbackLost: the server was given up.
-        """
+        """See `StopSignal.check`."""
         self.stop.check()
         if why := self.server.failure:
             raise FeedbackLost(why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -15,35 +15,30 @@ from qrag_jax.llm.config import Needs, ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.config import ConfigLayout
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
 
 
-class TokenConfig(Protocol):
-    """What is read here of a config.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenConfig:
+    """The settings that all these systems have, one dataclass for each section.
 
     Attributes:
-        llm: of the server that samples; None: the device does.
+        llm: of the server that samples; None: the device does, or nothing is sampled.
     """
 
-    @property
-    def seed(self) -> int: ...
-    @property
-    def profile(self) -> int: ...
-    @property
-    def llm(self) -> ServedConfig | None: ...
-    @property
-    def runtime(self) -> RuntimeConfig: ...
-    @property
-    def model(self) -> LanguageModelConfig: ...
-    @property
-    def sampling(self) -> SamplingConfig: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
+    seed: int
+    profile: int
+    stages: tuple[str, ...]
+    model: LanguageModelConfig
+    sampling: SamplingConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    runtime: RuntimeConfig
+    log: LogConfig
+    llm: ServedConfig | None = None
 
 
 def layout(
@@ -75,14 +70,25 @@ def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -
     return ServedConfig.of(config.llm.to_dict(), needs)
 
 
-def check_named(questions: Any) -> None:
-    """Refuses a section `questions` whose `train` or `dev` is empty."""
-    for name in ("train", "dev"):
-        if not getattr(questions, name):
-            raise InputError(
-                f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
-                "path,config,split."
-            )
+@dataclasses.dataclass(frozen=True)
+class BridgeQuestionsConfig:
+    """Section `questions`: what is asked."""
+
+    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
+    train: str = BRIDGE
+    dev: str = BRIDGE  # questions to evaluate on, likewise
+    bridge_train: int = 4000  # number of training questions that are made
+    bridge_dev: int = 300  # number of questions to evaluate on that are made
+    bridge_seed: int = 0  # of these
+
+    def __post_init__(self) -> None:
+        check_least("questions", self, bridge_train=1, bridge_dev=1, bridge_seed=0)
+        for name in ("train", "dev"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
+                    "path,config,split."
+                )
 
 
 def check_stage(name: str, stage: Any) -> None:

@@ -3,56 +3,202 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import Agent
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
-from qrag_jax.learners.policy_state import PolicyState, first_state, state_shapes
-from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.policy_state import (
+    Parts,
+    PolicyState,
+    first_state,
+    next_stage,
+    state_shapes,
+    state_shardings,
+)
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.token_update import episode_shardings, token_episodes
+from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.first_language_model import (
+    FirstLanguageModel,
+    named_folder,
+    prepare_language_model,
+)
+from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.agent_experience import Drawn, Playing, QuestionOrder
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
-from qrag_jax.runtime import hosts
+from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
+from qrag_jax.rollouts.token_sampler import STOP
+from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
-from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
-from qrag_jax.systems.served_policy import ServedPolicy, Versioned
-from qrag_jax.systems.token_config import TokenConfig
-from qrag_jax.systems.token_stages import Stage
+from qrag_jax.systems.episode_player import EpisodePlayer
+from qrag_jax.systems.episode_player import Inputs as Played
+from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
+from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
+
+class Stage(NamedTuple):
+    """One stage of training.
+
+    Attributes:
+        kind: names what is learned.
+        policy: how it learns.
+        update: the jitted update.
+        parts: what its state is made of.
+        begin: state → the state with which it begins behind another stage.
+        first: its first step.
+    """
+
+    kind: str
+    policy: TokenPolicy[Any]
+    update: Any
+    parts: Parts
+    begin: Any
+    first: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageRules:
+    """How a stage learns.
+
+    Attributes:
+        kind: names what is learned.
+        algorithm: constants of it.
+        parts: what its state is made of.
+        weights: of the parts of an episode's reward.
+        schedule: optimizer step of the run → learning rate.
+        make_update: makes the jitted update of a policy.
+        first: its first step.
+        critic_optimizer: None: there is no critic.
+        rests_until: the step of the run before which the critic learns alone.
+    """
+
+    kind: str
+    algorithm: Any
+    parts: Parts
+    weights: tuple[float, ...]
+    schedule: Callable[[Any], Any]
+    make_update: Callable[[TokenPolicy[Any]], Any]
+    first: int
+    critic_optimizer: optax.GradientTransformation | None = None
+    rests_until: int = 0
+
+
+def make_stage(
+    config: TokenConfig, mesh: Mesh, model: FirstLanguageModel, rules: StageRules
+) -> Stage:
+    """The stage of a run on a mesh."""
+    loaded, parts = model.loaded, rules.parts
+    trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
+    # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
+    by_rewards = isinstance(rules.algorithm, TokenGRPOConfig | TokenPPOConfig)
+    temperature = config.sampling.temperature if by_rewards else 1.0
+    of_base = None
+    if model.base is not None:
+        of_base = placement.base_shardings(mesh, partition, model.base)
+    policy: TokenPolicy[Any] = TokenPolicy(
+        mesh=mesh,
+        shardings=state_shardings(mesh, partition, parts, model.trained),
+        trunk=trunk,
+        vocabulary=Vocabulary(temperature, products=trunk.precision.products),
+        config=rules.algorithm,
+        weights=rules.weights,
+        optimizer=parts.optimizer,
+        schedule=rules.schedule,
+        base_shardings=of_base,
+        lora_scale=loaded.model.lora_scale,
+        critic_optimizer=rules.critic_optimizer,
+        rests_until=rules.rests_until,
+    )
+    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
+    return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)
+
+
+def model_of(
+    config: TokenConfig,
+    workdir: Path,
+    mesh: Mesh,
+    texts: Callable[[], Iterable[str]] | None,
+    turn: int,
+) -> tuple[FirstLanguageModel, Speech]:
+    """The model of the run in `workdir`, and how it speaks.
+
+    Args:
+        texts: the tokenizer of a tiny model is trained on them; None: there are none.
+        turn: most tokens that a turn may sample.
+    """
+
+    def known() -> Iterable[str]:
+        if texts is None:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for questions that are made here "
+                "or for scripted ones only; name a chat model's folder or hub name."
+            )
+        return texts()
+
+    platform = Platform.of(mesh)
+    model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
+    return model, speech_of(config, model, turn)
+
+
+def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
+    """Between the text and the ids of a model.
+
+    Args:
+        turn: most tokens that a turn may sample.
+    """
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded, room = model.loaded, config.sampling.room
+    if room > loaded.model.max_positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has "
+            f"{loaded.model.max_positions} positions; lower it."
+        )
+    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
+
+
+SCRIPTED = "scripted"  # among the facts of a demonstration
+WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-class TokenInputs(Protocol):
-    """What is read here of a system's inputs; see `Scene`.
+class TokenInputs(Played, Protocol):
+    """What is read here of a system's inputs.
 
     Attributes:
         data: content keys.
     """
 
-    @property
-    def model(self) -> FirstLanguageModel: ...
-    @property
-    def agent(self) -> Agent | None: ...
-    @property
-    def library(self) -> Library | None: ...
-    @property
-    def speech(self) -> Speech: ...
     @property
     def data(self) -> Mapping[str, str]: ...
 
@@ -99,7 +245,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     @classmethod
     def staleness(cls, config: Config) -> int:
         """K: updates between playing a batch and learning from it."""
-        return 0
+        return getattr(getattr(config, cls.SECTION), "staleness", 0)
 
     @property
     @abc.abstractmethod
@@ -211,19 +357,11 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     @cached_property
     def player(self) -> EpisodePlayer:
         """Plays episodes."""
-        config, inputs, section = self.config, self.inputs, getattr(self.config, self.SECTION)
-        rules = PlayRules(
-            seed=config.seed,
-            sampling=config.sampling,
-            attempts=section.attempts,
-            max_failed_share=section.max_failed_share,
-            section=self.SECTION,
-            turn=self._turn,
-        )
-        scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
+        config, inputs = self.config, self.inputs
+        how = config, self.SECTION, inputs, self._turn
         base = self.base[0] if self.base else None
         if self.own is None or self.own is self.mesh:
-            return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
+            return EpisodePlayer(*how, self.mesh, base, self.served, self.counts)
         model, rules_of = inputs.model, config.runtime.rules(inputs.model.partition_rules)
         shardings = shardings_of(self.own, rules_of, model.trained, model.trained)
         if model.base is not None:
@@ -231,7 +369,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
                 model.base, placement.base_shardings(self.own, rules_of, model.base)
             )
         here = partial(hosts.copied, shardings=shardings)
-        return EpisodePlayer(rules, scene, self.own, base, self.served, self.counts, here)
+        return EpisodePlayer(*how, self.own, base, self.served, self.counts, here)
 
     @property
     def _turn(self) -> int:
@@ -271,3 +409,222 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _advice(self) -> str:
         rate = self.config.optimizer.learning_rate
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
+
+
+System = TypeVar("System", bound=TokenSystem[Any, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening(Generic[System]):
+    """How the runs of one system are opened; its methods are the functions of the system's module.
+
+    Attributes:
+        system: its class.
+        config: reads settings, and refuses those that are wrong for any data.
+        saved: reads the config of a run.
+        free: beginnings of names of fields that may change when a run goes on.
+        paths: names of fields of data whose digests a checkpoint keeps.
+        load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
+            cannot be used.
+    """
+
+    system: type[System]
+    config: Callable[[ConfigDict], Any]
+    saved: Callable[[Path], ConfigDict]
+    free: tuple[str, ...]
+    paths: tuple[str, ...]
+    load: Callable[[Any, Path, Mesh], Any]
+
+    def check(self, given: ConfigDict) -> None:
+        """Refuses values that are wrong for any data."""
+        self.config(given)
+
+    def before_devices(
+        self, given: ConfigDict, *, dry: bool = False, described: bool = False
+    ) -> str:
+        """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
+        config = self.config(given)
+        if config.llm is not None and not dry:
+            leave_room(config.llm)
+        return determinism.ask(config.runtime.deterministic, described=described)
+
+    @contextlib.contextmanager
+    def open_system(
+        self,
+        given: ConfigDict,
+        run: Run,
+        *,
+        dry: bool = False,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> Iterator[System]:
+        """Opens the system, and the server that samples if the config has one; see `systems`."""
+        if run.has_begun:
+            run.check_config(self.saved(run.config_path), given, self.free, self.paths)
+        config = self.config(given)
+        mesh = make_mesh(config.runtime.mesh, devices)
+        own = mesh if devices is not None else host_mesh(config.runtime.mesh)
+        hosts.check_play(config.runtime.mesh, own, self.system.staleness(config))
+        if config.model.path:
+            read_config(named_folder(config.model.path))  # refused before the data are read
+        inputs = self.load(config, run.workdir, own)
+        run.begin(lambda: save_config(given, run.config_path))
+
+        # The checkpoints are asked for when they are needed, and not made by a start that fails.
+        def keep(step: int, params: Any) -> None:
+            run.checkpoints.save_stage(step, params)
+
+        with contextlib.ExitStack() as stack:
+            served = None
+            if config.llm is not None and not dry:
+                staleness = self.system.staleness(config)
+                sizes = config.model.lora.sizes
+                settings = ServedSettings(config.llm, config.sampling, sizes, staleness)
+                served = stack.enter_context(
+                    open_served(settings, inputs.model, inputs.speech, run.workdir)
+                )
+            yield self.system(
+                config,
+                mesh,
+                inputs,
+                run.workdir,
+                placed=devices is None,
+                keep=keep,
+                served=served,
+                own=own,
+            )
+
+
+_CHECKED = 8  # prompts by which a server that samples is checked
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedOrder:
+    """The order of questions of two stages, see `agent_experience.QuestionOrder`.
+
+    Attributes:
+        first_steps: of the first stage.
+        first, then: each stage has its own order, and its own size of batches.
+    """
+
+    first_steps: int
+    first: QuestionOrder
+    then: QuestionOrder
+
+    def at(self, step: int) -> Drawn:
+        """The questions of the batch that step `step` learns from, from 0."""
+        if step < self.first_steps:
+            return self.first.at(step)
+        return self.then.at(step - self.first_steps)
+
+
+@dataclasses.dataclass
+class BatchSystem(TokenSystem[Config, Inputs]):
+    """A system that plays a batch of questions for each update: RLVR and DeepRetrieval."""
+
+    def playing(self) -> Playing:
+        """How batches are played."""
+        return Playing(
+            play=self._play,
+            batch=self._batch,
+            save=TokenTrajectory.to_json,
+            restore=TokenTrajectory.from_json,
+            params=self.weights,
+            staleness=self.staleness(self.config),
+            steps=self.train.steps,
+        )
+
+    @abc.abstractmethod
+    def _play(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        """See `agent_experience.Playing`."""
+
+    @property
+    def _learned_parts(self) -> tuple[str, ...]:
+        """The parts of rewards that are learned from."""
+        return (REWARD,)
+
+    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
+        """What an update takes, on the devices."""
+        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
+
+    def _stage_of(self, trajectories: Sequence[TokenTrajectory]) -> Stage:
+        return self.stages[0 if SCRIPTED in trajectories[0].facts else -1]
+
+    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> Any:
+        """What an update takes, on the host."""
+        stage = self._stage_of(trajectories)
+        rules = BatchRules(
+            members=stage.policy.config.members,
+            parts=self._learned_parts,
+            truncated=getattr(self.config, self.SECTION).truncated,
+            longest=self.config.sampling.room,
+        )
+        batch = token_batch(trajectories, rules)
+        return self._episodes(stage, batch, self.block_shape(batch, rules.members))
+
+    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
+        return token_episodes(stage.policy, batch, shape)
+
+    def _full(
+        self, stage: Stage, groups: int, sampled: int, *, scripted: bool = False
+    ) -> list[TokenTrajectory]:
+        """Trajectories that fill the room, so many tokens of which are sampled."""
+        ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
+        before = np.zeros(self.config.sampling.room - sampled, np.int32)
+        return [
+            TokenTrajectory(
+                question=group,
+                member=member,
+                attempt=1,
+                segments=((Turn(before, ids, log_probs, STOP),),),
+                status=DONE,
+                parts={**dict.fromkeys(self._learned_parts, 0.0), REWARD: float(member)},
+                facts={SCRIPTED: True} if scripted else {},
+            )
+            for group in range(groups)
+            for member in range(stage.policy.config.members)
+        ]
+
+
+def imitation_optimizer(
+    optimizer: OptimizerConfig, stage: StageSFTConfig, steps: int
+) -> OptimizerConfig:
+    """The optimizer of a stage of imitation before that of rewards.
+
+    Args:
+        steps: of which one part of `WARM_UP` warms up.
+    """
+    return dataclasses.replace(
+        optimizer,
+        learning_rate=stage.learning_rate,
+        total_steps=stage.steps * stage.epochs,
+        schedule="cosine",
+        warmup_steps=steps // WARM_UP,
+        final_ratio=0.1,
+        clip_norm=1.0,
+    )
+
+
+def check_server(
+    system: TokenSystem[Any, Any], openings: Iterable[Messages], stop: StopSignal
+) -> None:
+    """Waits for the server that samples, and compares what it samples with the first weights.
+
+    It does nothing if the device samples.
+
+    Args:
+        openings: first prompts of questions, of which a few are asked.
+    """
+    if system.served is None:
+        return
+    system.served.wait(stop)
+    scaffold = system.inputs.speech.scaffold
+    prompts = [
+        np.array(scaffold.opening(messages), np.int32)
+        for messages in itertools.islice(openings, _CHECKED)
+    ]
+    player = system.player
+    params = player.here(system.untrained)
+    distance = system.served.check(params, player.base, prompts, stop)
+    log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")

@@ -23,7 +23,6 @@ import numpy as np
 import qrag_jax
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import Retriever
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -40,18 +39,16 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.rollouts.chunks import CHUNK, STATE
-from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
-from qrag_jax.runtime.typed_json import made
-from qrag_jax.runtime.whole_files import check_is_free, reason, whole_folder, write_whole
+from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems import model_card
-from qrag_jax.systems.card_metadata import without_folders
+from qrag_jax.systems.model_card import without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, checkpoint_label, training_seconds
 
 CARD = "README.md"
 ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
@@ -168,13 +165,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     both = towers(run.loaded, run.config)
     threshold = stop_threshold(run, checkpoint_label(which, step), params)
     facts = _facts(run, which, step, both, threshold)
-    try:
-        card = model_card.card(facts)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"{run.workdir / SUMMARY} is not a summary of qrag_jax.evaluate ({reason(error)}); "
-            "score the run again, or delete it."
-        ) from error
+    card = model_card.card(facts)
     with whole_folder(out) as building:
         for tower in both:
             write_tower(run.loaded, tower, params, building / tower.name)
@@ -200,21 +191,14 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
     if given > -math.inf:
         return given
     path = run.workdir / "eval" / label / REPORT
-    try:
-        report = bounded_json.load(path)
-        threshold = made(float, report["threshold"])
-        weights = report["provenance"].get("weights")
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: not a report of qrag_jax.tune_stopping ({reason(error)}); tune again, or "
-            "delete it."
-        ) from None
+    report = read_fields(path)
+    weights = report["provenance"].get("weights")
     if weights != Retriever.of(label, params).weights:
         print(f"{path} was tuned for other weights, so its threshold is left out")
         return None
-    return threshold
+    return report["threshold"]
 
 
 def retriever_config(

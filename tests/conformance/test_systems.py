@@ -30,13 +30,13 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields, save_config
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.deepretrieval_scoring import score_rewriter
-from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
+from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.leret_scoring import score_query_writer
 from qrag_jax.systems.lm_export import export_language_model
-from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
+from qrag_jax.systems.q_rag_scoring import score_run
+from qrag_jax.systems.rlvr_scoring import score_language_model
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scored_ways import WayOptions
-from qrag_jax.systems.scoring import ScoreOptions, score_run
+from qrag_jax.systems.scoring import ScoreOptions
 from qrag_jax.systems.towers_export import export
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
@@ -60,24 +60,19 @@ STEPS, BROKEN_AT = 6, 5  # the checkpoint of step 4 is what is left
 FLOAT32 = {"model__dtype": "float32"}  # as on any machine; "auto" may be bfloat16
 STOP = StopSignal()
 
-Scores = Callable[[Path, ConfigDict, Path], Any]
+Scores = Callable[[Path, ConfigDict, ScoreOptions], Any]
 
 
-def _scored_q_rag(workdir: Path, config: ConfigDict, out: Path) -> None:
-    options = ScoreOptions(checkpoint="last", hold_out=True, out=out)
-    score_run(SavedRun.open(workdir, config), options)
+def _scored_q_rag(workdir: Path, config: ConfigDict, options: ScoreOptions) -> None:
+    score_run(SavedRun.open(workdir, config), options, hold_out=True)
 
 
 SCORED: Mapping[str, Scores] = {
     "q_rag": _scored_q_rag,
-    "harr": lambda run, config, out: score_agent(run, config, AgentOptions("last", out=out)),
-    "rlvr": lambda run, config, out: score_language_model(
-        run, config, PlayOptions("last", out=out)
-    ),
-    "leret": lambda run, config, out: score_query_writer(run, config, WayOptions("last", out=out)),
-    "deepretrieval": lambda run, config, out: score_rewriter(
-        run, config, WayOptions("last", out=out)
-    ),
+    "harr": score_agent,
+    "rlvr": score_language_model,
+    "leret": score_query_writer,
+    "deepretrieval": score_rewriter,
 }
 # The loss is of ratios that are 1, whatever was learned: of these, the weights move, at least.
 RATIOS = ("harr",)
@@ -301,7 +296,7 @@ def names_in(value: Any) -> Iterator[str]:
 def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> None:
     workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
     before = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
-    SCORED[trained.name](workdir, trained.config(), out)
+    SCORED[trained.name](workdir, trained.config(), ScoreOptions("last", out=out))
     (path, *_) = out.rglob("*summary.json")
     summary = json.loads(path.read_text())
     told = " ".join(names_in(summary))
@@ -312,7 +307,7 @@ def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> No
     logs = {log: log.read_bytes() for log in out.rglob("*.jsonl")}
     assert logs
     # Given again it scores nothing anew; of other weights the logs are refused or others.
-    SCORED[trained.name](workdir, trained.config(), out)
+    SCORED[trained.name](workdir, trained.config(), ScoreOptions("last", out=out))
     assert {log: log.read_bytes() for log in out.rglob("*.jsonl")} == logs
 
 

@@ -24,7 +24,7 @@ from qrag_jax.runtime.device_memory import (
 from qrag_jax.runtime.not_learning import KINDS
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import SYSTEMS
-from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.config import CAUSES
 from tests.entry_points import ROOT
 
 EXPERIMENTS = {

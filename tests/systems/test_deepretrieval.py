@@ -27,7 +27,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import EvalConfig, RewriteConfig, default_config
 from qrag_jax.systems.deepretrieval_episodes import RewriteEpisodes
-from qrag_jax.systems.rewrite_search import Collections
+from qrag_jax.systems.query_search import Collections
 from tests.systems.small_runs import opened_run
 from tests.systems.small_runs import small_deepretrieval as small
 

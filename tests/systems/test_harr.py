@@ -15,12 +15,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics import agent_log
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr, harr_scoring
-from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_player import HarrPlayer
+from qrag_jax.systems.harr import Harr, HarrPlayer
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
@@ -144,7 +144,9 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     monkeypatch.setattr(HarrPlayer, "play", seen)
     monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
     params = system.player.here(system.first_state().params)
-    rows = harr_scoring.played_rows(system, params, tmp_path / "log.jsonl", 4, StopSignal())
+    log, stop = tmp_path / "log.jsonl", StopSignal()
+    harr_scoring.played_parts(system, params, 4, stop).into(log, {}, stop, restart=False)
+    rows = agent_log.LOG.read(log)
     assert len(rows) == len(system.inputs.dev) > 2
     assert len(drawn) == len(set(drawn)) == 4 * len(rows)
 

@@ -26,10 +26,9 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems import passage_rows
+from qrag_jax.systems import passage_encoder
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder, own_prefix
-from qrag_jax.systems.passage_rows import PassageRows
+from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, own_prefix
 from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.towers_export import Tower
 from qrag_jax.systems.towers_export import write_tower as write_tower_of
@@ -411,7 +410,7 @@ def test_rows_join_titles_as_the_run_did(rows: PassageRows) -> None:
 def test_rows_made_ahead_are_the_same(
     rows: PassageRows, monkeypatch: pytest.MonkeyPatch, groups: list[range]
 ) -> None:
-    monkeypatch.setattr(passage_rows, "PIECE", 5)
+    monkeypatch.setattr(passage_encoder, "PIECE", 5)
     for group, found in zip(groups, rows.ahead(groups, workers=0), strict=True):
         wanted = rows.of(group)
         np.testing.assert_array_equal(found.tokens, wanted.tokens)

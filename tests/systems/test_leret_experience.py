@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -171,18 +170,6 @@ def test_lost_files_are_named(
         path.write_text(text)
     with pytest.raises(InputError, match=r"iteration-1|other weights"):
         experience.next(leret_trained.states[number], number, STOP)
-
-
-def test_a_reference_that_is_damaged_at_the_start_is_made_again(
-    leret_trained: Trained, tmp_path: Path
-) -> None:
-    _, experience = again(leret_trained, tmp_path)
-    path = tmp_path / "tries" / "iteration-1" / "reference.json"
-    whole = path.read_text()
-    path.write_text(whole[:100])
-    state = jax.device_put(leret_trained.states[FIRST_PAIRS])
-    experience.next(state, FIRST_PAIRS, STOP)
-    assert path.read_text() == whole
 
 
 def with_tries(

@@ -27,15 +27,13 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_hops import HopPlayer
-from qrag_jax.systems.leret_lessons import (
+from qrag_jax.systems.leret_experience import (
     check_some,
     imitation_batch,
     lessons_of,
     pairs_batch,
 )
-from qrag_jax.systems.leret_prompts import PromptMaker, kept_prompts
-from qrag_jax.systems.leret_tries import TryMaker
+from qrag_jax.systems.leret_tries import HopPlayer, PromptMaker, TryMaker, kept_prompts
 from tests.environments.query_writing.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.leret_run import (
     FIRST_SFT,

@@ -39,9 +39,9 @@ from qrag_jax.systems.q_rag_config import (
     load_config,
     settled,
 )
-from qrag_jax.systems.q_rag_inputs import load_inputs
-from qrag_jax.systems.reward_labels import Labelled, with_labels
-from qrag_jax.systems.scoring import check_own_data
+from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
+from qrag_jax.systems.q_rag_scoring import DATA
+from qrag_jax.systems.scoring import are_others
 from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
 from tests.support import worlds
@@ -412,8 +412,9 @@ def test_fields_that_change_what_is_scored_are_named(
     saved, given = config_scored(tmp_path), config_scored(tmp_path)
     change(given)
     for old, new in ((saved, given), (given, saved)):
+        save_config(old, tmp_path / "config.json")
         with pytest.raises(InputError) as caught:
-            check_own_data(tmp_path, old, new)
+            are_others(tmp_path, new, DATA, None)
         assert f"(not as in its config: config.{name}); give --out=FOLDER" in str(caught.value)
 
 

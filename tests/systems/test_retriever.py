@@ -30,8 +30,8 @@ from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.serving.searcher import Ask, MultiStep
-from qrag_jax.systems.deployed import Endpoints
-from qrag_jax.systems.further_engines import make_engine
+from qrag_jax.systems.indexing import make_engine
+from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.retrieval import qdrant_stand_in
 from tests.systems.parts import chunks_of

@@ -29,9 +29,8 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.systems.deepretrieval_config import load_config
-from qrag_jax.systems.deepretrieval_predict import open_rewriter
-from qrag_jax.systems.deepretrieval_scoring import score_rewriter
-from qrag_jax.systems.scored_ways import WayOptions
+from qrag_jax.systems.deepretrieval_scoring import open_rewriter, score_rewriter, search_beside
+from qrag_jax.systems.scoring import ScoreOptions
 from tests.systems.corpora import write_collection
 
 SCRIPT, STEPS, QUERIES, PART = 60, 62, 6, 4
@@ -71,7 +70,7 @@ def scored(run: Path) -> Path:
 
 
 def score(run: Path, out: Path | None = None, **fields: Any) -> dict[str, Any]:
-    return score_rewriter(run, config_of(run, **fields), WayOptions("last", out=out))
+    return score_rewriter(run, config_of(run, **fields), ScoreOptions("last", out=out))
 
 
 def config_of(run: Path, **fields: Any) -> ConfigDict:
@@ -250,7 +249,9 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rewritten(
     run: Path, out: Path, which: str = "last", *, restart: bool = False, **how: Any
 ) -> list[RewriteRow]:
-    with open_rewriter(load_config(run / "config.json"), run, out=out, **how) as rewriter:
+    config = load_config(run / "config.json")
+    search = search_beside(run, config, how.get("queries"), out)
+    with open_rewriter(config, run, search=search, **how) as rewriter:
         weights = rewriter.weights(which)
         assert weights is not None
         return rewriter.predict(weights, out, restart=restart)
@@ -303,8 +304,5 @@ def test_queries_of_a_collection_that_the_run_has_not(
     rows = rewritten(bare, tmp_path / "bare.jsonl", queries=listed)
     assert [row.found for row in rows] == [None] * len(ASKED)
     assert not (bare / "search").exists()
-    with (
-        pytest.raises(InputError, match="--out"),
-        open_rewriter(load_config(run / "config.json"), run, queries=listed),
-    ):
-        pass
+    with pytest.raises(InputError, match="--out"):
+        search_beside(run, load_config(run / "config.json"), listed, None)

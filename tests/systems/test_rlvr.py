@@ -29,13 +29,12 @@ from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems import rlvr
-from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr import Rlvr
-from qrag_jax.systems.rlvr_config import RlvrConfig, TasksConfig, default_config
+from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
 from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
-from qrag_jax.systems.token_stages import StageRules, make_stage
+from qrag_jax.systems.token_system import StageRules, make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_rlvr as small

@@ -30,12 +30,14 @@ from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
-from qrag_jax.systems.query_search import SearchConfig, check_same_corpus, open_query_search
-from qrag_jax.systems.rewrite_search import (
+from qrag_jax.systems.query_search import (
     Collections,
     RewriteSearchConfig,
+    SearchConfig,
     SearchLibrary,
+    check_same_corpus,
     open_collections,
+    open_query_search,
     open_remote,
     passages_of,
 )

@@ -17,8 +17,7 @@ from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrie
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.facts import summarise
-from qrag_jax.systems.sweep_plan import Plan, seeds_of
-from qrag_jax.systems.sweep_table import Scored, compared, markdown, scores_of
+from qrag_jax.systems.sweep_plan import Plan, Scored, compared, markdown, scores_of, seeds_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
@@ -96,9 +95,6 @@ def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="has another plan") as error:
             other.refuse_other(kept, tmp_path)
         assert told in str(error.value)
-    (tmp_path / "sweep.json").write_text('{"config": 3}')
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        Plan.read(tmp_path)
     with pytest.raises(InputError, match="--config"):
         Plan.read(tmp_path / "none")
 

@@ -16,7 +16,7 @@ import pytest
 from qrag_jax.data.files.corpora import Columns, Document, read_corpus, split_contents
 from qrag_jax.data.files.queries import is_collection, qrels_path, read_queries
 from qrag_jax.errors import InputError
-from qrag_jax.systems.corpus_source import CorpusSource
+from qrag_jax.systems.indexing import CorpusSource
 
 PLAIN = [
     {"id": "a", "title": "One", "text": "first text", "year": 1999},
