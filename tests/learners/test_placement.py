@@ -38,6 +38,10 @@ def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
     rng, shapes = np.random.default_rng(0), expected_shapes(TABLE, module)
     arrays = {n: rng.random(s, np.float32).astype(dtype) for n, s in shapes.items()}
     write_shards(folder, arrays, shard)
+    return opened(folder, module)
+
+
+def opened(folder: Path, module: Bert) -> Any:
     return stored_params(TABLE, module, open_tensors(folder), str(folder))
 
 
@@ -81,8 +85,7 @@ def rise(action: Callable[[], Any]) -> tuple[Any, int]:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Memory beyond that of the arrays themselves: by `place`, and by reading all and placing."""
-    small = write(folder / "small", SMALL, np.float32, 10**5)
-    tree = write(folder / "large", LARGE, np.float32, 40_000_000)
+    small, tree = opened(folder / "small", SMALL), opened(folder / "large", LARGE)
     mesh = mesh_of(1, 8)
     shardings = shardings_of(mesh, ALL_SPLIT, tree, tree)
     of_small = shardings_of(mesh, ALL_SPLIT, small, small)
@@ -115,6 +118,9 @@ def measure(folder: Path) -> dict[str, Any]:
 def test_memory_on_the_way_is_that_of_a_tensor(tmp_path: Path) -> None:
     """Virtual devices keep their arrays in the process: what it grew by at most, less the arrays
     that are there in the end, is what the host held on the way, mapped pages of files included."""
+    # Not written by the program itself, whose freed memory would be used again.
+    write(tmp_path / "small", SMALL, np.float32, 10**5)
+    write(tmp_path / "large", LARGE, np.float32, 40_000_000)
     result = subprocess.run(
         [sys.executable, "-m", "tests.learners.test_placement", str(tmp_path)],
         cwd=Path(__file__).parents[2],
