@@ -119,7 +119,7 @@ $(VLLM_VENV)/.installed-gpu:
 	rm -rf $(VLLM_VENV)
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PY) -m pip install --quiet --upgrade pip
-	$(VLLM_PY) -m pip install --quiet 'vllm>=0.10.2'
+	$(VLLM_PY) -m pip install --quiet 'vllm>=0.14'
 	$(VLLM_PY) -c 'import vllm'
 	touch $@
 

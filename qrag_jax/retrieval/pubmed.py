@@ -21,7 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError, check_above, check_known, check_least
-from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
+from qrag_jax.llm.endpoint import (
+    TooLarge,
+    check_plain,
+    check_size,
+    check_url,
+    is_local,
+    read_key,
+    without_key,
+)
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.replies import read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
@@ -234,7 +242,12 @@ class RemoteEngine:
         self._limit = _limit_of(urllib.parse.urlsplit(self._url).netloc, 1 / per_second)
         # A redirect is not followed, so that the key goes nowhere else.
         self._client = httpx2.Client(
-            timeout=config.timeout, follow_redirects=False, trust_env=not is_local(self._url)
+            headers={
+                "Accept-Encoding": "identity"
+            },  # a small packed body could expand to a huge one
+            timeout=config.timeout,
+            follow_redirects=False,
+            trust_env=not is_local(self._url),
         )
 
     @property
@@ -292,16 +305,25 @@ class RemoteEngine:
         secret = {"api_key": self._key} if self._key else {}
         sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
         self._limit.wait()
+        until, body = time.monotonic() + self.config.timeout, bytearray()
         try:
-            reply = self._client.request(method, self._url + path, **sent)
+            with self._client.stream(method, self._url + path, **sent) as reply:
+                check_plain(reply.headers)
+                for part in reply.iter_raw():
+                    body += part
+                    check_size(len(body))
+                    if time.monotonic() > until:  # the client's own limit is of each part
+                        raise httpx2.ReadTimeout("the answer has not ended")
         except httpx2.TimeoutException:
             return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
+        except TooLarge as error:
+            return Failure("malformed", str(error))
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
             return Failure("connection", shorten(why))
         if reply.status_code in (429, 503):
             self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
-        text = without_key(reply.text, self._key)
+        text = without_key(body.decode(errors="replace"), self._key)
         if reply.status_code != 200:
             return read_error(reply.status_code, text)
         try:

@@ -186,7 +186,7 @@ def interpreter(python: str) -> Path:
         raise InputError(
             f"{_field('python')}: {python} is not there; give the Python of an environment with "
             f"vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
-            "'vllm>=0.10.2'"
+            "'vllm>=0.14'"
         )
     return path
 
