@@ -163,7 +163,8 @@ def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: P
     assert "config.questions.kept" in refusal(commands.run(*train))
     path.unlink()
     # Its checkpoint plays all questions again, and needs no file for that.
-    own = (f"--workdir={workdir}", "--checkpoint=last")
+    data = f"--config.data.path={FIELDS['data.path']}"  # code, which a folder cannot name
+    own = (f"--workdir={workdir}", "--checkpoint=last", data)
     commands.succeed("filter_data", *own, f"--out={path}", "--rollouts=2")
     assert [row["id"] for row in lines(path)] == [row["id"] for row in lines(log)]
     assert {row["scored"] for row in lines(path)} == {2}
