@@ -166,7 +166,7 @@ def test_a_fault_inside_is_told_logged_and_counted(commands: Commands, tmp_path:
     server.process.terminate()
     status, told = server.ended()
     assert status == 0
-    assert "InputError" in told
+    assert "JSONDecodeError" in told
     assert 'File "' in told
     assert not any(word in told.lower() for word in WORDS)  # queries are not logged
 
