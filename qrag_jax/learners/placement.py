@@ -94,8 +94,8 @@ def _placed(shardings: Params, *towers: Params | None) -> list[Params]:
 def place(tower: Params, shardings: Params) -> Params:
     """Places one tower on the mesh; each device gets only its part.
 
-    A leaf in files is read a few layers at a time, no more than the size of the largest tensor. So
-    the host never holds much more than the largest tensor.
+    A leaf in files is read a few layers at a time, no more than the size of the largest tensor, and
+    each device's part separately. So the host never holds much more than the largest tensor.
 
     Args:
         tower: host arrays, the same on every host, or `StoredLeaf`s.
@@ -109,10 +109,10 @@ def place(tower: Params, shardings: Params) -> Params:
         layers, together = len(leaf.tensors), max(1, most // max(1, leaf.tensor_bytes))
         split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
         if layers <= together or split_by_layers:
-            return _read(leaf, sharding)
+            return _read_parts(leaf, sharding)
         whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
         for start in range(0, layers, together):
-            part = _read(leaf.layers(start, start + together), sharding)
+            part = _read_parts(leaf.layers(start, start + together), sharding)
             # In place, so that a device never holds a second copy of the leaf.
             update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
             whole = update(whole, part, start).block_until_ready()
@@ -125,12 +125,12 @@ def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
 
 
-def _read(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
-    parts: dict[str, np.ndarray] = {}  # devices with the same part share it
-
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        if str(index) not in parts:
-            parts[str(index)] = leaf.read(index)
-        return parts[str(index)]
-
-    return jax.make_array_from_callback(leaf.shape, sharding, part)
+def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
+    """Reads a leaf onto its devices; the host holds one device's part at a time."""
+    parts: dict[str, np.ndarray] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        if str(index) not in parts:  # devices with the same part are mostly neighbours
+            parts = {str(index): leaf.read(index or ())}
+        arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
