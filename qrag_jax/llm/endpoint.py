@@ -183,10 +183,13 @@ class Endpoint:
         options = http_options(self._url, self._key, httpx2.HTTPTransport) | {"trust_env": False}
         # vLLM's own endpoints, such as /health, are beside /v1 and not below it.
         root = options.pop("base_url").rstrip("/").removesuffix("/v1")
+        sent: dict[str, Any] = {}
+        if body is not None:  # NaN, too: the server knows the field's name
+            sent = {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
         try:
             with (
                 httpx2.Client(timeout=timeout, **options) as http,
-                http.stream(method, root + path, json=body) as reply,
+                http.stream(method, root + path, **sent) as reply,
             ):
                 check_plain(reply.headers)
                 content = bytearray()

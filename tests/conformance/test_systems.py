@@ -373,7 +373,10 @@ def test_a_folder_from_elsewhere_runs_no_code(
         value = "theirs" if name == "system" else f"{theirs}:run"
         changed.update_from_flattened_dict({name: value})
         save_config(changed, workdir / CONFIG_NAME)
-        told = refusal(commands.run("evaluate", f"--workdir={workdir}", "--checkpoint=last"))
+        data = fields.data.path if "data" in fields else ""  # code of these tests, maybe
+        trusted = [f"--config.data.path={data}"] if ".py:" in data and name != "data.path" else []
+        words = (f"--workdir={workdir}", "--checkpoint=last", *trusted)
+        told = refusal(commands.run("evaluate", *words))
         assert (value if name == "system" else name) in told
     assert not mark.exists()
 
