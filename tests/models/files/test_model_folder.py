@@ -74,7 +74,7 @@ def test_shards_of_either_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"index\.json: .*model-2\.safetensors"):
         read_tensors(tmp_path)
     save_file({"h": TENSORS["h"]}, tmp_path / "model-2.safetensors")
-    with pytest.raises(InputError, match=r"model-2\.safetensors: .* i "):
+    with pytest.raises(InputError, match=r"index\.json: .* i\b"):
         read_tensors(tmp_path)
 
 
