@@ -89,7 +89,9 @@ def write_tiny_lm(
     The same texts, sizes and seed give the same bytes. Few texts may give fewer tokens than
     `config.vocab`; the weights have as many as there are.
     """
-    config = config or TinyLMConfig()
+    config, change = config or TinyLMConfig(), None
+    if config.weights:  # before anything is written
+        change = own_code.load(config.weights, _WEIGHTS, ("params", "config", "seed")).function
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = trained_tokenizer(texts, config.vocab)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -116,8 +118,7 @@ def write_tiny_lm(
         tie_word_embeddings=True,
     )
     params = jax.tree.map(np.asarray, jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed)))
-    if config.weights:
-        change = own_code.load(config.weights, _WEIGHTS, ("params", "config", "seed")).function
+    if change is not None:
         params = change(params=params, config=sizes, seed=seed)
     fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
     save_folder(table_of("qwen3"), params, fields, folder, folder)
