@@ -20,21 +20,16 @@ fi
 shift
 
 # Both get groups of their own (set -m), so that Ctrl-C reaches them through this script alone: the
-# command must end before its model does.
+# command must end before its model does. Signals are caught before either of them is there.
 set -m
-folder=$(mktemp -d)
-mkfifo "$folder/line"
-"$here/sidecar.sh" "${sidecar[@]}" </dev/null >"$folder/line" &
-model=$!
-exec 3<"$folder/line"
-rm -r "$folder" # both ends are open
+model=
 command=
 asked=
 stop() {
     asked=$1
     if [[ -n $command ]]; then
         kill -s "$1" "$command" 2>/dev/null || true
-    else
+    elif [[ -n $model ]]; then
         kill -s TERM "$model" 2>/dev/null || true
     fi
 }
@@ -42,7 +37,14 @@ trap 'stop TERM' TERM
 trap 'stop INT' INT
 trap 'stop HUP' HUP
 # Its GPU is free for the next command when this script has ended.
-trap 'kill -s TERM "$model" 2>/dev/null || true; wait "$model" 2>/dev/null || true' EXIT
+trap '[[ -z $model ]] || { kill -s TERM "$model" 2>/dev/null || true; wait "$model" 2>/dev/null || true; }' EXIT
+
+folder=$(mktemp -d)
+mkfifo "$folder/line"
+"$here/sidecar.sh" "${sidecar[@]}" </dev/null >"$folder/line" &
+model=$!
+exec 3<"$folder/line"
+rm -r "$folder" # both ends are open
 
 # The line with its address comes when it answers; end of file comes when it has failed. `read` is
 # tried again for a short while each, because a signal is handled between commands only.
