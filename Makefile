@@ -63,10 +63,12 @@ $(VENV)/.installed-docs: pyproject.toml requirements.txt | $(VENV)/.installed
 # Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
 QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
 
-test: $(VENV)/.installed-test
-	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
+IN_PARALLEL := export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
 	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+
+test: $(VENV)/.installed-test
+	$(IN_PARALLEL)
 
 # Writes the numbers again that tests compare with, or ARGS of them, and prints what changed.
 pin: $(VENV)/.installed-test
@@ -75,9 +77,10 @@ pin: $(VENV)/.installed-test
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow
 
-# Kills, full disks and damaged checkpoints, over short runs of every system: an hour.
+# Kills, full disks, two hosts and damaged checkpoints over short runs of every system; the commands
+# of the documentation: an hour.
 nightly: $(VENV)/.installed-test
-	$(PY) -m pytest -m nightly tests/nightly
+	$(IN_PARALLEL) -m nightly
 
 # docs/results.md and README.md's table, from the stored figures of benchmarks/results/.
 results: $(VENV)/.installed

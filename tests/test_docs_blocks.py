@@ -88,6 +88,7 @@ def run_blocks(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [*filter(run_blocks, PAGES)], ids=lambda page: page.name)
+@pytest.mark.nightly
 def test_a_reader_can_run_the_page(
     page: Path, provided: Path, commands: Commands, tmp_path: Path
 ) -> None:

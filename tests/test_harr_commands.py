@@ -108,6 +108,7 @@ def test_killed_inside_a_rollout(
     assert "config.agent.staleness" in refusal(commands.run("train", *changed))
 
 
+@pytest.mark.nightly
 def test_agents_with_a_model_play_on_two_hosts(
     apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
 ) -> None:

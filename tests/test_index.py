@@ -95,6 +95,7 @@ def test_a_command_that_was_killed_and_stopped_ends_with_the_same_bytes(
     assert tree(out) == tree(unbroken)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_refused_and_elsewhere_it_goes_on(
     commands: Commands, source: Path, tower: Path, unbroken: Path, tmp_path: Path
 ) -> None:

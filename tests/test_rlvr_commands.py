@@ -254,6 +254,7 @@ def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_pa
     assert all(line["train/unscored_share"] == 0 for line in lines)
 
 
+@pytest.mark.nightly
 def test_two_hosts_ask_a_server_for_what_one_asks(commands: Commands, tmp_path: Path) -> None:
     """Each host hands its versions over under names of its own, and asks for a part."""
     folder = write_calling_model(tmp_path / "model")

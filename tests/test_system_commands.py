@@ -140,10 +140,7 @@ SPREAD = {
 
 @pytest.mark.parametrize(
     "system",
-    [
-        pytest.param(each, marks=[pytest.mark.slow] * (each in ("deepretrieval", "leret")))
-        for each in SPREAD
-    ],
+    [pytest.param(each, marks=[pytest.mark.nightly] * (each != "q_rag")) for each in SPREAD],
 )
 def test_two_hosts_do_what_one_does(system: str, commands: Commands, tmp_path: Path) -> None:
     """Q-RAG's is stopped by a signal to one of them, and ended by one host of two devices."""

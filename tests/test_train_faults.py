@@ -151,6 +151,7 @@ def test_documents_drawn_at_each_epoch_go_on_in_it(commands: Commands, tmp_path:
 # ---------------------------------------------------------------------- a full disk
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_while_a_checkpoint_is_written(
     commands: Commands, finished_run: Path, run_copy: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     assert_same_run(run_copy, finished_run)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_at_resume_costs_the_run_nothing(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- a host that dies
 
 
+@pytest.mark.nightly
 def test_a_host_that_dies_ends_the_others_and_both_go_on(
     commands: Commands, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def finished_parts(out: Path) -> list[Path]:
     return sorted(out.glob("exact/vectors.*.json"))
 
 
+@pytest.mark.nightly
 def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
     commands: Commands, corpus: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
 # ---------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.nightly
 def test_a_folder_that_two_hosts_train_in_is_refused_until_they_are_killed(
     commands: Commands, tmp_path: Path
 ) -> None:

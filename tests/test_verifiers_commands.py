@@ -59,6 +59,7 @@ def test_a_training_logs_the_parts_of_rewards_one_by_one(trained_here: Path) -> 
     assert last["failed_episodes"] == last["lost_processes"] == last["untrained_tokens"] == 0
 
 
+@pytest.mark.nightly
 def test_a_killed_training_goes_on_bit_for_bit(
     trained_here: Path, commands: Commands, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_bad_environment_is_one_sentence(commands: Commands, tmp_path: Path, d
 
 
 @needs_verifiers
+@pytest.mark.nightly
 def test_verifiers_itself_trains(commands: Commands, tmp_path: Path) -> None:
     given = flags(tmp_path / "run", python=PYTHON)
     given += ["--config.env.verifiers=made-v1", "--config.env.arguments={}"]

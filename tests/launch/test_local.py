@@ -116,6 +116,7 @@ def test_wrong_words_are_refused(
     assert name in told.stderr
 
 
+@pytest.mark.nightly
 def test_after_a_kill_a_training_of_two_goes_on_to_its_end(
     commands: Commands, tmp_path: Path
 ) -> None:

