@@ -88,7 +88,7 @@ Exact search of a million vectors, beside FAISS |
     exact search, 1,000,000 × 384, float32, top 10, batch 64
 BM25, SciFact | BM25, SciFact
 `qrag serve`, one step, MiniLM, beside a plain server |
-    server, 64 clients, 9,594 passages, MiniLM, one step
+    server, 64 clients, 2,000 passages, steps: 1
 `qrag serve`, four steps | server, 64 clients, 2,000 passages, steps: 4
 [gpu]
 Q-RAG's step, BERT-base, beside torch in bfloat16 |
