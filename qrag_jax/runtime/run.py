@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
-from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,

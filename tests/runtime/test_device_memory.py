@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from qrag_jax.runtime import device_memory
 from qrag_jax.runtime.device_memory import (
     SAVING,
     WITHOUT_CONFIG,
@@ -160,3 +162,33 @@ def test_a_program_that_does_not_fit_is_told_with_what_needs_less() -> None:
     told = line("update", there, more, more - 1, "leret")
     assert "3.0 GiB are free, which is too little: " in told
     assert told.endswith(saving("leret"))
+
+
+PEAK = """
+import numpy as np
+from qrag_jax.runtime.device_memory import PeakMemory
+before = PeakMemory()
+small = before.mebibytes()
+np.ones(100 * 2**20, np.uint8).sum()
+large = before.mebibytes()
+print(small, large, PeakMemory().mebibytes())
+"""
+
+
+def test_peak_memory_counts_what_was_given_back() -> None:
+    out = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    small, large, again = map(float, out.stdout.split())
+    assert small + 90 < large < small + 150
+    # Linux forgets an earlier peak.
+    assert again < large - 90 if sys.platform == "linux" else again >= large
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 2**10), ("darwin", 1)])
+def test_peak_memory_without_proc(
+    platform: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """getrusage gives KiB on Linux and bytes on macOS."""
+    monkeypatch.setattr(device_memory, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", platform)
+    least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    assert least <= device_memory.peak_bytes() < least + 64 * 2**10 * unit
