@@ -1,4 +1,4 @@
-"""Plots: the learning curve; scores against the stopping threshold, and against documents' length."""
+"""Plots: the learning curve; scores against the stopping threshold, and against length."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One class and one function for each tracker's library, imported where it is used.
 
-wandb: a run of Weights & Biases, at its service, at a server of one's own, or in files here. mlflow: a
-run in an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says. trackio: Hugging
-Face's tracker, in files of this machine, or in a Space that it is told of.
+wandb: a run of Weights & Biases, at its service, at a server of one's own, or in files here.
+mlflow: a run in an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
+trackio: Hugging Face's tracker, in files of this machine, or in a Space that the environment names.
 """
 
 from __future__ import annotations
