@@ -1,7 +1,7 @@
 """Finds signs that a training does not learn, from what it has logged so far.
 
-Each rule looks at one number that a sound training does not show, and no rule stops a run. The likely causes are those of the system, see `systems.config`, and
-docs/troubles.md says more about each of them.
+Each rule looks at one number that a sound training does not show, and no rule stops a run. The
+likely causes are those of the system, see `systems.config`; docs/troubles.md says more.
 """
 
 from __future__ import annotations
