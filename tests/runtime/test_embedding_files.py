@@ -112,7 +112,7 @@ def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file.* cannot be made"):
+    with pytest.raises(InputError, match=r"file.* cannot be written"):
         EmbeddingFiles(tmp_path / "file" / "key", WIDTH)
     files = EmbeddingFiles(tmp_path / "gone", WIDTH)
     os.rmdir(tmp_path / "gone")
@@ -156,5 +156,5 @@ def test_a_full_disk_is_told_and_no_signal(tmp_path: Path) -> None:
     mapped = EmbeddingFiles(tmp_path, WIDTH).table()
     mapped.reserve(8)
     mapped._file = open("/dev/full", "wb")  # noqa: SIM115
-    with pytest.raises(InputError, match="cannot hold a table of embeddings"):
+    with pytest.raises(InputError, match="cannot be written"):
         mapped.put(0, group(0, 7)[1])
