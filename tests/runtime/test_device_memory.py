@@ -16,7 +16,6 @@ import pytest
 from qrag_jax.runtime import device_memory
 from qrag_jax.runtime.device_memory import (
     SAVING,
-    WITHOUT_CONFIG,
     FirstCalls,
     cgroup_room,
     line,
@@ -84,15 +83,6 @@ def test_an_array_that_is_too_large_is_told_with_the_fields_of_the_system() -> N
     assert (shortage(found.value) or "").endswith("; a smaller model or more devices needs less.")
 
 
-@pytest.mark.parametrize("message", [WHEN_COMPILED, WHEN_RUN, f"While copying: {WHEN_RUN}"])
-def test_messages_of_compiling_and_of_running(message: str) -> None:
-    told = shortage(jax.errors.JaxRuntimeError(message), "rlvr") or ""
-    assert ("(3.0 GiB more were asked for)" in told) == (message is not WHEN_COMPILED)
-    assert "--config.sampling.rows" in told
-    assert shortage(RuntimeError(message), "rlvr") is None
-    assert shortage(jax.errors.JaxRuntimeError("INTERNAL: no"), "rlvr") is None
-
-
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()  # where version 1 of control groups has its files
     for folder, most, used in (
@@ -129,10 +119,6 @@ def test_a_command_names_the_fields_of_its_config(system: str) -> None:
     assert found.returncode == 1
     assert found.stderr.splitlines()[-1].endswith(f"; {saving(system)}.")
     assert "Traceback" not in found.stderr
-
-
-def test_without_a_config_no_field_is_named() -> None:
-    assert not fields_in(" ".join(WITHOUT_CONFIG))
 
 
 def test_memory_of_a_program_is_told_once_before_it_runs_and_compiles_nothing_twice() -> None:

@@ -70,20 +70,6 @@ def test_a_broken_file_is_dropped_and_the_others_stay(tmp_path: Path, harm: str)
     assert everything(tmp_path) == as_dict(*groups)
 
 
-def test_two_processes_may_drop_the_same_broken_file(tmp_path: Path) -> None:
-    files = EmbeddingFiles(tmp_path, WIDTH)
-    for one in (group(0, 5), group(1, 7)):
-        files.add(*one)
-    _, last = sorted(tmp_path.iterdir())
-    last.write_bytes(b"broken")
-    loading = files.load()
-    found = [next(loading)]
-    everything(tmp_path)  # the other process drops it
-    assert not last.exists()
-    found += loading
-    assert as_dict(*found) == everything(tmp_path)
-
-
 def test_a_broken_file_in_a_read_only_folder_is_left_and_the_others_are_read(
     tmp_path: Path,
 ) -> None:
@@ -100,14 +86,6 @@ def test_a_broken_file_in_a_read_only_folder_is_left_and_the_others_are_read(
             files.add(*groups[0])
     files.add(*groups[0])  # the same name: the broken file is replaced
     assert everything(tmp_path) == as_dict(*groups)
-
-
-def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
-    files = EmbeddingFiles(tmp_path, WIDTH)
-    files.add(*group(0, 5))
-    (path,) = tmp_path.iterdir()
-    (tmp_path / "tmpleftbyakill").write_bytes(path.read_bytes())
-    assert everything(tmp_path) == as_dict(group(0, 5))
 
 
 def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:

@@ -98,17 +98,6 @@ def test_the_second_interrupt_ends_the_process_at_once() -> None:
         assert process.returncode == -signal.SIGINT
 
 
-def test_terminate_and_then_one_interrupt_is_not_yet_two_interrupts() -> None:
-    with StopSignal() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        assert stop.requested
-        assert stop.name == "SIGTERM"  # the first one
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
 def test_after_leaving_a_signal_kills_again() -> None:
     with started(LEFT) as process:
         assert line(process) == "ready"

@@ -109,15 +109,6 @@ def test_who_ends_in_good_order_ends_nobody(ends: Ends) -> None:
         assert host.told.empty()
 
 
-def test_who_fails_is_told_of_no_other_end(ends: Ends) -> None:
-    third = Host.of([ends.third])
-    third.lifelines.end_others(LIMIT)  # it is not the first one, and need not wait
-    for each in ends.of_first:
-        each.close()
-    wait_until_closed(third)
-    assert third.told.empty()
-
-
 @pytest.mark.parametrize("hello", [b"x" * 32, b"", b"GET / HTTP/1.1\r\n\r\n" * 9])
 def test_strangers_are_turned_away(hello: bytes) -> None:
     door = Door(ADDRESS)
@@ -135,10 +126,6 @@ def test_strangers_are_turned_away(hello: bytes) -> None:
         socket.create_connection((ADDRESS, port))
     for each in (stranger, known, peer):
         each.close()
-
-
-def test_those_that_came_are_taken() -> None:
-    assert Door(ADDRESS).taken(1, patience=0.1) == []
 
 
 @pytest.mark.parametrize(

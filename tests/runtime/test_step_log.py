@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import sys
 import time
@@ -110,22 +109,6 @@ def test_a_step_that_learns_begins_the_count_anew(tmp_path: Path) -> None:
         log.finish()
         progress = log._run.progress
         assert (progress.skipped_steps, progress.skipped_in_a_row) == (10, 1)
-
-
-def test_sentences_name_the_questions_and_what_to_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = TrainConfig(steps=1, log_every=1000)
-    with step_log(tmp_path, train, "a lower rate, or ") as log:
-        log.step(1, metrics(skipped=True))
-        with pytest.raises(NotFinite) as caught:
-            log.finish()
-    told = capsys.readouterr().out
-    assert "(questions q0, q1, q2, q3, q4, q5, q6, q7 and 3 more)" in told
-    text = str(caught.value)
-    assert f"(questions {', '.join(f'q{n}' for n in range(11))}); nothing was learned" in text
-    assert "in another --workdir with a lower rate, or without such questions" in text
-    assert len(re.findall(r"[.:] ", text)) == 1
 
 
 def told(left: TimeLeft, seconds: float, first: int, last: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -79,16 +78,6 @@ def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) ->
     assert version(hub | {"arguments": ("--revision", "v2")}) != ""
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["config_json", "tokenizer_json", "chat_template_jinja", "tokenizer_model", "merges_txt"],
-)
-def test_what_the_weights_are_used_with_counts_too(name: str, tmp_path: Path) -> None:
-    one = write(tmp_path / "one", model_safetensors=b"w", **{name: b"1"})
-    other = write(tmp_path / "other", model_safetensors=b"w", **{name: b"2"})
-    assert model_digest(one) != model_digest(other)
-
-
 def test_names_count_and_places_do_not(tmp_path: Path) -> None:
     one = write(tmp_path / "one" / "final", a_safetensors=b"1", b_safetensors=b"2")
     write(one, README_md=b"whatever")
@@ -134,16 +123,6 @@ def test_a_change_that_keeps_size_and_time_is_seen(tmp_path: Path, reads: list[s
     assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_a_file_that_was_just_written_is_not_kept(
-    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SETTLED_SECONDS", 60.0)
-    folder = write(tmp_path / "m", model_safetensors=b"one")
-    for _ in range(2):
-        model_digest(folder, tmp_path / "cache")
-    assert reads == ["model.safetensors"] * 2
-
-
 def test_links_of_the_hubs_cache_are_followed(tmp_path: Path, reads: list[str]) -> None:
     blobs = write(tmp_path / "blobs", one_x=b"one", two_x=b"two")
     snapshot = tmp_path / "snapshot"
@@ -159,19 +138,6 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path: Path, reads: list[str]) 
     link.symlink_to(blobs / "one.x")
     assert model_digest(snapshot, tmp_path / "cache") == digests[0]
     assert len(reads) == 2
-
-
-def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "m", **{f"part{n}_safetensors": bytes([n]) for n in range(2)})
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
-    both, read = threading.Barrier(2, timeout=20), module._read
-
-    def together(path: Path, cache: Path | None) -> str:
-        both.wait()  # one after the other they would never meet
-        return read(path, cache)
-
-    monkeypatch.setattr(module, "_read", together)
-    assert len(model_digest(folder)) == 16
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")

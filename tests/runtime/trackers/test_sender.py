@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from qrag_jax.runtime.trackers.secrets_out import clean, without_secrets
-from qrag_jax.runtime.trackers.sent_record import SentRecord
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
@@ -162,14 +161,6 @@ def test_a_full_disk_sends_nothing_twice(full_disk: Path) -> None:
     close_all([one], 10)
     assert "No space left on device" in told[0]
     assert [step for _, step, *_ in tracker.rows()] == [1]
-
-
-def test_the_record_takes_each_metric_once() -> None:
-    record = SentRecord()
-    assert record.take(3, {"a": 1.0, "b": 2.0}) == {"a": 1.0, "b": 2.0}
-    assert record.take(3, {"a": 1.0, "c": 2.0}) == {"c": 2.0}
-    assert record.take(2, {"a": 1.0}) == {}
-    assert record.take(4, {"a": 1.0}) == {"a": 1.0}
 
 
 def test_keys_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
