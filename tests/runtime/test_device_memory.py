@@ -36,11 +36,6 @@ EXPERIMENTS = {
     "deepretrieval": ["deepretrieval", "smol"],
 }
 # What XLA says for a GPU that is full, and for a TPU whose program is too large when compiled.
-WHEN_COMPILED = (
-    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
-    "Used 20.21G of 15.75G hbm. Exceeded hbm capacity by 4.46G."
-)
-WHEN_RUN = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3221225472 bytes."
 
 
 def fields_in(text: str) -> list[str]:
