@@ -13,11 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from qrag_jax.runtime.trackers.secrets_out import clean, without_secrets
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.trackers import sender
+from qrag_jax.runtime.trackers import clean, sender, without_secrets
 from qrag_jax.runtime.trackers.sender import Sender, close_all
 from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import read_metrics
