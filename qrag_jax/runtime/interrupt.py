@@ -39,11 +39,7 @@ class StopSignal:
         return _SIGNALS
 
     def __enter__(self) -> Self:
-        """Installs the handlers.
-
-        Raises:
-            RuntimeError: not in the main thread, the only one that gets signals.
-        """
+        """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("StopSignal works only in the main thread")
         for number in self.signals:

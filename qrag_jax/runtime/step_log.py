@@ -148,11 +148,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """As `finished`, for an evaluation, whose time is told as part of what is left.
-
-        Raises:
-            NotFinite: as in `step`.
-        """
+        """As `finished`, for an evaluation, whose time is told as part of what is left."""
         with self.finished():
             before, compiled = time.monotonic(), self._run.counter.seconds
             yield
@@ -164,9 +160,6 @@ class StepLog:
         """As `paused`, but first waits for the last step and writes its results.
 
         Code that reads the state runs in this block, because the next step overwrites the state.
-
-        Raises:
-            NotFinite: as in `step`.
         """
         self.finish()
         with self.paused():
@@ -184,9 +177,6 @@ class StepLog:
         """Takes the results of a step and writes those of the step before.
 
         The device may still be computing the new results.
-
-        Raises:
-            NotFinite: too many steps in a row learned nothing.
         """
         before = self._running
         self._running = step, metrics, self._experience.samples
@@ -194,11 +184,7 @@ class StepLog:
             self._tell(*before)
 
     def finish(self) -> None:
-        """Waits for the last step and writes its results.
-
-        Raises:
-            NotFinite: as in `step`.
-        """
+        """Waits for the last step and writes its results."""
         last, self._running = self._running, None
         if last is not None:
             self._tell(*last)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qrag_jax.runtime.lifelines import Door, Lifelines, connected
+from qrag_jax.runtime.lifelines import Gate, Lifelines, connected
 from tests.devices import environment_of
 
 ADDRESS, LIMIT = "127.0.0.1", 60
@@ -47,11 +47,11 @@ class Ends(NamedTuple):
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    door = Door(ADDRESS)
+    gate = Gate(ADDRESS)
     with ThreadPoolExecutor() as pool:
-        taken = pool.submit(door.taken, 2)
+        accepted = pool.submit(gate.accepted, 2)
         second, third = (connected(ADDRESS, door.invitation) for _ in range(2))
-        made = Ends(taken.result(), second, third)
+        made = Ends(accepted.result(), second, third)
     yield made
     for each in (*made.of_first, second, third):
         each.close()
@@ -111,16 +111,16 @@ def test_who_ends_in_good_order_ends_nobody(ends: Ends) -> None:
 
 @pytest.mark.parametrize("hello", [b"x" * 32, b"", b"GET / HTTP/1.1\r\n\r\n" * 9])
 def test_strangers_are_turned_away(hello: bytes) -> None:
-    door = Door(ADDRESS)
+    gate = Gate(ADDRESS)
     port = int(door.invitation.split()[0])
     with ThreadPoolExecutor() as pool:
-        taken = pool.submit(door.taken, 1)
+        accepted = pool.submit(gate.accepted, 1)
         stranger = socket.create_connection((ADDRESS, port))
         with contextlib.suppress(OSError):  # it may be turned away before its end
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
         known = connected(ADDRESS, door.invitation)
-        (peer,) = taken.result(timeout=LIMIT)
+        (peer,) = accepted.result(timeout=LIMIT)
     assert peer.getpeername() == known.getsockname()
     with pytest.raises(ConnectionRefusedError):  # all have come, and the door is shut
         socket.create_connection((ADDRESS, port))
