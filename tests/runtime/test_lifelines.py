@@ -50,7 +50,7 @@ def ends() -> Iterator[Ends]:
     gate = Gate(ADDRESS)
     with ThreadPoolExecutor() as pool:
         accepted = pool.submit(gate.accepted, 2)
-        second, third = (connected(ADDRESS, door.invitation) for _ in range(2))
+        second, third = (connected(ADDRESS, gate.invitation) for _ in range(2))
         made = Ends(accepted.result(), second, third)
     yield made
     for each in (*made.of_first, second, third):
@@ -112,14 +112,14 @@ def test_who_ends_in_good_order_ends_nobody(ends: Ends) -> None:
 @pytest.mark.parametrize("hello", [b"x" * 32, b"", b"GET / HTTP/1.1\r\n\r\n" * 9])
 def test_strangers_are_turned_away(hello: bytes) -> None:
     gate = Gate(ADDRESS)
-    port = int(door.invitation.split()[0])
+    port = int(gate.invitation.split()[0])
     with ThreadPoolExecutor() as pool:
         accepted = pool.submit(gate.accepted, 1)
         stranger = socket.create_connection((ADDRESS, port))
         with contextlib.suppress(OSError):  # it may be turned away before its end
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
-        known = connected(ADDRESS, door.invitation)
+        known = connected(ADDRESS, gate.invitation)
         (peer,) = accepted.result(timeout=LIMIT)
     assert peer.getpeername() == known.getsockname()
     with pytest.raises(ConnectionRefusedError):  # all have come, and the door is shut
