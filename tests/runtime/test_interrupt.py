@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -125,19 +124,3 @@ def test_earlier_handlers_come_back_even_after_an_error() -> None:
         assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_is_refused() -> None:
-    errors: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            with StopSignal():
-                pass
-        except RuntimeError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])
