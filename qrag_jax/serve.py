@@ -56,9 +56,8 @@ def _search() -> ServedSearch:
 
 def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
     try:
-        from qrag_jax.serving.app import make_app
+        from qrag_jax.serving.app import Measures, make_app
         from qrag_jax.serving.http_server import bound_socket, serve_http, url_of
-        from qrag_jax.serving.measures import Measures
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:

@@ -20,6 +20,7 @@ from qrag_jax.llm.server.opening import server_of
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.config_fields import fill
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -63,7 +64,9 @@ def main() -> int:
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
     config = LlmConfig(
-        model=llm.model, api_key_env=llm.api_key_env, server=ServerConfig.of(llm.server.to_dict())
+        model=llm.model,
+        api_key_env=llm.api_key_env,
+        server=fill(ServerConfig, llm.server, "llm.server"),
     )
     server = server_of(config, Path(), log=_log)
     assert isinstance(server, Server)

@@ -57,8 +57,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.serving.app import make_app
-from qrag_jax.serving.measures import Measures
+from qrag_jax.serving.app import Measures, make_app
 from qrag_jax.serving.searcher import SingleStep
 from qrag_jax.serving.worker import Worker
 from tests.serving.small_index import words_index

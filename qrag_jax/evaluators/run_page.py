@@ -24,9 +24,8 @@ from qrag_jax.evaluators.episode_sample import spread
 from qrag_jax.evaluators.episode_views import CHUNKS, KINDS, Episode, Found, Step, episodes_of
 from qrag_jax.metrics import prediction_scores, predictions, retrieval_log
 from qrag_jax.runtime import bounded_files, bounded_json
-from qrag_jax.runtime.episode_file import EPISODES_NAME
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
-from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
 POINTS = 400  # of one curve, at most
 MOST_FOUND = 30  # passages of a search that are shown

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from qrag_jax.errors import InputError, check_above, check_least
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, is_local, read_key
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.config_fields import fill, internal
 
 PREFIX = "config.llm."  # of the fields, in messages
 # The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
@@ -154,11 +154,9 @@ class ServedConfig(_Section):
         they are 0; `loaded_adapters` if it is too low. `serving` sets others.
         """
         rest = dict(fields)
-        server = dict(rest.pop("server", None) or {})
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "server"]
-        if unknown := sorted(set(rest) - set(names)):
-            raise InputError(f"{PREFIX}{unknown[0]} is unknown; there are {', '.join(names)}.")
-        if rest.get("url"):
+        server = fill(ServerConfig, rest.pop("server", None) or {}, "llm.server")
+        settings = fill(cls, rest, "llm")
+        if settings.url:
             if not needs.rank:
                 raise InputError(
                     "config.llm.url names a running server, and config.model.lora.rank is 0: all "
@@ -166,18 +164,21 @@ class ServedConfig(_Section):
                     "one might restart with the first weights unnoticed; leave the url empty, or "
                     "train adapters."
                 )
-            return cls(**rest)
-        server["publish"] = True
-        server["lora_rank"] = _rank(server.get("lora_rank", 0), needs.rank)
-        server["loaded_adapters"] = max(server.get("loaded_adapters", 1), needs.versions)
-        room = server.get("max_model_len", 0) or needs.room
+            return settings
+        room = server.max_model_len or needs.room
         if room < needs.room:
             raise InputError(
                 f"config.llm.server.max_model_len is {room}, and an episode may have "
                 f"{needs.room} tokens (config.sampling.room); raise it, or leave it 0."
             )
-        server["max_model_len"] = room
-        return cls(**rest, server=ServerConfig.of(server))
+        server = dataclasses.replace(
+            server,
+            publish=True,
+            lora_rank=_rank(server.lora_rank, needs.rank),
+            loaded_adapters=max(server.loaded_adapters, needs.versions),
+            max_model_len=room,
+        )
+        return dataclasses.replace(settings, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
         """With the model that is trained, unless another one is named, and in the trainer's dtype.

@@ -26,9 +26,6 @@ CAUSES = (
 # The `finish_reason` of an answer: the text ended by itself, or at max_tokens.
 ENDS = ("stop", "length")
 
-# Fields that `extra` may not set, because a request gets one whole answer to its own prompt.
-_OWN_FIELDS = ("model", "messages", "prompt", "n", "stream")
-
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
@@ -90,10 +87,6 @@ class Failure:
     message: str
     attempts: int = 1
 
-    def __post_init__(self) -> None:
-        if self.cause not in CAUSES:
-            raise ValueError(f"a failure's cause is one of {', '.join(CAUSES)}, not {self.cause}.")
-
 
 Outcome = Answer | Failure
 
@@ -130,10 +123,6 @@ class Sampling:
     reads: Callable[[Answer], str] | None = dataclasses.field(
         default=None, kw_only=True, compare=False
     )
-
-    def __post_init__(self) -> None:
-        if taken := [name for name in _OWN_FIELDS if name in self.extra]:
-            raise ValueError(f"a request's extra may not hold {', '.join(taken)}.")
 
     @property
     def greedy(self) -> bool:
@@ -208,12 +197,6 @@ class RerankRequest:
     path = "/rerank"
     greedy = True  # the same request has the same answer
 
-    def __post_init__(self) -> None:
-        if not self.documents:
-            raise ValueError("a rerank request has one document at least.")
-        if taken := [n for n in ("model", "query", "documents", "top_n") if n in self.extra]:
-            raise ValueError(f"a request's extra may not hold {', '.join(taken)}.")
-
     def body(self, model: str) -> dict[str, Any]:
         """The body of the HTTP request."""
         body = {"model": model, "query": self.query, "documents": list(self.documents)}
@@ -254,9 +237,6 @@ def request_key(request: Request, model: str, version: str) -> bytes:
         request: the request; it may name a model of its own.
         model: the client's, for requests without one.
         version: of the client's weights.
-
-    Raises:
-        TypeError: `request.extra` holds a value that JSON cannot represent.
     """
     fields = [request.path, version, request.body(model)]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()

@@ -20,6 +20,7 @@ from qrag_jax.llm.outcomes import (
     Outcome,
     Request,
     RerankRequest,
+    Sampling,
     Usage,
 )
 from qrag_jax.llm.text.extraction import well_formed
@@ -35,101 +36,78 @@ _TOO_LONG = re.compile(
 
 
 def read_outcome(request: Request, text: str, version: str) -> Outcome:
-    """What a reply to this request says."""
-    if isinstance(request, EmbeddingRequest):
-        return read_vectors(text, version, len(request.rows))
-    if isinstance(request, RerankRequest):
-        return read_scores(text, version, len(request.documents))
-    return read_reply(text, version, model=request.model, may_be_blank=request.wants_ids)
-
-
-def read_vectors(text: str, version: str, count: int) -> Outcome:
-    """The vectors in a reply to an `EmbeddingRequest` of `count` rows, or why there are none."""
+    """What a reply to this request says: an answer, or why there is none."""
     try:
         reply = json.loads(text)
-        rows = sorted(reply["data"], key=lambda row: row["index"])
-        places = [row["index"] for row in rows]
-        vectors = tuple(tuple(map(float, row["embedding"])) for row in rows)
-        usage = _usage(reply.get("usage") or {})
+        if isinstance(request, EmbeddingRequest):
+            return _vectors(reply, version, len(request.rows))
+        if isinstance(request, RerankRequest):
+            return _scores(reply, version, len(request.documents))
+        return _completion(reply, version, request)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
-        return Failure("malformed", f"the reply has no vectors: {shorten(text)}")
-    if places != list(range(count)) or len({len(vector) for vector in vectors}) > 1:
+        return Failure("malformed", f"the reply is not what was asked for: {shorten(text)}")
+
+
+def _vectors(reply: Any, version: str, count: int) -> Outcome:
+    rows = sorted(reply["data"], key=lambda row: row["index"])
+    vectors = tuple(tuple(map(float, row["embedding"])) for row in rows)
+    one_each = [row["index"] for row in rows] == list(range(count))
+    if not one_each or len({len(vector) for vector in vectors}) > 1:
         return Failure("malformed", f"the reply has not one vector for each of {count} rows")
-    return Embedded("", version, usage=usage, vectors=vectors)
+    return Embedded("", version, usage=_usage(reply), vectors=vectors)
 
 
-def read_reply(text: str, version: str, *, model: str = "", may_be_blank: bool = False) -> Outcome:
-    """The answer in a chat or plain completion with one choice, or why there is none.
-
-    Args:
-        text: the reply's body.
-        version: of the answer.
-        model: the model that must have answered; "": any.
-        may_be_blank: whether token ids without text are an answer, such as the end of a turn alone.
-    """
-    try:
-        reply = json.loads(text)
-    except (ValueError, RecursionError):
-        return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
-    try:
-        choices = reply["choices"]
-        if model and reply.get("model") != model:
-            named = shorten(str(reply.get("model")))
-            return Failure("malformed", f"the model {model} was asked, and {named} answered")
-        if isinstance(choices, list) and len(choices) > 1:
-            return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
-        choice = choices[0]
-        content = choice["message"]["content"] if "message" in choice else choice["text"]
-        if failure := _ended_otherwise(choice.get("finish_reason")):
-            return failure
-        answer = Answer(
-            text=well_formed(content) if isinstance(content, str) else content or "",
-            version=version,
-            finish_reason=choice["finish_reason"],
-            usage=_usage(reply.get("usage") or {}),
-            token_ids=tuple(map(int, choice.get("token_ids") or ())),
-            **_log_probs(choice.get("logprobs") or {}),
-        )
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        return Failure("malformed", f"the reply is no completion: {shorten(text)}")
-    if not isinstance(answer.text, str):
-        return Failure("malformed", f"the reply's text is no string: {shorten(text)}")
-    if not answer.text.strip() and not (may_be_blank and answer.token_ids):
-        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
-    return answer
-
-
-def read_scores(text: str, version: str, documents: int) -> Outcome:
-    """The scores of a `RerankRequest`, in the order of its documents, or why there are none."""
-    try:
-        reply = json.loads(text)
-    except (ValueError, RecursionError):
-        return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
-    try:
-        found = {each["index"]: float(each["relevance_score"]) for each in reply["results"]}
-        usage = _usage(reply.get("usage") or {})
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        return Failure("malformed", f"the reply is no list of scores: {shorten(text)}")
+def _scores(reply: Any, version: str, documents: int) -> Outcome:
+    """The scores in the order of the documents, as JSON."""
+    found = {row["index"]: float(row["relevance_score"]) for row in reply["results"]}
     if len(reply["results"]) != documents or found.keys() != set(range(documents)):
         return Failure("malformed", f"the reply does not score all {documents} documents, once")
     scores = [found[index] for index in range(documents)]
     if not all(map(math.isfinite, scores)):
         return Failure("malformed", "a score is NaN or infinite")
-    return Answer(text=json.dumps(scores), version=version, usage=usage)
+    return Answer(text=json.dumps(scores), version=version, usage=_usage(reply))
+
+
+def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
+    """The answer in a chat or plain completion with one choice."""
+    choices, model = reply["choices"], request.model
+    if model and reply.get("model") != model:
+        named = shorten(str(reply.get("model")))
+        return Failure("malformed", f"the model {model} was asked, and {named} answered")
+    if isinstance(choices, list) and len(choices) > 1:
+        return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
+    choice = choices[0]
+    content = choice["message"]["content"] if "message" in choice else choice["text"]
+    if failure := _ended_otherwise(choice.get("finish_reason")):
+        return failure
+    if content and not isinstance(content, str):
+        raise TypeError("the text is no string")
+    answer = Answer(
+        text=well_formed(content or ""),
+        version=version,
+        finish_reason=choice["finish_reason"],
+        usage=_usage(reply),
+        token_ids=tuple(map(int, choice.get("token_ids") or ())),
+        **_log_probs(choice.get("logprobs") or {}),
+    )
+    # Token ids without text are an answer, such as the end of a turn alone.
+    if not answer.text.strip() and not (request.wants_ids and answer.token_ids):
+        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
+    return answer
 
 
 def _ended_otherwise(reason: Any) -> Failure | None:
     """The failure that a `finish_reason` stands for; None if it is that of an answer."""
     if reason in ENDS:
         return None
-    told = f"finish_reason {shorten(str(reason))}"
+    named = f"finish_reason {shorten(str(reason))}"
     if reason in ("abort", "error"):
-        return Failure("broken_off", f"the server broke the answer off ({told})")
+        return Failure("broken_off", f"the server broke the answer off ({named})")
     if reason == "content_filter":
-        return Failure("filtered", f"the server's filter withheld the answer ({told})")
+        return Failure("filtered", f"the server's filter withheld the answer ({named})")
     if reason in ("tool_calls", "function_call"):
-        return Failure("tool_call", f"the model called a tool, and none was offered ({told})")
-    return Failure("unknown_end", f"the server does not say that the answer is whole ({told})")
+        return Failure("tool_call", f"the model called a tool, and none was offered ({named})")
+    return Failure("unknown_end", f"the server does not say that the answer is whole ({named})")
 
 
 def read_error(status: int, text: str) -> Failure:
@@ -181,7 +159,8 @@ def _error_message(text: str) -> str:
         return shorten(text)
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
+def _usage(reply: Mapping[str, Any]) -> Usage:
+    usage = reply.get("usage") or {}
     return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
 

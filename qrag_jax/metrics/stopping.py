@@ -20,7 +20,7 @@ from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.digests import half
-from qrag_jax.runtime.threshold_plot import plot_thresholds
+from qrag_jax.runtime.plots import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 REPORT = "stopping.json"  # file name of the report

@@ -20,7 +20,7 @@ import numpy as np
 
 from qrag_jax.retrieval.bm25 import BM25Index, Words, texts_of
 from qrag_jax.runtime import bounded_files, bounded_json
-from qrag_jax.runtime.array_files import mapped_array
+from qrag_jax.runtime.bounded_files import mapped_array
 
 FORMS = "forms.json"
 _ARRAYS = ("ends", "passages", "places", "words")

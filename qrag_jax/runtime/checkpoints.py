@@ -86,8 +86,7 @@ class Checkpoints:
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Starts saving a training state; it replaces a saved state of the same step.
 
-        Raises:
-            SaveError: this or an earlier save failed, for example on a full disk.
+        It raises `SaveError` if this or an earlier save failed, for example on a full disk.
         """
         if step in self._last.all_steps():
             self.wait()
@@ -282,23 +281,10 @@ class Checkpoints:
         kept = f"the state of step {max(good)} is kept" if good else "none was saved before"
         # The message chains errors and ends with the cause, such as "No space left on device".
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
-        fix = "free space there and give the same command to go on"
-        if _is_of(error, TimeoutError):  # Orbax measures its patience by the wall clock
-            why = "the disk was slow, or the clock was set meanwhile"
-            fix = f"{why}; give the same command to go on"
-        elif _is_of(error, FileNotFoundError):
-            why = "files there were deleted while they were written"
-            fix = f"{why}; give the same command to go on"
         return SaveError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {fix}."
+            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: see that the "
+            "disk has room, and give the same command to go on."
         )
-
-
-def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error of this kind is, or led to, another one."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 class _DigestWriter:

@@ -20,11 +20,6 @@ from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
-# What absl says of a flag whose value is no number.
-_NO_NUMBER = re.compile(
-    r"flag --(?P<flag>[\w.]+)=(?P<value>.*): "
-    r"(?P<kind>invalid literal for int|could not convert string).*"
-)
 
 
 def run(
@@ -67,11 +62,11 @@ def writing(place: Path | str, flag: str) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise many classes for a full disk
         where = getattr(error, "filename", None) or place
-        told = f"{where} cannot be written ({reason(error)})"
+        refusal = f"{where} cannot be written ({reason(error)})"
         if disk_is_full(error):
-            raise InputError(f"{told}; free space there, or give another {flag}.") from None
+            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
         if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-            raise InputError(f"{told}; give another {flag}.") from None
+            raise InputError(f"{refusal}; give another {flag}.") from None
         raise
 
 
@@ -140,9 +135,9 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
             _leave(wrong)
         from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
 
-        if (told := device_memory.shortage(error, _system())) is None:
+        if (shortage := device_memory.shortage(error, _system())) is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {shortage}", file=sys.stderr)
         return 1
 
 
@@ -170,38 +165,22 @@ def _system() -> str | None:
 
 def sentence(error: Exception, argv: Sequence[str]) -> str:
     """What is wrong with the flags, of the error that reading them raised."""
-    if isinstance(error, flags.UnrecognizedFlagError):
-        like = re.search(r"Did you mean: ([\w.]+)", str(error))
-        instead = f"did you mean --{like[1]}? --help lists all" if like else "see --help"
-        return f"there is no flag --{error.flagname}; {instead}."
     # ml_collections names only the part of --config.a.b that it did not find, in quotes.
     quoted = re.search(r"'(\w+)\\?'", str(error))
     if isinstance(error, (AttributeError, KeyError)) and quoted:
-        for word in argv:
-            flag = word.lstrip("-").partition("=")[0]
-            if word.startswith("-") and quoted[1] in flag.split("."):
-                instead = _instead(error, flag, quoted[1])
-                return f"--{flag}: the config has no field {quoted[1]!r}; {instead}."
+        like = re.search(r"Did you mean \\?['\"](\w+)", str(error))
+        instead = f"did you mean {like[1]}?" if like else "see --help."
+        flags_given = (word.lstrip("-").partition("=")[0] for word in argv if word[:1] == "-")
+        flag = next((flag for flag in flags_given if quoted[1] in flag.split(".")), None)
+        if flag is not None:
+            return f"--{flag}: the config has no field {quoted[1]!r}; {instead}"
     # If a config file fails, the message holds its traceback; the reason is the last line.
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     if not lines:
         return type(error).__name__
     # absl's message begins with "flag --config=FILE: "; that is dropped before a field's name.
     last = re.sub(r"^flag --config=\S+: (?=config\.)", "", lines[-1])
-    if wrong := _NO_NUMBER.fullmatch(last):
-        name, value, kind = wrong.group("flag", "value", "kind")
-        number = "a whole number" if kind.startswith("invalid") else "a number"
-        return f"--{name} is {value!r}; give {number}."
     return last.removeprefix("ValueError: ")
-
-
-def _instead(error: Exception, flag: str, wrong: str) -> str:
-    """What to do about a field that is not there: ml_collections may know one of a like name."""
-    like = re.search(r"Did you mean \\?['\"](\w+)", str(error))
-    if like is None:
-        return "see --help"
-    names = [like[1] if name == wrong else name for name in flag.split(".")]
-    return f"did you mean --{'.'.join(names)}? --help lists all"
 
 
 def _leave(sentence: str) -> NoReturn:

@@ -10,8 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import io
-import tokenize
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,9 @@ from qrag_jax.runtime.whole_files import reason
 T = TypeVar("T")
 _INTERNAL = "internal"
 _FIX = "compare it with --help, or restore it from a backup"
+_COMMENT = re.compile(r"\s*# ?(.*)")
+# No default of a field holds a "#".
+_FIELD = re.compile(r"    (\w+): [^#]*(?:# (.*))?$")
 _NAMES = {
     str: "a text",
     int: "a whole number",
@@ -104,11 +106,11 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
         place: the section's name, for messages: "train", "encoder.lora".
     """
     if not isinstance(given, Mapping | ConfigDict):
-        raise InputError(f"config.{place} is {_told(given)}, no section; give its fields.")
+        raise InputError(f"config.{place} is {_shown(given)}, no section; give its fields.")
     known = {field.name for field in fields_of(settings)}
     if unknown := sorted(set(given) - known):
         names = ", ".join(sorted(known))
-        raise InputError(f"config.{place}.{_told(unknown[0])} is unknown; there are {names}.")
+        raise InputError(f"config.{place}.{_shown(unknown[0])} is unknown; there are {names}.")
     types_of = typing.get_type_hints(settings)
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -137,10 +139,10 @@ def check_type(hint: Any, value: Any, place: str) -> None:
     taken = (*kinds, *((int,) if float in kinds else ()), *((list, str) if tuple in kinds else ()))
     if not isinstance(value, taken) or value != value:
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
-        raise InputError(f"config.{place} is {_told(value)}; give {wanted}.")
+        raise InputError(f"config.{place} is {_shown(value)}; give {wanted}.")
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     """The value or name in one short line."""
     given = value.to_dict() if isinstance(value, ConfigDict) else value
     plain_name = isinstance(given, str) and given.isidentifier()
@@ -165,7 +167,7 @@ def plain(settings: Any) -> dict[str, Any]:
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    types_of, told = typing.get_type_hints(settings), comments(settings)
+    types_of, about = typing.get_type_hints(settings), comments(settings)
     for field in fields_of(settings):
         name = f"{place}.{field.name}" if place else field.name
         nested = next(filter(dataclasses.is_dataclass, _kinds(types_of[field.name])), None)
@@ -173,7 +175,7 @@ def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
             assert isinstance(nested, type)
             lines += described(nested, name)
         else:
-            lines.append((name, _default(field), told.get(field.name, "")))
+            lines.append((name, _default(field), about.get(field.name, "")))
     return lines
 
 
@@ -188,25 +190,19 @@ def comments(settings: type) -> dict[str, str]:
 
 
 def _own_comments(cls: type) -> dict[str, str]:
-    names = set(cls.__annotations__)
+    """Of lines `name: type = default  # comment` and of the lines `# comment` above them."""
     found: dict[str, str] = {}
     above: list[str] = []
-    field = ""
-    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
-        starts_line = not token.line[: token.start[1]].strip()
-        if token.type == tokenize.NAME and starts_line and token.string in names:
-            field = token.string
-        elif token.type == tokenize.COMMENT:
-            text = token.string.lstrip("# ")
-            if starts_line:
-                above.append(text)
-            elif field:
-                found[field] = " ".join([*above, text])
-                above, field = [], ""
-        elif token.type == tokenize.NEWLINE:
-            if field and above:
-                found[field] = " ".join(above)
-            above, field = [], ""
+    for line in inspect.getsource(cls).splitlines():
+        field = _FIELD.match(line)
+        if text := _COMMENT.match(line):
+            above.append(text[1])
+            continue
+        if field and field[1] in cls.__annotations__:
+            behind = [field[2]] if field[2] else []
+            if above or behind:
+                found[field[1]] = " ".join([*above, *behind])
+        above = []
     return found
 
 

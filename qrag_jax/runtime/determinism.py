@@ -1,7 +1,7 @@
 """Asks XLA for programs that give the same numbers in every run on the same GPUs.
 
 Without it a GPU adds in the order in which its threads arrive, in scatters and in cuDNN's gradient
-of attention, and XLA chooses the algorithms of products by timing them, anew in every run folder.
+of attention, and XLA chooses the algorithms of products by timing them, for every cache again.
 
 JAX gives XLA's options by program (`compiler_options` of `jax.jit`) or for the whole process
 (XLA_FLAGS). It is the process here: the first parameters, the play and the updates of a run must

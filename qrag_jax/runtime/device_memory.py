@@ -1,15 +1,18 @@
-"""Bytes of a device's memory: how many are free, for people, and what to do if they are too few."""
+"""Bytes of memory: how many a device has free, what to do if they are too few, a process's peak."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+STATUS = Path("/proc/self/status")
 _MESH = "more devices along fsdp (--config.runtime.mesh)"
 
 
@@ -185,3 +188,28 @@ def line(name: str, there: int, more: int, free: int | None, system: str) -> str
         return told
     told += f"; {shown(free)} are free"
     return told if more <= free else f"{told}, which is too little: {saving(system)}"
+
+
+def peak_bytes() -> int:
+    """The peak memory of this process, in bytes, since its start or since the peak was reset."""
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 2**10
+
+
+class PeakMemory:
+    """The peak memory of this process since the object was made.
+
+    On Linux the object resets the peak. Elsewhere the peak is that of the whole process so far.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def mebibytes(self) -> float:
+        """The peak in MiB."""
+        return peak_bytes() / 2**20

@@ -13,8 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime import whole_files
 
 NAME = "digests.json"
 # Orbax writes these files into a step's folder when it moves the step to its place, that is after
@@ -34,9 +33,6 @@ def write_digests(folder: Path) -> None:
 
     It reads the whole step again, mostly from memory, one file after the other. One core reads
     0.9 GB/s (measured on a Xeon with SHA instructions).
-
-    Raises:
-        OSError: a file cannot be read, the digests cannot be written, or there is no file.
     """
     found = {name: [size, sha256(folder / name)] for name, size in _sizes(folder).items()}
     if not found:  # somebody has deleted them
@@ -45,22 +41,13 @@ def write_digests(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Says what is wrong with the files of a step; "" if nothing is.
-
-    Up to four files are read at once.
-    """
-    try:
-        bounded_json.load(folder / STEP_METADATA, finite=False)
-    except (OSError, ValueError):
-        return f"file {STEP_METADATA} cannot be read"
-    try:
-        expected = made(dict[str, tuple[int, str]], bounded_json.load(folder / NAME))
-    except (OSError, ValueError):
-        return f"file {NAME} cannot be read"
-    try:
-        sizes = _sizes(folder)
-    except OSError as error:
-        return f"its files cannot be listed: {whole_files.reason(error)}"
+    """Says what is wrong with the files of a step; "" if nothing is."""
+    for name in (STEP_METADATA, NAME):
+        try:
+            expected = json.loads((folder / name).read_bytes())
+            sizes = _sizes(folder)
+        except (OSError, ValueError):
+            return f"file {name} cannot be read"
     for name in sorted(expected):
         if name not in sizes:
             return f"file {name} is missing"

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 _SUFFIX = ".rows"
@@ -49,34 +48,24 @@ class MappedTable:
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with self._told():
+        with _refusing(self._folder):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
         self.rows = np.zeros((0, width), np.float32)
 
     def reserve(self, count: int) -> None:
         """Extends `rows` to `count` rows. Old rows stay; new rows are zero until `put`."""
         if count > len(self.rows):
-            with self._told():
+            with _refusing(self._folder):
                 self._file.truncate(count * self._width * 4)
                 mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
             self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
 
     def put(self, start: int, embeddings: np.ndarray) -> None:
         """Writes `embeddings` `[n, D]` from row `start` on; these rows must be reserved."""
-        with self._told():
+        with _refusing(self._folder):
             self._file.seek(start * self._width * 4)
             self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
             self._file.flush()
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"{self._folder} cannot hold a table of embeddings ({reason(error)}); free space "
-                "there, or keep no embeddings."
-            ) from None
 
 
 class EmbeddingFiles:
@@ -94,13 +83,9 @@ class EmbeddingFiles:
     """
 
     def __init__(self, folder: Path, width: int, digest_bytes: int = 16) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be made ({error.strerror}); give another folder for embeddings."
-            ) from None
         self._folder, self._width, self._digest_bytes = folder, width, digest_bytes
+        with _refusing(folder, "give another folder for embeddings"):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
         """Yields digests of texts and their embeddings `[n, D]` per file.
@@ -110,9 +95,8 @@ class EmbeddingFiles:
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             try:
-                large = path.stat().st_size > bounded_files.MAX_WHOLE_BYTES
-                data = b"" if large else path.read_bytes()  # nothing is none of them
-            except OSError:  # it was broken, and another process has deleted it; or no file
+                data = path.read_bytes()
+            except OSError:  # it was broken, and another process has deleted it
                 continue
             count, rest = divmod(len(data), size + 4 * self._width)
             if rest or _name(data) != path.name:
@@ -129,13 +113,16 @@ class EmbeddingFiles:
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
-        try:
+        with _refusing(self._folder):
             write_whole(self._folder / _name(data), data)
-        except OSError as error:
-            raise InputError(
-                f"{self._folder} cannot be written ({reason(error)}); free space there, or keep "
-                "no embeddings."
-            ) from None
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path, fix: str = "free space there, or keep no embeddings") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({reason(error)}); {fix}.") from None
 
 
 def _name(data: bytes) -> str:

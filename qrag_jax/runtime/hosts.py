@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.lifelines import Door, Lifelines, connected
+from qrag_jax.runtime.lifelines import Gate, Lifelines, connected
 from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
@@ -38,7 +38,7 @@ _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
 _GRACE = 5.0  # seconds in which a host may see by itself that another one has ended
-_DOOR = "qrag_jax/lifelines"  # where JAX keeps the first host's invitation
+_GATE = "qrag_jax/lifelines"  # where JAX keeps the first host's invitation
 _ENDING = threading.Lock()  # held by the thread that ends the process because of a failure
 _LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
@@ -237,11 +237,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _check_address(host: str, port: int, *, listens: bool) -> None:
-    """Tries an address: JAX's own attempt may end with a segmentation fault (0.10.2).
-
-    Raises:
-        OSError: there is no such address, or the first host cannot listen there.
-    """
+    """Tries an address: JAX's own attempt may end with a segmentation fault (0.10.2)."""
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     family, kind, _, _, address = found[0]
     if listens:
@@ -272,7 +268,7 @@ def _lifelines() -> Lifelines:
             if missing := jax.process_count() - 1 - len(peers):
                 print(f"note: {missing} of the other hosts cannot connect to {address}: {late}")
         else:
-            invitation = client.blocking_key_value_get(_DOOR, int(1000 * _PATIENCE))
+            invitation = client.blocking_key_value_get(_GATE, int(1000 * _PATIENCE))
             peers = [connected(address, invitation)] if invitation else []
     except OSError as error:
         print(f"note: this host cannot connect to the first one at {address} ({error}): {late}")
@@ -284,12 +280,12 @@ def _lifelines() -> Lifelines:
 def _let_in(address: str, client: Any) -> list[socket.socket]:
     """The other hosts' connections to this one, which is the first; none if it has no such port."""
     try:
-        door = Door(address)
+        gate = Gate(address)
     except OSError:
-        client.key_value_set(_DOOR, "")
+        client.key_value_set(_GATE, "")
         return []
-    client.key_value_set(_DOOR, door.invitation)
-    return door.taken(jax.process_count() - 1)
+    client.key_value_set(_GATE, gate.invitation)
+    return gate.accepted(jax.process_count() - 1)
 
 
 def _end_after(lifelines: Lifelines, peer: str, at_once: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -39,13 +38,7 @@ class StopSignal:
         return _SIGNALS
 
     def __enter__(self) -> Self:
-        """Installs the handlers.
-
-        Raises:
-            RuntimeError: not in the main thread, the only one that gets signals.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("StopSignal works only in the main thread")
+        """Installs the handlers, which only the main thread can."""
         for number in self.signals:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
@@ -63,10 +56,7 @@ class StopSignal:
         self._before.clear()
 
     def check(self) -> None:
-        """
-        Raises:
-            Stopped: a signal came.
-        """
+        """Raises `Stopped` if a signal came."""
         if self.requested:
             raise Stopped(self.name)
 

@@ -24,16 +24,10 @@ _BYE, _FAILED, _ENDED = b"bye", b"failed", b"ended "
 Ended = Callable[[str, bool], None]
 
 
-class Door:
-    """Where the first host takes the others' connections.
+class Gate:
+    """Where the first host takes the others' connections, until all hosts have come.
 
-    It is open until all hosts have come. Who does not know the token is turned away.
-
-    Args:
-        address: of the first host; the system chooses the port.
-
-    Raises:
-        OSError: the address cannot be used.
+    Who does not know the token is turned away. The system chooses the port.
     """
 
     def __init__(self, address: str) -> None:
@@ -42,7 +36,7 @@ class Door:
         self._token = secrets.token_hex(16)
         self.invitation = f"{self._listening.getsockname()[1]} {self._token}"
 
-    def taken(self, count: int, patience: float = _PATIENCE) -> list[socket.socket]:
+    def accepted(self, count: int, patience: float = _PATIENCE) -> list[socket.socket]:
         """So many connections, or those that came within the patience, in seconds."""
         peers: list[socket.socket] = []
         until = time.monotonic() + patience
@@ -75,15 +69,7 @@ class Door:
 
 
 def connected(address: str, invitation: str) -> socket.socket:
-    """Connects to the first host's door.
-
-    Args:
-        address: of the first host.
-        invitation: the door's.
-
-    Raises:
-        OSError: there is no way to the door.
-    """
+    """Connects to the gate at the first host's address."""
     port, token = invitation.split()
     peer = socket.create_connection((address, int(port)), timeout=_PATIENCE)
     peer.settimeout(None)
@@ -103,7 +89,7 @@ class Lifelines:
         self._is_first = is_first
         self._peers = {peer: _address(peer) for peer in peers}
         self._rest = dict.fromkeys(peers, b"")  # of a line that is not whole
-        self._minds = True
+        self._heeds = True
 
     def watch(self, ended: Ended) -> None:
         """Starts a thread that reads the connections until all are closed.
@@ -117,8 +103,8 @@ class Lifelines:
         threading.Thread(target=self._watch, name="lifelines", daemon=True).start()
 
     def close(self) -> None:
-        """Tells the others that this host ends in good order, and minds no other's end."""
-        self._minds = False
+        """Tells the others that this host ends in good order, and heeds no other's end."""
+        self._heeds = False
         self._say(_BYE)
 
     def end_others(self, patience: float) -> None:
@@ -129,7 +115,7 @@ class Lifelines:
         Args:
             patience: seconds to wait for them at most.
         """
-        self._minds = False
+        self._heeds = False
         if not self._is_first:
             return
         self._say(_FAILED)
@@ -145,8 +131,8 @@ class Lifelines:
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for each in self._peers:
-                selector.register(each, selectors.EVENT_READ, data=each)
+            for peer in self._peers:
+                selector.register(peer, selectors.EVENT_READ, data=peer)
             while self._peers:
                 for key, _ in selector.select():
                     peer = key.data
@@ -177,8 +163,8 @@ class Lifelines:
 
     def _tell(self, source: socket.socket, address: str, *, at_once: bool = False) -> None:
         self._say(_ENDED + address.encode(), but=source)
-        if self._minds:
-            self._minds = False
+        if self._heeds:
+            self._heeds = False
             threading.Thread(target=self._ended, args=(address, at_once), daemon=True).start()
 
 

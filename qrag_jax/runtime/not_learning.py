@@ -1,15 +1,14 @@
 """Finds signs that a training does not learn, from what it has logged so far.
 
-Each rule looks at one number that a sound training does not show. A rule says what it measured, and
-no rule stops a run. The likely causes are those of the system, see `systems.config`, and
-docs/troubles.md says more about each of them.
+Each rule looks at one number that a sound training does not show, and no rule stops a run. The
+likely causes are those of the system, see `systems.config`; docs/troubles.md says more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,19 +94,17 @@ def findings(course: Course) -> list[Finding]:
     """All signs that the training does not learn; [] if there is none, or no evaluation yet."""
     if not course.evaluations:
         return []
-    return [found for rule in _RULES if (found := rule(course)) is not None]
+    found = [*_of_scores(course), *_of_q(course), *_of_skipped(course)]
+    if not _has_improved(course):  # a policy that has learned may be sure of itself
+        found += _of_means(course)
+    return sorted(found, key=lambda finding: KINDS.index(finding.kind))
 
 
-def _later_scores(course: Course) -> tuple[tuple[float, float], Sequence[Evaluated]] | None:
-    """The interval of the untrained weights' score, and the evaluations after it.
-
-    None: too little is known for a judgement.
-    """
-    if not course.evaluations or course.evaluations[0].step != 0:
-        return None
+def _first_interval(course: Course) -> tuple[float, float] | None:
+    """The interval of the untrained weights' score; None: too little is known for a judgement."""
     first, *later = course.evaluations
     known = [value for value in first.each if math.isfinite(value)]
-    if len(known) < LEAST_QUESTIONS or len(later) < LEAST_EVALUATIONS:
+    if first.step != 0 or len(known) < LEAST_QUESTIONS or len(later) < LEAST_EVALUATIONS:
         return None
     if later[-1].step < LEAST_SHARE * course.steps:
         return None
@@ -115,131 +112,88 @@ def _later_scores(course: Course) -> tuple[tuple[float, float], Sequence[Evaluat
     # from 20 values on, but its library takes a second to import, which every start would pay.
     half = NORMAL_95 * float(np.std(known, ddof=1)) / math.sqrt(len(known))
     mean = float(np.mean(known))
-    return (mean - half, mean + half), later
+    return mean - half, mean + half
 
 
-def _interval_told(course: Course, interval: tuple[float, float]) -> str:
-    low, high = interval
-    count = len(course.evaluations[0].each)
-    return f"95 % interval of the untrained weights, {low:.3f} to {high:.3f} ({count} questions)"
+def _of_scores(course: Course) -> Iterator[Finding]:
+    if (interval := _first_interval(course)) is None:
+        return
+    (low, high), later = interval, [evaluation.score for evaluation in course.evaluations[1:]]
+    last = later[-LEAST_EVALUATIONS:]
+    scores = f"the last {len(last)} evaluations scored {', '.join(f'{x:.3f}' for x in last)}"
+    first = (
+        f"95 % interval of the untrained weights, {low:.3f} to {high:.3f} "
+        f"({len(course.evaluations[0].each)} questions)"
+    )
+    if all(low <= score <= high for score in later):
+        yield Finding(FLAT, f"{scores}, all {len(later)} so far within the {first}")
+    if all(score < low for score in last):
+        yield Finding(WORSE, f"{scores}, below the {first}")
 
 
-def _scores_told(later: Sequence[Evaluated]) -> str:
-    scores = ", ".join(f"{each.score:.3f}" for each in later[-LEAST_EVALUATIONS:])
-    return f"the last {LEAST_EVALUATIONS} evaluations scored {scores}"
+def _of_q(course: Course) -> Iterator[Finding]:
+    last = course.evaluations[-1]
+    if last.step and last.q_spread is not None and last.q_spread <= EQUAL:
+        yield Finding(
+            EQUAL_Q,
+            "the best Q-values of the first step are equal for every question of the last "
+            f"evaluation (they differ by {last.q_spread:.1g} of the largest)",
+        )
 
 
-def _flat(course: Course) -> Finding | None:
-    if (known := _later_scores(course)) is None:
-        return None
-    interval, later = known
-    if not all(interval[0] <= each.score <= interval[1] for each in later):
-        return None
-    inside = f"all {len(later)} so far within the {_interval_told(course, interval)}"
-    return Finding(FLAT, f"{_scores_told(later)}, {inside}")
+def _of_skipped(course: Course) -> Iterator[Finding]:
+    steps, skipped = course.counted, course.skipped
+    if steps >= LEAST_STEPS and skipped >= MOST_SKIPPED * steps:
+        yield Finding(
+            SKIPPED,
+            f"{skipped} of {steps} steps ({skipped / steps:.0%}) learned nothing, because their "
+            "loss or gradient was not finite",
+        )
 
 
-def _worse(course: Course) -> Finding | None:
-    if (known := _later_scores(course)) is None:
-        return None
-    interval, later = known
-    if not all(each.score < interval[0] for each in later[-LEAST_EVALUATIONS:]):
-        return None
-    return Finding(WORSE, f"{_scores_told(later)}, below the {_interval_told(course, interval)}")
+def _of_means(course: Course) -> Iterator[Finding]:
+    """What the last lines of the log show."""
+    lines = "the last {} lines of the log".format
+    if (known := _last_means(course, "entropy")) and max(known) < LEAST_ENTROPY:
+        value = f"{max(known):.2g} nats or less for {lines(len(known))}"
+        yield Finding(
+            NO_ENTROPY, f"the policy's entropy is {value}, and the score is no better than at first"
+        )
+    if (known := _last_means(course, "grad_norm")) and not any(known):
+        yield Finding(NO_GRADIENT, f"the gradient is 0 in {lines(len(known))}")
+    if (known := _last_means(course, "flat_groups")) and min(known) >= MOST_FLAT:
+        yield Finding(
+            FLAT_GROUPS,
+            f"{min(known):.0%} or more of the groups have equal rewards in {lines(len(known))}, "
+            "and such a group teaches nothing",
+        )
+    if (known := _last_means(course, "return")) and min(known) == max(known):
+        value = f"exactly {known[0]:.4g} in each of {lines(len(known))}"
+        yield Finding(ONE_RETURN, f"the mean return is {value}")
 
 
 def _has_improved(course: Course) -> bool:
-    """Whether the last score is above the first; a policy that has learned may be sure of itself.
+    """Whether the last score is above the first.
 
     A resumed run does not know its first score, so it is taken to have improved.
     """
     first, last = course.evaluations[0], course.evaluations[-1]
-    if first.step != 0:
-        return True
-    known = _later_scores(course)
-    return last.score > (first.score if known is None else known[0][1])
+    interval = _first_interval(course)
+    return first.step != 0 or last.score > (first.score if interval is None else interval[1])
 
 
-def _last_lines(course: Course, name: str) -> list[float] | None:
-    """The last means of this name, which cover enough steps and lines; None: there are too few."""
+def _last_means(course: Course, name: str) -> list[float]:
+    """The last means of this name, which cover enough steps and lines; [] if there are too few."""
     found, steps = list[float](), 0
     for line in reversed(course.lines):
         value = line.means.get(name, math.nan)
         if not math.isfinite(value):
-            return None  # another stage, or a line without any good step
+            return []  # another stage, or a line without any good step
         found.append(value)
         steps += line.steps
         if len(found) >= LEAST_LINES and steps >= LEAST_STEPS:
             return found[::-1]
-    return None
-
-
-def _no_entropy(course: Course) -> Finding | None:
-    entropies = _last_lines(course, "entropy")
-    if entropies is None or max(entropies) >= LEAST_ENTROPY or _has_improved(course):
-        return None
-    value = f"{max(entropies):.2g} nats or less for the last {len(entropies)} lines of the log"
-    return Finding(
-        NO_ENTROPY, f"the policy's entropy is {value}, and the score is no better than at first"
-    )
-
-
-def _equal_q(course: Course) -> Finding | None:
-    last = course.evaluations[-1]
-    if not last.step or last.q_spread is None or last.q_spread > EQUAL:
-        return None
-    return Finding(
-        EQUAL_Q,
-        "the best Q-values of the first step are equal for every question of the last evaluation "
-        f"(they differ by {last.q_spread:.1g} of the largest)",
-    )
-
-
-def _skipped(course: Course) -> Finding | None:
-    steps = course.counted
-    if steps < LEAST_STEPS or course.skipped < MOST_SKIPPED * steps:
-        return None
-    share = course.skipped / steps
-    return Finding(
-        SKIPPED,
-        f"{course.skipped} of {steps} steps ({share:.0%}) learned nothing, because their loss or "
-        "gradient was not finite",
-    )
-
-
-def _no_gradient(course: Course) -> Finding | None:
-    norms = _last_lines(course, "grad_norm")
-    if norms is None or any(norms) or _has_improved(course):
-        return None
-    return Finding(NO_GRADIENT, f"the gradient is 0 in the last {len(norms)} lines of the log")
-
-
-def _flat_groups(course: Course) -> Finding | None:
-    shares = _last_lines(course, "flat_groups")
-    if shares is None or min(shares) < MOST_FLAT or _has_improved(course):
-        return None
-    return Finding(
-        FLAT_GROUPS,
-        f"{min(shares):.0%} or more of the groups have equal rewards in the last {len(shares)} "
-        "lines of the log, and such a group teaches nothing",
-    )
-
-
-def _one_return(course: Course) -> Finding | None:
-    returns = _last_lines(course, "return")
-    if returns is None or min(returns) != max(returns) or _has_improved(course):
-        return None
-    return Finding(
-        ONE_RETURN,
-        f"the mean return is exactly {returns[0]:.4g} in each of the last {len(returns)} lines of "
-        "the log",
-    )
-
-
-_RULES: tuple[Callable[[Course], Finding | None], ...] = (
-    *(_flat, _worse, _no_entropy, _equal_q),
-    *(_skipped, _no_gradient, _flat_groups, _one_return),
-)
+    return []
 
 
 class Watch:

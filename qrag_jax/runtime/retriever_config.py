@@ -15,14 +15,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime import bounded_json, typed_json
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.whole_files import reason, write_whole
 
@@ -36,60 +33,7 @@ MAX_BYTES = 2**20
 PLAIN = re.compile(r"[A-Za-z0-9][\w.-]{0,200}")  # names of folders and files below the folder
 EXPORT = "export the run again"
 
-T = TypeVar("T")
-
-
-class Rule(NamedTuple):
-    """What a field's value must be: a test, and the words for a message."""
-
-    holds: Callable[[Any], bool]
-    told: str
-
-
-def _is_number(value: object) -> bool:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-
-
-def _is_text(value: object) -> bool:
-    # JSON can hold half a surrogate pair, which no tokenizer takes.
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
-
-
-def _are_digests(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(PLAIN.fullmatch(name) for name in value)
-        and all(isinstance(x, str) and re.fullmatch("[0-9a-f]{64}", x) for x in value.values())
-    )
-
-
-def _whole(least: int) -> Any:
-    told = f"a whole number of at least {least}"
-    return _field(Rule(lambda value: type(value) is int and value >= least, told))
-
-
-def _one_of(names: tuple[str, ...]) -> Any:
-    told = f"one of {', '.join(names)}"
-    return _field(Rule(lambda value: isinstance(value, str) and value in names, told))
-
-
-def _field(rule: Rule) -> Any:
-    return dataclasses.field(metadata={"rule": rule})
-
-
-_TEXT = Rule(_is_text, "a text")
-_SOME_TEXT = Rule(lambda value: _is_text(value) and value != "", "a text that is not empty")
-_FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
-_POSITIVE = Rule(lambda value: _is_number(value) and value > 0, "a number above 0")
-_SHARE = Rule(lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
-_THRESHOLD = Rule(lambda value: value is None or _is_number(value), "a number, or null for never")
-_FOLDER = Rule(
-    lambda value: isinstance(value, str) and bool(PLAIN.fullmatch(value)),
-    "the name of a folder beside the file",
-)
-_DIGESTS = Rule(_are_digests, "an object that gives each file of weights its SHA-256 in hex")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str:
@@ -112,12 +56,23 @@ class Tower:
         weights: SHA-256 of each file of weights in the folder, by its name.
     """
 
-    folder: str = _field(_FOLDER)
-    prefix: str = _field(_TEXT)
-    max_tokens: int = _whole(1)
-    width: int = _whole(2)
-    scale: float = _field(_POSITIVE)
-    weights: Mapping[str, str] = _field(_DIGESTS)
+    folder: str
+    prefix: str
+    max_tokens: int
+    width: int
+    scale: float
+    weights: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        _check_texts(self.prefix)
+        _check_least(self, max_tokens=1, width=2)
+        if not PLAIN.fullmatch(self.folder):
+            raise ValueError(f"folder is {self.folder!a:.80}, no name of a folder beside the file")
+        if not self.scale > 0:
+            raise ValueError(f"scale is {self.scale}, and must be above 0")
+        sound = all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in self.weights.items())
+        if not (self.weights and sound):
+            raise ValueError("weights must give each file of weights its SHA-256 in hex")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,12 +92,23 @@ class Positions:
         parts, most_chunks: of "random_published".
     """
 
-    kind: str = _one_of(POSITIONS)
-    theta: float = _field(_POSITIVE)
-    step: int = _whole(1)
-    span: int = _whole(1)
-    parts: int = _whole(1)
-    most_chunks: int = _whole(1)
+    kind: str
+    theta: float
+    step: int
+    span: int
+    parts: int
+    most_chunks: int
+
+    def __post_init__(self) -> None:
+        _check_least(self, step=1, span=1, parts=1, most_chunks=1)
+        if self.kind not in POSITIONS:
+            raise ValueError(f"kind is {self.kind!a:.80}, none of {', '.join(POSITIONS)}")
+        if not self.theta > 0:
+            raise ValueError(f"theta is {self.theta}, and must be above 0")
+        if self.span >= self.step:
+            raise ValueError(
+                f"span is {self.span} and step {self.step}, so that intervals would overlap"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,14 +127,23 @@ class Search:
         stop_threshold: a search stops before a chunk whose Q is not above it; None: never.
     """
 
-    max_steps: int = _whole(1)
-    beam: int = _whole(1)
-    beam_score: str = _one_of(BEAM_SCORES)
-    gamma: float = _field(_SHARE)
-    alpha: float = _field(_POSITIVE)
-    top_k_actions: int = _whole(1)
-    stop_action: bool = _field(_FLAG)
-    stop_threshold: float | None = _field(_THRESHOLD)
+    max_steps: int
+    beam: int
+    beam_score: str
+    gamma: float
+    alpha: float
+    top_k_actions: int
+    stop_action: bool
+    stop_threshold: float | None
+
+    def __post_init__(self) -> None:
+        _check_least(self, max_steps=1, beam=1, top_k_actions=1)
+        if self.beam_score not in BEAM_SCORES:
+            raise ValueError(f"beam_score is {self.beam_score!a:.80}, none of {BEAM_SCORES}")
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma is {self.gamma}, and must be from 0 to 1")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}, and must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,19 +167,33 @@ class RetrieverConfig:
         search: how actions are searched, and when a search stops.
     """
 
-    format: int = _whole(1)
-    library_version: str = _field(_SOME_TEXT)
-    base_model: str = _field(_TEXT)
+    format: int
+    library_version: str
+    base_model: str
     state: Tower
     chunk: Tower
-    title_separator: str = _field(_SOME_TEXT)
-    separator: str = _field(_SOME_TEXT)
-    separator_id: int = _whole(0)
-    max_question_tokens: int = _whole(1)
-    max_chunk_tokens_in_state: int = _whole(1)
-    sort_by_index: bool = _field(_FLAG)
+    title_separator: str
+    separator: str
+    separator_id: int
+    max_question_tokens: int
+    max_chunk_tokens_in_state: int
+    sort_by_index: bool
     positions: Positions
     search: Search
+
+    def __post_init__(self) -> None:
+        _check_least(self, separator_id=0, max_question_tokens=1, max_chunk_tokens_in_state=1)
+        _check_texts(self.base_model, self.title_separator, self.separator)
+        state, chunk, turns = self.state, self.chunk, self.positions.kind != "none"
+        if not (self.library_version and self.title_separator and self.separator):
+            raise ValueError("library_version, title_separator or separator is empty")
+        if state.folder == chunk.folder:
+            raise ValueError(f"state.folder and chunk.folder are both {state.folder}")
+        if state.width != chunk.width:
+            raise ValueError(f"state.width is {state.width} and chunk.width {chunk.width}")
+        if state.width % (4 if turns else 2):
+            pairs = "both halves are rotated in pairs" if turns else "a vector has two halves"
+            raise ValueError(f"state.width is {state.width}, but {pairs}")
 
     @classmethod
     def of(cls, fields: object, where: str) -> RetrieverConfig:
@@ -217,12 +206,13 @@ class RetrieverConfig:
         version = fields.get("format") if isinstance(fields, Mapping) else FORMAT
         if version is not None and (type(version) is not int or version != FORMAT):
             raise InputError(
-                f"{where}: the field format is {_shown(version)}, but this version of qrag_jax "
+                f"{where}: the field format is {version!a:.80}, but this version of qrag_jax "
                 f"reads format {FORMAT}; install the one that wrote the file, or {EXPORT}."
             )
-        config = _filled(cls, fields, where, "")
-        config._check_together(where)
-        return config
+        try:
+            return typed_json.made(cls, fields)
+        except ValueError as error:
+            raise InputError(f"{where}: {error}; {EXPORT}.") from None
 
     @classmethod
     def read(cls, folder: Path) -> RetrieverConfig:
@@ -240,14 +230,9 @@ class RetrieverConfig:
         return cls.of(fields, str(path))
 
     def write(self, folder: Path) -> None:
-        """Writes the file into a folder.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        fields, path = dataclasses.asdict(self), folder / NAME
-        self.of(fields, str(path))
-        write_whole(path, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+        """Writes the file into a folder, or raises `OSError`."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+        write_whole(folder / NAME, text + "\n")
 
     def check_weights(self, folder: Path) -> None:
         """Compares the weights in the towers' folders with their digests."""
@@ -266,60 +251,14 @@ class RetrieverConfig:
                         f"{found}); {EXPORT}."
                     )
 
-    def _check_together(self, where: str) -> None:
-        state, chunk, turns = self.state, self.chunk, self.positions.kind != "none"
-        wrong = None
-        if state.folder == chunk.folder:
-            wrong = f"state.folder and chunk.folder are both {state.folder}"
-        elif state.width != chunk.width:
-            wrong = f"state.width is {state.width} and chunk.width {chunk.width}"
-        elif state.width % (4 if turns else 2):
-            pairs = "both halves are rotated in pairs" if turns else "a vector has two halves"
-            wrong = f"state.width is {state.width}, but {pairs}"
-        elif self.positions.span >= self.positions.step:
-            wrong = (
-                f"positions.span is {self.positions.span} and positions.step "
-                f"{self.positions.step}, so that intervals would overlap"
-            )
-        if wrong:
-            raise InputError(f"{where}: {wrong}; {EXPORT}.")
+
+def _check_least(part: object, **least: int) -> None:
+    for name, low in least.items():
+        if (value := getattr(part, name)) < low:
+            raise ValueError(f"{name} is {value}, and must be at least {low}")
 
 
-def _filled(kind: type[T], given: object, where: str, place: str) -> T:
-    """The dataclass with the fields given, each checked by its rule.
-
-    Args:
-        place: name of the section with a dot behind it; "" for the whole file.
-    """
-    if not isinstance(given, Mapping):
-        what = f"the field {place[:-1]}" if place else "the file"
-        raise InputError(f"{where}: {what} must be an object; {EXPORT}.")
-    hints, values = typing.get_type_hints(kind), {}
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name in given:
-        if name not in fields:
-            raise InputError(
-                f"{where}: the field {place}{_shown(name)} is unknown in format {FORMAT}; there "
-                f"are {', '.join(fields)}."
-            )
-    for name, field in fields.items():
-        if name not in given:
-            raise InputError(f"{where}: the field {place}{name} is missing; {EXPORT}.")
-        value = given[name]
-        rule = field.metadata.get("rule")
-        if rule is None:
-            value = _filled(hints[name], value, where, f"{place}{name}.")
-        elif not rule.holds(value):
-            raise InputError(
-                f"{where}: the field {place}{name} is {_shown(value)}; it must be {rule.told}."
-            )
-        elif hints[name] in (float, float | None) and value is not None:
-            value = float(value)
-        values[name] = value
-    return kind(**values)
-
-
-def _shown(value: object) -> str:
-    """A value for a message, on one line and cut."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+def _check_texts(*texts: str) -> None:
+    # JSON can hold half a surrogate pair, which no tokenizer takes.
+    if any(re.search("[\ud800-\udfff]", text) for text in texts):
+        raise ValueError("a text holds half of a surrogate pair")

@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
-from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,
@@ -114,9 +114,6 @@ class Run:
         """Lets the first host write the config of a new run, with what belongs to it.
 
         It is written once: a later start that fails must not lose it. All hosts call this.
-
-        Raises:
-            OSError: the disk is full.
         """
         if self.has_begun:
             return
@@ -208,11 +205,7 @@ class Run:
         return state
 
     def save(self, step: int, state: Any, position: tuple[Any, list[Any]]) -> None:
-        """Saves the whole state; `position` is that of the experience.
-
-        Raises:
-            SaveError: the state could not be written.
-        """
+        """Saves the whole state; `position` is that of the experience."""
         self.has_learned, self._saved = False, step
         self.progress.seconds = self.seconds
         self.progress.batches, self.progress.pending = position

@@ -51,11 +51,9 @@ Rules = Sequence[tuple[str, Any]]
 def check_rules(rules: Any) -> None:
     """Refuses rules that are not (regex, strategy) pairs."""
     field = "config.runtime.sharding"
-    if not isinstance(rules, tuple | list):
-        raise InputError(f'{field} is {rules!r}; give pairs, for example ((".*", "fsdp"),).')
-    for rule in rules:
-        well_formed = isinstance(rule, tuple | list) and len(rule) == 2
-        if not well_formed or not all(isinstance(part, str) for part in rule):
+    for rule in rules if isinstance(rules, tuple | list) else [rules]:
+        is_pair = isinstance(rule, tuple | list) and [*map(type, rule)] == [str, str]
+        if not is_pair:
             raise InputError(
                 f"{field} holds {rule!r}, which is not a pair (regex, strategy); give pairs, for "
                 'example ((".*", "fsdp"),).'

@@ -12,25 +12,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.runtime.episode_file import EpisodeFile
 from qrag_jax.runtime.not_learning import Evaluated, Watch
-from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.time_left import TimeLeft
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.runtime.writers import Logged, MetricWriter
+from qrag_jax.runtime.writers import EpisodeFile, Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]
 SHOWN = 8  # most questions named in the message about one skipped step
+_IMPORTED = time.monotonic()
 LAST_VALUE = ("env_steps",)  # counts so far: the last value is written, not the mean
 
 
@@ -148,11 +148,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """As `finished`, for an evaluation, whose time is told as part of what is left.
-
-        Raises:
-            NotFinite: as in `step`.
-        """
+        """As `finished`, for an evaluation, whose time is told as part of what is left."""
         with self.finished():
             before, compiled = time.monotonic(), self._run.counter.seconds
             yield
@@ -164,9 +160,6 @@ class StepLog:
         """As `paused`, but first waits for the last step and writes its results.
 
         Code that reads the state runs in this block, because the next step overwrites the state.
-
-        Raises:
-            NotFinite: as in `step`.
         """
         self.finish()
         with self.paused():
@@ -184,9 +177,6 @@ class StepLog:
         """Takes the results of a step and writes those of the step before.
 
         The device may still be computing the new results.
-
-        Raises:
-            NotFinite: too many steps in a row learned nothing.
         """
         before = self._running
         self._running = step, metrics, self._experience.samples
@@ -194,11 +184,7 @@ class StepLog:
             self._tell(*before)
 
     def finish(self) -> None:
-        """Waits for the last step and writes its results.
-
-        Raises:
-            NotFinite: as in `step`.
-        """
+        """Waits for the last step and writes its results."""
         last, self._running = self._running, None
         if last is not None:
             self._tell(*last)
@@ -354,3 +340,83 @@ def _some(questions: Sequence[str]) -> str:
     more = len(questions) - SHOWN
     named = ", ".join(questions[:SHOWN])
     return f"questions {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def process_age() -> float:
+    """Seconds since this process was created, including Python's start and every import.
+
+    On Linux it is exact to a hundredth of a second. Elsewhere it counts from this module's import.
+    """
+    try:
+        # proc_pid_stat(5): field 22, after the name in parentheses, is the start in clock ticks.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError, ValueError):
+        return time.monotonic() - _IMPORTED
+
+
+GROUP_STEPS = 5  # measured together
+GROUP_SECONDS = 2.0  # likewise, at least: shorter times are mostly noise
+OTHER_PACE = 2.0  # steps this much slower or faster are told again
+MOST_TOLD = 5  # times
+
+
+@dataclasses.dataclass
+class TimeLeft:
+    """Says what is left after the first steps, and again if later steps take another time.
+
+    Steps of another stage do: a language model that imitates is faster than one that plays.
+
+    Attributes:
+        steps: number of steps of the whole training.
+        every: steps between evaluations.
+        evaluating: seconds of the longest evaluation so far; None: there was none yet.
+    """
+
+    steps: int
+    every: int
+    evaluating: float | None = None
+    _count: int = 0
+    _seconds: float = 0.0
+    _pace: float | None = None  # seconds of a step
+    _times: int = 0
+
+    def evaluated(self, seconds: float) -> None:
+        """Takes the seconds of an evaluation, without those of compiling."""
+        self.evaluating = max(self.evaluating or 0.0, seconds)
+
+    def stepped(self, step: int, seconds: float) -> str | None:
+        """Takes the seconds of a step, without those of compiling; gives a line if there is news.
+
+        Args:
+            step: number of steps done so far.
+        """
+        self._count += 1
+        self._seconds += seconds
+        if self._count < GROUP_STEPS or self._seconds < GROUP_SECONDS:
+            return None
+        pace, self._count, self._seconds = self._seconds / self._count, 0, 0.0
+        if self._pace is not None and 1 / OTHER_PACE < pace / self._pace < OTHER_PACE:
+            return None
+        if step >= self.steps or self._times >= MOST_TOLD:
+            return None
+        self._pace, self._times = pace, self._times + 1
+        return self._line(step, pace)
+
+    def _line(self, step: int, pace: float) -> str:
+        left = self.steps - step
+        evaluations = math.ceil(self.steps / self.every) - step // self.every
+        scored = evaluations * (self.evaluating or 0.0)
+        line = f"about {duration(left * pace + scored)} left: {left} steps of {duration(pace)}"
+        if self.evaluating is None:
+            return f"{line}, and {evaluations} evaluations"
+        return f"{line}, {evaluations} evaluations of {duration(self.evaluating)}"
+
+
+def duration(seconds: float) -> str:
+    """A time as text for people: "0.25 s", "45 s", "12 min", "3.4 h"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -39,11 +39,7 @@ _NUMPY_TEXT = (" requested and ", " written")
 
 
 def default_cache() -> Path:
-    """Of this user: `$QRAG_CACHE`, else `qrag_jax` in `$XDG_CACHE_HOME` or `~/.cache`.
-
-    Raises:
-        RuntimeError: none of them is set and there is no home.
-    """
+    """Of this user: `$QRAG_CACHE`, else `qrag_jax` in `$XDG_CACHE_HOME` or `~/.cache`."""
     if own := os.environ.get("QRAG_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qrag_jax"
@@ -54,9 +50,6 @@ def write_whole(path: Path, text: str | bytes) -> None:
 
     After a kill, a crash of the machine or a full disk there is either the old file or the new
     one, never a part of it. Missing folders are made.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     with replacing(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
@@ -64,11 +57,7 @@ def write_whole(path: Path, text: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file beside `path`; it replaces `path` when the block ends without an error.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Opens a file beside `path`; it replaces `path` when the block ends without an error."""
     if path.is_dir():  # told before the block runs, and with this name, not the partial file's
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,11 +93,7 @@ def check_is_free(out: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to build in, which becomes `out` when the block ends without an error.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """A folder to build in, which becomes `out` when the block ends without an error."""
     private = new_folder(out.parent, f".{out.name}-")
     building = private / out.name
     try:
@@ -124,9 +109,6 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
     Its permissions follow the user's umask, because runs and caches are shared. A folder of
     `tempfile.mkdtemp` would be open to the user alone.
-
-    Raises:
-        OSError: the folder cannot be made.
     """
     parent.mkdir(parents=True, exist_ok=True)
     while True:

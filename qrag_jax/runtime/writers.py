@@ -1,4 +1,4 @@
-"""Where training metrics go: `metrics.jsonl` and TensorBoard files in the work folder; trackers."""
+"""Where a training writes: `metrics.jsonl`, `episodes.jsonl`, TensorBoard files; trackers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json, trackers, typed_json
-from qrag_jax.runtime.trackers.secrets_out import clean
+from qrag_jax.runtime import trackers
 from qrag_jax.runtime.trackers.sender import Sender, close_all
 from qrag_jax.runtime.train_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"
+EPISODES_NAME = "episodes.jsonl"
 TENSORBOARD_NAME = "tensorboard"
 PATIENCE = 60  # seconds that the end of a training waits for its trackers
 
@@ -85,13 +85,9 @@ class MetricWriter:
             step: number of optimizer steps done.
             metrics: maps a name, such as `train/loss`, to a scalar (Python, NumPy or JAX). NaN and
                 infinities become null in the JSON line. TensorBoard allows only letters, digits
-                and `-_./` in names and shows an underscore for anything else.
-
-        Raises:
-            ValueError: a metric is named "step".
+                and `-_./` in names and shows an underscore for anything else. None is named
+                "step".
         """
-        if "step" in metrics:
-            raise ValueError('a metric cannot be named "step": that is the line\'s own field')
         scalars = {name: float(value) for name, value in metrics.items()}
         record = {"step": int(step)} | {
             name: value if math.isfinite(value) else None for name, value in scalars.items()
@@ -138,7 +134,7 @@ def _sender(name: str, workdir: Path, logged: Logged) -> Sender:
         workdir,
         settings.project,
         settings.name or workdir.resolve().name,
-        clean(logged.config),
+        trackers.clean(logged.config),
     )
     return Sender(
         name,
@@ -197,24 +193,56 @@ def has_evaluation(workdir: Path) -> bool:
     return any(row["step"] > 0 and any(name.startswith("eval/") for name in row) for row in rows)
 
 
+class EpisodeFile:
+    """The episodes of evaluations that a run keeps to be looked at: `episodes.jsonl`.
+
+    Its lines are `{"step", "kind", "row"}`; no step is in the file twice, resumed or not.
+
+    Args:
+        workdir: the run's folder.
+        resume_step: as `MetricWriter` has it; of a new run an old file is deleted.
+    """
+
+    def __init__(self, workdir: Path, resume_step: int | None = None) -> None:
+        self._path = workdir / EPISODES_NAME
+        self._last = -1  # the newest step in the file
+        if resume_step is None:
+            self._path.unlink(missing_ok=True)
+        elif self._path.exists():
+            self._last = _drop_after(self._path, resume_step)
+
+    def write(self, step: int, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds the episodes of an evaluation, in the place of those of its step and later ones.
+
+        Args:
+            step: number of optimizer steps done.
+            kind: of the rows, one of `evaluators.episode_views.KINDS`.
+            rows: JSON objects with finite numbers.
+        """
+        if step <= self._last:  # an evaluation that a resumed run repeats
+            _drop_after(self._path, step - 1)
+        lines = [
+            json.dumps({"step": step, "kind": kind, "row": row}, allow_nan=False) + "\n"
+            for row in rows
+        ]
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+        self._last = step
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with path.open("rb") as file:
-        fix = "delete that line"
-        for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
-            if not line.endswith(b"\n"):
-                return
-            place = f"{path}, line {number}"
-            try:
-                record = typed_json.made(dict[str, float | None], bounded_json.parsed(line))
-            except bounded_json.BadJSONError:
-                raise InputError(f"{place}: is not valid JSON; delete that line") from None
-            except ValueError as error:
-                raise InputError(f"{place}: has no numbers ({error}); delete that line") from None
-            if not isinstance(record.get("step"), int):
-                raise InputError(f"{place}: field 'step' is not an integer; delete that line")
-            yield line, record
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line, json.loads(line)
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _drop_after(path: Path, step: int) -> int:
+    """Drops lines of later steps and a torn one; returns the last step that is left, or -1."""
+    last = -1
     with replacing(path) as file:
-        file.writelines(line for line, record in _whole_lines(path) if record["step"] <= step)
+        for line, record in _whole_lines(path):
+            if record["step"] <= step:
+                file.write(line)
+                last = max(last, record["step"])
+    return last

@@ -2,26 +2,31 @@
 
 Every answer that is no result is `{"error": sentence}`. A request whose client has gone is given
 up: what of it still waits is not searched.
+
+`Retrieve` and its answer are those of the server of Search-R1 (Jin et al., 2025, arXiv 2503.09516;
+`search_r1/search/retrieval_server.py`), which verl's tool for search asks in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.serving import measures
-from qrag_jax.serving.bodies import Retrieve, Search, json_bytes, retrieved, sentence
-from qrag_jax.serving.measures import Measures
 from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
 from qrag_jax.serving.worker import (
     FAILED_SEARCH,
@@ -36,7 +41,136 @@ MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
 FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
-_KINDS = {413: measures.TOO_LARGE, 503: measures.BUSY, 500: measures.INTERNAL}
+BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE = KINDS = (
+    "bad_request",
+    "too_large",
+    "busy",
+    "internal",
+    "client_gone",
+)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_KINDS = {413: TOO_LARGE, 503: BUSY, 500: INTERNAL}
+
+
+class Measures:
+    """The counters of one server, in the text format of Prometheus.
+
+    Args:
+        waiting: gives the number of questions in the queue.
+    """
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self._registry = own = CollectorRegistry()
+        self._requests = Counter(
+            "qrag_requests", "Requests answered.", ("endpoint", "status"), registry=own
+        )
+        self._errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
+        for kind in KINDS:
+            self._errors.labels(kind)
+        self._seconds = Histogram(
+            "qrag_request_seconds",
+            "From a request's arrival to its answer.",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self._sizes = Histogram(
+            "qrag_batch_questions", "Questions of one search.", buckets=_SIZES, registry=own
+        )
+        queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
+        queue.set_function(waiting)
+
+    def batch(self, size: int) -> None:
+        """Counts a search of so many questions."""
+        self._sizes.observe(size)
+
+    def request(self, endpoint: str, status: int, seconds: float) -> None:
+        """Counts a request that was answered."""
+        self._requests.labels(endpoint, str(status)).inc()
+        self._seconds.labels(endpoint).observe(seconds)
+
+    def error(self, kind: str) -> None:
+        """Counts a failure; `kind` is one of `KINDS`."""
+        self._errors.labels(kind).inc()
+
+    def text(self) -> bytes:
+        """All counters."""
+        return generate_latest(self._registry)
+
+
+_Value = str | int | FiniteFloat | bool | None
+
+
+class Retrieve(BaseModel):
+    """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server.
+
+    Attributes:
+        queries: texts.
+        topk: passages of each; None: as the server is set.
+        return_scores: whether documents come with scores.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    queries: list[str]
+    topk: int | None = None
+    return_scores: bool = False
+
+
+class Search(BaseModel):
+    """The body of `POST /search`; see `searcher.Ask`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    questions: list[str]
+    topk: int | None = None
+    steps: int | None = None
+    beam: int | None = None
+    threshold: FiniteFloat | None = None
+    where: dict[str, _Value | list[_Value]] | None = None
+
+
+def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
+    """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents.
+
+    Clients take the first line of a document for its title.
+    """
+    documents = [{"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'} for hit in hits]
+    if not scored:
+        return documents
+    return [{"document": d, "score": hit.score} for d, hit in zip(documents, hits, strict=True)]
+
+
+def json_bytes(value: object) -> bytes:
+    """JSON in UTF-8; in ASCII where a text holds half a surrogate pair, which UTF-8 has not."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False).encode()
+
+
+def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of pydantic's errors in one sentence, without what the client sent.
+
+    Args:
+        errors: as `ValidationError.errors` gives them for a body.
+    """
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return 'the body is no JSON; send an object such as {"queries": ["…"]}.'
+    _, *place = first["loc"]
+    if isinstance(first.get("input"), bytes):  # what FastAPI leaves unread
+        return "the body is not said to be JSON; send the header Content-Type: application/json."
+    if not place:
+        return 'the body is no JSON object; send one such as {"queries": ["…"]}.'
+    name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place[:2])))
+    if first["type"] == "missing":
+        return f"the field {name} is missing; send it."
+    if first["type"] == "extra_forbidden":
+        return f"the field {name} is unknown; use {', '.join(Search.model_fields)}."
+    message = str(first["msg"])
+    return f"{name}: {message[:1].lower()}{message[1:]}."
 
 
 class _Gone(Exception):
@@ -65,12 +199,12 @@ def make_app(
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         method = (error.headers or {}).get("Allow", "another method")
-        told = {
+        sentences = {
             404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}.",
             405: f"this address takes {method} alone.",
             400: "the body cannot be read; send JSON in UTF-8.",
         }
-        return _error(error.status_code, told.get(error.status_code, str(error.detail)))
+        return _error(error.status_code, sentences.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(Busy)
     async def busy(request: Request, error: Busy) -> Response:
@@ -82,7 +216,7 @@ def make_app(
 
     @app.exception_handler(_Gone)
     async def gone(request: Request, error: _Gone) -> Response:
-        counters.error(measures.GONE)
+        counters.error(GONE)
         return Response(status_code=499)  # nobody reads it
 
     @app.post("/retrieve")
@@ -128,7 +262,7 @@ def make_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(counters.text(), media_type=measures.CONTENT_TYPE)
+        return Response(counters.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
@@ -136,14 +270,7 @@ def make_app(
 async def _answered(
     worker: Worker, request: Request, asks: Sequence[Ask]
 ) -> list[list[Hit] | InputError]:
-    """The outcome of every question; a refused one has its `InputError`.
-
-    Raises:
-        Busy: as `Worker.submit`.
-        HTTPException: there are more questions than ever fit into the queue.
-        _Gone: the client has gone.
-        Exception: a search failed.
-    """
+    """The outcome of every question; a refused one has its `InputError`."""
     most = worker.config.max_queue
     if len(asks) > most:
         raise HTTPException(413, f"the request has {len(asks)} questions; send at most {most}.")
@@ -184,8 +311,8 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(json_bytes(value), status, headers, "application/json")
 
 
-def _error(status: int, told: str) -> Response:
-    return _json({"error": told}, status)
+def _error(status: int, sentence: str) -> Response:
+    return _json({"error": sentence}, status)
 
 
 def _names_this_machine(scope: Scope) -> bool:
@@ -239,4 +366,4 @@ class _Guard:
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
         self._counters.request(endpoint, status, time.perf_counter() - begun)
         if status >= 400 and status != 499:
-            self._counters.error(_KINDS.get(status, measures.BAD_REQUEST))
+            self._counters.error(_KINDS.get(status, BAD_REQUEST))

@@ -37,17 +37,17 @@ def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
             f"--host={host} can be reached from other machines, and the server asks for no "
             "password; add --expose if that is meant, or leave --host out."
         )
-    made = socket.socket(family, kind)
+    bound = socket.socket(family, kind)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        made.close()
+        bound.close()
         raise InputError(
             f"--host={host} --port={port} cannot be used ({error.strerror}); give another --port, "
             "or end what uses this one."
         ) from None
-    return made
+    return bound
 
 
 def url_of(listening: socket.socket) -> str:
@@ -77,9 +77,6 @@ def serve_http(
 
     Args:
         on_ready: called once, when the index is loaded.
-
-    Raises:
-        Exception: what kept the index from being loaded.
     """
     config = uvicorn.Config(
         app,
@@ -92,10 +89,10 @@ def serve_http(
     server = _Server(config)
 
     async def watched() -> None:
-        told = False
+        is_announced = False
         while not (stop.requested or worker.error):
-            if worker.state == READY and not told:
-                told = True
+            if worker.state == READY and not is_announced:
+                is_announced = True
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)
         worker.stop()

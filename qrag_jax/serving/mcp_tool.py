@@ -101,11 +101,7 @@ class _Input:
 
 
 def serve_stdio(worker: Worker, stop: StopSignal) -> None:
-    """Serves the tool until standard input ends, a signal comes, or the index cannot be loaded.
-
-    Raises:
-        Exception: what kept the index from being loaded.
-    """
+    """Serves the tool until standard input ends, a signal comes, or the index cannot be loaded."""
     tool, given = make_tool(worker), _Input()
 
     async def served() -> None:

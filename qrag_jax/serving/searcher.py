@@ -13,7 +13,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
@@ -51,21 +51,11 @@ class Ask:
 Outcome = list[Hit] | InputError
 
 
-class Searcher(Protocol):
-    """Answers questions over one corpus; only one thread uses it."""
+class Searcher(abc.ABC):
+    """Answers questions over one corpus; only one thread uses it.
 
-    corpus: Corpus
-
-    @property
-    def most_steps(self) -> int:
-        """The most steps that a question may ask for."""
-
-    def search(self, asks: Sequence[Ask]) -> list[Outcome]:
-        """For each question its passages in the order found, or why it is refused."""
-
-
-class _Grouped(abc.ABC):
-    """Searches at once for what can be searched for at once; refuses a question by itself."""
+    It searches at once for what can be searched for at once, and refuses a question by itself.
+    """
 
     def __init__(
         self, corpus: Corpus, cut: Callable[[Sequence[str]], list[int]] | None = None
@@ -75,8 +65,7 @@ class _Grouped(abc.ABC):
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
         """For each question its passages in the order found, or why it is refused.
 
-        Raises:
-            Exception: the search failed; the questions are not to blame.
+        Where it raises, the search failed, and the questions are not to blame.
         """
         outcomes: dict[int, Outcome] = {}
         for place, ask in enumerate(asks):
@@ -115,6 +104,11 @@ class _Grouped(abc.ABC):
             raise InputError("the question holds half of a surrogate pair; send whole characters.")
         check_count(ask.count, self.corpus)
 
+    @property
+    @abc.abstractmethod
+    def most_steps(self) -> int:
+        """The most steps that a question may ask for."""
+
     @abc.abstractmethod
     def _key(self, ask: Ask) -> Hashable:
         """Equal for questions that can be searched for at once, if their filters are."""
@@ -124,8 +118,8 @@ class _Grouped(abc.ABC):
         """The passages of questions of one key and one filter."""
 
 
-class SingleStep(_Grouped):
-    """Each question is one search of an engine; see `Searcher`.
+class SingleStep(Searcher):
+    """Each question is one search of an engine.
 
     Args:
         search: the engine, and what makes vectors of questions for it.
@@ -166,8 +160,8 @@ class SingleStep(_Grouped):
         ]
 
 
-class MultiStep(_Grouped):
-    """A trained retriever; see `Searcher`.
+class MultiStep(Searcher):
+    """A trained retriever.
 
     Args:
         search: the retriever over its index; a question's own beam and threshold go before its.

@@ -72,6 +72,8 @@ class Worker:
 
     Attributes:
         error: why the searcher could not be made.
+        state: one of "loading", "ready", "stopping" and "failed".
+        searcher: for what never changes of it; None until it is loaded.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class Worker:
     ) -> None:
         self.config, self._opener, self._on_batch = config or WorkerConfig(), opener, on_batch
         self.error: Exception | None = None
-        self._state = LOADING
-        self._searcher: Searcher | None = None
+        self.state = LOADING
+        self.searcher: Searcher | None = None
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._changed = threading.Condition()
         self._settled = threading.Event()
@@ -92,16 +94,6 @@ class Worker:
     def __len__(self) -> int:
         """The number of questions that wait."""
         return len(self._queue)
-
-    @property
-    def state(self) -> str:
-        """One of "loading", "ready", "stopping" and "failed"."""
-        return self._state
-
-    @property
-    def searcher(self) -> Searcher | None:
-        """The searcher, for what never changes of it; None until it is loaded."""
-        return self._searcher
 
     def start(self) -> None:
         """Begins to load."""
@@ -115,14 +107,12 @@ class Worker:
         """Lets questions wait for their answers: all of them, or none.
 
         A future that is cancelled before its search begins costs no search. Futures raise
-        `InputError` where the question is refused, and `SearchFailed` where the search failed.
-
-        Raises:
-            Busy: the index is not loaded, the queue is full or the server stops.
+        `InputError` where the question is refused, and `SearchFailed` where the search failed. This
+        raises `Busy` if the index is not loaded, the queue is full or the server stops.
         """
         with self._changed:
-            if self._state != READY:
-                raise Busy(f"the server is {self._state}; ask again later.")
+            if self.state != READY:
+                raise Busy(f"the server is {self.state}; ask again later.")
             if len(self._queue) + len(asks) > self.config.max_queue:
                 kept = [each for each in self._queue if not each.future.cancelled()]
                 self._queue = collections.deque(kept)
@@ -137,8 +127,8 @@ class Worker:
     def stop(self) -> None:
         """Takes no more questions, and searches for those that wait without waiting for others."""
         with self._changed:
-            if self._state in (LOADING, READY):
-                self._state = STOPPING
+            if self.state in (LOADING, READY):
+                self.state = STOPPING
             self._changed.notify()
 
     def close(self, timeout: float | None = None) -> bool:
@@ -159,13 +149,13 @@ class Worker:
         except Exception as error:
             self.error = error
             with self._changed:
-                self._state = FAILED
+                self.state = FAILED
             self._settled.set()
             return
         with self._changed:
-            self._searcher = searcher
-            if self._state == LOADING:
-                self._state = READY
+            self.searcher = searcher
+            if self.state == LOADING:
+                self.state = READY
         self._settled.set()
         while batch := self._next():
             self._on_batch(len(batch))
@@ -177,7 +167,7 @@ class Worker:
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
-            if size >= self.config.max_batch or self._state != LOADING:
+            if size >= self.config.max_batch or self.state != LOADING:
                 return
             size = min(max(8, 2 * size), self.config.max_batch)
 
@@ -187,11 +177,11 @@ class Worker:
         while True:
             with self._changed:
                 while not self._queue:
-                    if self._state == STOPPING:
+                    if self.state == STOPPING:
                         return []
                     self._changed.wait()
                 until = self._queue[0].since + wait
-                while len(self._queue) < most and self._state == READY:
+                while len(self._queue) < most and self.state == READY:
                     left = until - time.monotonic()
                     if left <= 0 or not self._changed.wait(left):
                         break

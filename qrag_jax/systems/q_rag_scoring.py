@@ -31,10 +31,10 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.device_memory import PeakMemory
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.process import PeakMemory
-from qrag_jax.runtime.threshold_plot import plot_lengths
+from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import SUMMARY, ScoreOptions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.utils
 import time
-from pathlib import Path
 
 import pytest
 
@@ -80,32 +79,6 @@ def test_long_prompts_are_left_to_the_caller(
     assert message in failure.message
 
 
-@pytest.mark.parametrize(
-    ("reply", "cause"),
-    [
-        (Reply(raw='{"choices": [{"mess'), "malformed"),
-        (Reply(raw="<html>hello</html>"), "malformed"),
-        (Reply(raw='{"choices": []}'), "malformed"),
-        (Reply(raw='{"object": "error", "message": "x"}'), "malformed"),
-        (Reply(raw="[1]"), "malformed"),
-        (Reply(raw=""), "malformed"),
-        (Reply(text=""), "empty"),
-        (Reply(text=" \n"), "empty"),
-        (Reply(choice={"message": {"role": "assistant", "content": None}}), "empty"),
-        (Reply(choice={"message": {"role": "assistant", "content": 5}}), "malformed"),
-    ],
-)
-def test_replies_without_an_answer(
-    server: ModelServer, make_client: MakeClient, reply: Reply, cause: str
-) -> None:
-    server.script = lambda call: reply
-    failure = only(make_client(bad_answer_attempts=2).ask_blocking([chat("a")]))
-    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, 2, 2)
-
-    server.script = lambda call: Reply() if call.nth else reply
-    assert texts(make_client().ask_blocking([chat("b")])) == ["echo: b"]
-
-
 def test_faults_of_all_kinds_hit_only_their_own_requests(
     server: ModelServer, make_client: MakeClient
 ) -> None:
@@ -144,15 +117,6 @@ def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: 
     assert failure.cause == "timeout"
     assert 0.5 < time.monotonic() - started < 5
     assert 2 <= failure.attempts == len(server.calls) <= 4
-
-
-def test_the_deadline_begins_when_a_request_is_sent(
-    server: ModelServer, make_client: MakeClient
-) -> None:
-    server.script = lambda call: Reply(delay=0.15)
-    client = make_client(concurrency=1, deadline=2.5)
-    outcomes = client.ask_blocking([chat(str(index)) for index in range(20)])
-    assert texts(outcomes) == [f"echo: {index}" for index in range(20)]
 
 
 @pytest.mark.parametrize("as_date", [False, True])
@@ -222,44 +186,6 @@ def test_an_answer_that_was_broken_off_is_asked_again(
     assert isinstance(answer, Answer)
     assert answer.finish_reason == "stop"
     assert len(server.calls) == 2
-
-
-@pytest.mark.parametrize(
-    ("reason", "cause", "calls"),
-    [
-        ("abort", "broken_off", 4),
-        ("error", "broken_off", 4),
-        ("content_filter", "filtered", 1),
-        ("tool_calls", "tool_call", 1),
-        (None, "unknown_end", 2),
-    ],
-)
-def test_ends_that_are_none_of_an_answer(
-    server: ModelServer,
-    make_client: MakeClient,
-    tmp_path: Path,
-    reason: str | None,
-    cause: str,
-    calls: int,
-) -> None:
-    server.script = lambda call: Reply("Paris", choice={"finish_reason": reason})
-    settings = {"attempts": 4, "bad_answer_attempts": 2}
-    client = make_client(cache=str(tmp_path / "answers.sqlite"), **settings)
-    failure = only(client.ask_blocking([chat("a")]))
-    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, calls, calls)
-    counters = client.counters()
-    assert (counters.answers, counters.failures[cause]) == (0, 1)
-    server.script = lambda call: Reply()
-    assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]  # and nothing was kept
-
-
-def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
-    client = make_client()
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        client.ask_blocking([chat("a", extra={"top_k": {1}})])
-    with pytest.raises(ValueError, match="may not hold"):
-        chat("a", extra={"n": 2})
-    assert texts(client.ask_blocking([chat("b")])) == ["echo: b"]
 
 
 def test_a_reply_without_end_is_not_read_to_it(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure
 from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.model_server import ModelServer, Reply
@@ -44,17 +41,6 @@ def test_two_thousand_answers_keep_their_order(
     assert len(server.calls) == 2000
     assert 12 <= server.most_at_once <= 24
     assert server.connections <= 25  # they are used again
-
-
-def test_the_bound_holds_over_several_batches(server: ModelServer, make_client: MakeClient) -> None:
-    server.script = lambda call: Reply(delay=0.01)
-    client = make_client(concurrency=3)
-    futures = [
-        client.submit([chat(f"{batch} {index}") for index in range(20)]) for batch in range(4)
-    ]
-    for batch, future in enumerate(futures):
-        assert texts(future.result(30)) == [f"echo: {batch} {index}" for index in range(20)]
-    assert server.most_at_once == 3
 
 
 def test_the_caller_goes_on_meanwhile(server: ModelServer, make_client: MakeClient) -> None:
@@ -188,27 +174,6 @@ def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: Ma
     assert not any(thread.name == "llm" for thread in threading.enumerate())
 
 
-def test_a_callback_that_would_wait_for_itself_is_told_so(
-    server: ModelServer, make_client: MakeClient
-) -> None:
-    hold = threading.Event()
-    server.script = lambda call: Reply(status=200 if hold.is_set() else 429)
-    client, errors = make_client(attempts=10_000), []
-
-    def ask_again(done: object) -> None:
-        try:
-            client.ask_blocking([chat("b")])
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    future = client.submit([chat("a")])
-    future.add_done_callback(ask_again)
-    hold.set()
-    future.result(30)
-    assert eventually(lambda: len(errors) == 1)
-    assert "may not call the client" in errors[0]
-
-
 def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer) -> None:
     server.script = lambda call: Reply(delay=0.0 if call.prompt == "hello" else 60.0)
     started = time.monotonic()
@@ -217,21 +182,6 @@ def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer)
     )
     assert (done.stdout, done.stderr, done.returncode) == ("echo: hello\n", "", 0)
     assert time.monotonic() - started < 45
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_is_told_to_make_its_own(make_client: MakeClient) -> None:
-    client = make_client()
-    child = os.fork()
-    if child == 0:
-        try:
-            client.submit([chat("a")])
-        except RuntimeError:
-            os._exit(42)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-    assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]
 
 
 def test_the_key_is_sent_and_nowhere_else(
@@ -291,19 +241,6 @@ def test_a_proxy_does_not_come_between_this_machine_and_itself(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert texts(make_client(wait_limit=1.0).ask_blocking([chat("a")])) == ["echo: a"]
-
-
-def test_a_listener_that_raises_does_not_stop_the_work(server: ModelServer) -> None:
-    def raising(line: str) -> None:
-        raise OSError("the terminal is gone")
-
-    server.kill()
-    config = ClientConfig(url=server.url, model="tiny", retry_pause=0.05)
-    with Client(config, raising) as client:
-        future = client.submit([chat("a")])
-        assert eventually(lambda: client.counters().waited_seconds > 0)
-        server.start()
-        assert texts(future.result(30)) == ["echo: a"]
 
 
 def test_a_redirect_is_not_followed(make_client: MakeClient, server: ModelServer) -> None:

@@ -15,6 +15,7 @@ from qrag_jax.llm.outcomes import (
     ChatRequest,
     CompletionRequest,
     Failure,
+    Outcome,
     Request,
     RerankRequest,
     Usage,
@@ -23,14 +24,20 @@ from qrag_jax.llm.outcomes import (
 from qrag_jax.llm.replies import (
     LONGEST_WAIT,
     read_error,
-    read_reply,
-    read_scores,
+    read_outcome,
     retry_after,
     shorten,
 )
 
 MESSAGES = (("user", "a"),)
 WHOLE = {"text": "a", "finish_reason": "stop"}
+
+
+def read_reply(
+    text: str, version: str = "", *, model: str = "", may_be_blank: bool = False
+) -> Outcome:
+    extra = {"return_token_ids": True} if may_be_blank else {}
+    return read_outcome(CompletionRequest("q", model=model, extra=extra), text, version)
 
 
 def whole(**fields: Any) -> str:
@@ -62,11 +69,6 @@ def test_keys_tell_apart_whatever_changes_the_answer() -> None:
     assert hash(one) == hash(other)
 
 
-def test_a_failure_has_a_known_cause() -> None:
-    with pytest.raises(ValueError, match="not network"):
-        Failure("network", "x")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -89,16 +91,6 @@ def test_whatever_comes_is_a_value(text: str) -> None:
     assert isinstance(outcome, Failure)
     assert outcome.cause == "malformed"
     assert len(outcome.message) < 400
-
-
-def test_a_reply_with_the_least_is_an_answer() -> None:
-    assert read_reply(json.dumps({"choices": [WHOLE]}), "3") == Answer("a", "3")
-
-
-@pytest.mark.parametrize("reason", ["stop", "length"])
-def test_ends_of_an_answer(reason: str) -> None:
-    text = json.dumps({"choices": [{"text": "a", "finish_reason": reason}]})
-    assert read_reply(text, "") == Answer("a", finish_reason=reason)
 
 
 def test_an_answer_of_another_model_than_asked() -> None:
@@ -153,12 +145,6 @@ def test_a_text_that_ended_otherwise_is_no_answer(reason: object, cause: str, ki
     assert empty.cause == cause
 
 
-def test_a_reply_that_says_nothing_of_its_end() -> None:
-    outcome = read_reply('{"choices": [{"text": "Paris"}]}', "")
-    assert isinstance(outcome, Failure)
-    assert outcome.cause == "unknown_end"
-
-
 @pytest.mark.parametrize("text", ["", "<h1>Bad gateway</h1>", "[]", '{"error": {}}', '"x"', "3"])
 def test_errors_in_any_words(text: str) -> None:
     assert read_error(502, text).cause == "server"
@@ -185,24 +171,11 @@ def test_seconds_that_a_server_asks_to_wait() -> None:
         "9" * 100_000,
         "1e308",
         "Fri, 31 Dec 9999 23:59:59 GMT",
+        f"Fri, 31 Dec {'9' * 20} 23:59:59 GMT",
     ],
 )
 def test_a_wait_without_end_is_longer_than_any_deadline(value: str) -> None:
     assert retry_after({"retry-after": value}) == LONGEST_WAIT
-
-
-@pytest.mark.parametrize("year", ["99999", "9" * 20, "9" * 200, "9999", "0000"])
-@pytest.mark.parametrize("zone", ["GMT", "-9999", "+9999", "-0000"])
-def test_dates_beyond_the_calendar(year: str, zone: str) -> None:
-    wait = retry_after({"retry-after": f"Fri, 31 Dec {year} 23:59:59 {zone}"})
-    assert wait in (0.0, LONGEST_WAIT)
-
-
-@pytest.mark.parametrize(
-    "value", ["Fri, 99 Foo 2030", "Fri, 31 Dec 2030 99:99:99 GMT", "\x00", "31 Dec", ",,,", "1 2 3"]
-)
-def test_dates_that_are_none(value: str) -> None:
-    assert retry_after({"retry-after": value}) == 0.0
 
 
 def test_half_a_surrogate_pair_in_a_reply() -> None:
@@ -212,16 +185,14 @@ def test_half_a_surrogate_pair_in_a_reply() -> None:
     shorten("\ud800").encode()
 
 
-def test_long_words_are_cut() -> None:
-    assert shorten("a\n  b") == "a b"
-    assert len(shorten("x" * 1000)) == 300
-
-
 def test_scores_of_documents_are_read_in_their_order() -> None:
     results = '[{"index": 1, "relevance_score": 0.25}, {"index": 0, "relevance_score": -3}]'
-    outcome = read_scores(f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}', "v1", 2)
+    request = RerankRequest("q", ("a", "b"))
+    text = f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}'
+    outcome = read_outcome(request, text, "v1")
     assert outcome == Answer("[-3.0, 0.25]", version="v1", usage=Usage(prompt_tokens=7))
-    assert isinstance(read_scores(f'{{"results": {results}}}', "", 3), Failure)
+    three = RerankRequest("q", ("a", "b", "c"))
+    assert isinstance(read_outcome(three, text, ""), Failure)
 
 
 def test_a_rerank_request_has_documents_and_its_own_fields() -> None:
@@ -233,7 +204,3 @@ def test_a_rerank_request_has_documents_and_its_own_fields() -> None:
         "truncate_prompt_tokens": -1,
     }
     assert request_key(request, "tiny", "") != request_key(RerankRequest("q", ("a",)), "tiny", "")
-    with pytest.raises(ValueError, match="document at least"):
-        RerankRequest("q", ())
-    with pytest.raises(ValueError, match="top_n"):
-        RerankRequest("q", ("a",), extra={"top_n": 1, "documents": []})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qrag_jax.data.files.records import read_records, read_text
@@ -15,7 +17,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow
 from qrag_jax.runtime import bounded_files
-from qrag_jax.runtime.writers import read_metrics
+from qrag_jax.runtime.bounded_files import check_links, mapped_array
 
 MIB = 2**20
 
@@ -51,12 +53,11 @@ def peak_of(read: Callable[[], object]) -> tuple[str, int]:
     "read",
     [
         lambda path: list(read_records(path)),
-        read_metrics,
         retrieval_log.read,
         retrieval_log.read_partial,
         lambda path: answer_log.read_partial(path, AnswerRow),
     ],
-    ids=["records", "metrics", "retrieval log", "log gone on with", "answers"],
+    ids=["records", "retrieval log", "log gone on with", "answers"],
 )
 def test_a_line_without_an_end_is_refused_everywhere(
     read: Callable[[Path], object], tmp_path: Path
@@ -103,8 +104,44 @@ def test_large_file_that_is_read_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert "has more than 2 MiB unpacked" in message(lambda: list(read_records(path)))
 
 
-@pytest.mark.parametrize("read", [read_metrics, retrieval_log.read])
-def test_nested_lines_of_logs(read: Callable[[Path], object], tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"[" * 200_000 + b"\n")
-    assert "line 1: " in message(lambda: read(path))
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("passages.jsonl", "../secret"),
+        ("passages.jsonl", "../folder-of-another/secret"),  # begins like the folder's own name
+        ("inner/deep", "/etc"),
+        ("circle", "circle"),
+    ],
+)
+def test_links_out_of_a_folder_are_refused(name: str, target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (tmp_path / "folder-of-another").mkdir()
+    for path in ("secret", "folder-of-another/secret"):
+        (tmp_path / path).write_text("mine alone")
+    (folder / name).symlink_to(target)
+    with pytest.raises(InputError, match=f"{name} is a link out of"):
+        check_links(folder)
+
+
+def test_links_within_a_folder_and_to_it_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    (folder / "b").symlink_to("a")
+    (folder / "c").symlink_to(folder / "a")
+    (tmp_path / "link").symlink_to(folder)
+    check_links(folder)
+    check_links(tmp_path / "link")
+
+
+def test_a_header_of_an_array_that_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(3))
+    assert mapped_array(path).tolist() == [0, 1, 2]
+    data = path.read_bytes()
+    for place in range(6, 80):
+        for byte in b"({'\"\x00,#":
+            path.write_bytes(data[:place] + bytes([byte]) + data[place + 1 :])
+            with contextlib.suppress(ValueError, OSError):
+                mapped_array(path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import shutil
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +12,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import digests
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 
 
@@ -325,29 +321,6 @@ def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
     assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
 
 
-def test_a_clock_that_is_set_while_a_save_goes_on_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_last(1, state(1), {})
-    checkpoints.wait()
-
-    def save() -> None:
-        checkpoints.save_last(2, state(2), {})
-        checkpoints.wait()
-
-    hours = itertools.count()
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "time", lambda: 3600.0 * next(hours))
-        with pytest.raises(SaveError) as caught:
-            save()
-    assert str(caught.value).endswith(
-        "the state of step 1 is kept: the disk was slow, or the clock was set meanwhile; give the "
-        "same command to go on."
-    )
-    assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
-
-
 def test_reading_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Programs that load a run by themselves get no lines of Orbax; other warnings stay."""
     checkpoints = Checkpoints(tmp_path)
@@ -362,26 +335,3 @@ def test_reading_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         logger.removeHandler(caplog.handler)
     assert restored.step == 1
     assert {record.message for record in caplog.records} == {"of others"}
-
-
-def test_a_folder_that_was_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = Checkpoints(tmp_path / "run")
-    checkpoints.save_last(1, state(1), {})
-    checkpoints.wait()
-    write = digests.write_digests
-
-    def deleted(building: Path) -> None:
-        shutil.rmtree(tmp_path / "run")
-        write(building)
-
-    def save() -> None:
-        checkpoints.save_last(2, state(2), {})
-        checkpoints.wait()
-
-    monkeypatch.setattr(digests, "write_digests", deleted)
-    with pytest.raises(SaveError) as caught:
-        save()
-    assert str(caught.value).endswith(
-        "none was saved before: files there were deleted while they were written; give the same "
-        "command to go on."
-    )

@@ -94,14 +94,8 @@ def test_status_of_main_is_the_exit_status(folder: Path) -> None:
     [
         (["--config=small.py", "--config.trian.steps=1"], "--config.trian.steps: the config has"),
         (["--config=small.py", "--config.train.stesp=1"], "no field 'stesp'"),
-        (
-            ["--config=small.py", "--config.train.steps=abc"],
-            "--config.train.steps is 'abc'; give a whole",
-        ),
-        (
-            ["--config=small.py", "--config.train.steps=1.5"],
-            "--config.train.steps is '1.5'; give a whole",
-        ),
+        (["--config=small.py", "--config.train.steps=abc"], "--config.train.steps=abc"),
+        (["--config=small.py", "--config.train.steps=1.5"], "--config.train.steps=1.5"),
         (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
         (["--config=small.py", "--workdri=x"], "workdri"),
         (["--config=small.py", f"--config.train.steps={2**63}"], "--config.train.steps"),

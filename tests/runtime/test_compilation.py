@@ -29,14 +29,6 @@ def test_counts_a_compilation_and_not_a_second_call() -> None:
     assert counter.count == 2
 
 
-def test_counters_start_at_zero_and_share_one_listener() -> None:
-    first = CompilationCounter()
-    jax.jit(lambda x: x - 5.0)(np.ones(3, np.float32)).block_until_ready()
-    second = CompilationCounter()
-    jax.jit(lambda x: x - 6.0)(np.ones(3, np.float32)).block_until_ready()
-    assert (first.count, second.count) == (2, 1)
-
-
 # The first program goes to another folder, to which JAX would keep if it were not told to forget.
 CACHED = """
 import json, os, sys

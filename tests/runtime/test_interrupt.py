@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -98,17 +97,6 @@ def test_the_second_interrupt_ends_the_process_at_once() -> None:
         assert process.returncode == -signal.SIGINT
 
 
-def test_terminate_and_then_one_interrupt_is_not_yet_two_interrupts() -> None:
-    with StopSignal() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        assert stop.requested
-        assert stop.name == "SIGTERM"  # the first one
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
 def test_after_leaving_a_signal_kills_again() -> None:
     with started(LEFT) as process:
         assert line(process) == "ready"
@@ -136,19 +124,3 @@ def test_earlier_handlers_come_back_even_after_an_error() -> None:
         assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_is_refused() -> None:
-    errors: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            with StopSignal():
-                pass
-        except RuntimeError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])

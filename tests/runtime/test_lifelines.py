@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qrag_jax.runtime.lifelines import Door, Lifelines, connected
+from qrag_jax.runtime.lifelines import Gate, Lifelines, connected
 from tests.devices import environment_of
 
 ADDRESS, LIMIT = "127.0.0.1", 60
@@ -47,11 +47,11 @@ class Ends(NamedTuple):
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    door = Door(ADDRESS)
+    gate = Gate(ADDRESS)
     with ThreadPoolExecutor() as pool:
-        taken = pool.submit(door.taken, 2)
-        second, third = (connected(ADDRESS, door.invitation) for _ in range(2))
-        made = Ends(taken.result(), second, third)
+        accepted = pool.submit(gate.accepted, 2)
+        second, third = (connected(ADDRESS, gate.invitation) for _ in range(2))
+        made = Ends(accepted.result(), second, third)
     yield made
     for each in (*made.of_first, second, third):
         each.close()
@@ -109,36 +109,23 @@ def test_who_ends_in_good_order_ends_nobody(ends: Ends) -> None:
         assert host.told.empty()
 
 
-def test_who_fails_is_told_of_no_other_end(ends: Ends) -> None:
-    third = Host.of([ends.third])
-    third.lifelines.end_others(LIMIT)  # it is not the first one, and need not wait
-    for each in ends.of_first:
-        each.close()
-    wait_until_closed(third)
-    assert third.told.empty()
-
-
 @pytest.mark.parametrize("hello", [b"x" * 32, b"", b"GET / HTTP/1.1\r\n\r\n" * 9])
 def test_strangers_are_turned_away(hello: bytes) -> None:
-    door = Door(ADDRESS)
-    port = int(door.invitation.split()[0])
+    gate = Gate(ADDRESS)
+    port = int(gate.invitation.split()[0])
     with ThreadPoolExecutor() as pool:
-        taken = pool.submit(door.taken, 1)
+        accepted = pool.submit(gate.accepted, 1)
         stranger = socket.create_connection((ADDRESS, port))
         with contextlib.suppress(OSError):  # it may be turned away before its end
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
-        known = connected(ADDRESS, door.invitation)
-        (peer,) = taken.result(timeout=LIMIT)
+        known = connected(ADDRESS, gate.invitation)
+        (peer,) = accepted.result(timeout=LIMIT)
     assert peer.getpeername() == known.getsockname()
     with pytest.raises(ConnectionRefusedError):  # all have come, and the door is shut
         socket.create_connection((ADDRESS, port))
     for each in (stranger, known, peer):
         each.close()
-
-
-def test_those_that_came_are_taken() -> None:
-    assert Door(ADDRESS).taken(1, patience=0.1) == []
 
 
 @pytest.mark.parametrize(

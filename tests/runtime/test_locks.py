@@ -80,22 +80,6 @@ def test_a_log_is_locked_and_others_are_not(tmp_path: Path) -> None:
         pass
 
 
-def test_of_several_locks_none_is_kept_when_one_is_held(tmp_path: Path) -> None:
-    one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    with locks.log_locks(other):
-        with pytest.raises(InputError, match=r"b\.jsonl is being"), locks.log_locks(one, other):
-            pass
-        with locks.log_locks(one):
-            pass
-
-
-def test_an_unsigned_lock_is_still_one(tmp_path: Path) -> None:
-    with locks.run_lock(tmp_path):
-        (tmp_path / ".lock").write_text("{")
-        with pytest.raises(InputError, match="trained by another process;"), run_lock(tmp_path):
-            pass
-
-
 def test_on_a_full_disk_the_lock_holds_unsigned(full_disk: Path) -> None:
     run = full_disk / "run"
     run.mkdir()

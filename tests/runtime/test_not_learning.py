@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qrag_jax.runtime.not_learning import (
@@ -95,12 +94,6 @@ def test_flat_scores_are_told_only_if_much_is_known(other: dict[str, Any]) -> No
     assert FLAT not in kinds(course(**other))
 
 
-def test_scores_are_not_judged_before_a_fifth_of_the_training() -> None:
-    of = course(FLAT_SCORES)
-    assert FLAT in kinds(dataclasses.replace(of, steps=300))
-    assert FLAT not in kinds(dataclasses.replace(of, steps=301))
-
-
 def test_scores_below_the_first_interval_are_worse() -> None:
     assert kinds(course((0.5, 0.3, 0.2, 0.3))) == [WORSE]
     assert kinds(course((0.5, 0.3, 0.2, 0.45))) == []
@@ -150,26 +143,6 @@ def test_a_fifth_of_the_steps_skipped_is_told() -> None:
     assert kinds(dataclasses.replace(of, skipped=10, counted=19)) == []
 
 
-def test_noise_of_real_runs_gives_few_false_alarms() -> None:
-    """Scores that rise as in the quick start (0.30 to 0.79), and that rise by a tenth of that.
-
-    The questions are drawn once, as an evaluation's are; a score's noise is that of a mean.
-    """
-    alarms = {}
-    for name, last in (("as the quick start", 0.79), ("little", 0.35)):
-        alarms[name] = 0
-        for seed in range(100):
-            draw = np.random.default_rng(seed)
-            each = (draw.random(300) < 0.30).astype(float)
-            means = np.linspace(0.30, last, 5)[1:]
-            later = [float((draw.random(300) < mean).mean()) for mean in means]
-            of = course((float(each.mean()), *later), each=each.tolist())
-            alarms[name] += bool(findings(of))
-    assert alarms["as the quick start"] == 0
-    # Less than the width of an interval is not seen, and then the sentence is what it should be.
-    assert 20 < alarms["little"] < 80
-
-
 def test_each_sign_is_told_once_with_its_causes() -> None:
     watch = Watch(100, {FLAT: "--config.a is too low", FLAT_GROUPS: "--config.b"})
     of, told = course((*FLAT_SCORES, 0.5, 0.5)), list[str]()
@@ -183,14 +156,6 @@ def test_each_sign_is_told_once_with_its_causes() -> None:
     assert told[0].endswith("; likely causes: --config.b; see docs/troubles.md#flat-groups")
     assert told[1].startswith("step 60: the run may not be learning: the last 3 evaluations scored")
     assert told[1].endswith("; likely causes: --config.a is too low; see docs/troubles.md#flat")
-
-
-def test_a_long_training_keeps_few_lines() -> None:
-    watch = Watch(10**6, {})
-    for step in range(1000):
-        watch.line(step, 1, SOUND, step % 2)
-    assert len(watch._course.lines) == 100
-    assert (watch._course.counted, watch._course.skipped) == (1000, 500)
 
 
 def test_the_docs_have_a_section_for_each_kind() -> None:

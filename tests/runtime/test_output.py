@@ -111,8 +111,3 @@ def test_threads_that_go_on_say_nothing_after_the_last_line(unbuffered: str) -> 
         *before, last = ended.stderr.splitlines()
         assert "RuntimeError: a thread fails" in before
         assert last == "error: the last line"
-
-
-def test_an_end_that_nobody_reads() -> None:
-    command = [sys.executable, "-c", ENDS]
-    assert subprocess.run(command, stderr=broken_pipe(), check=False).returncode == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import NotFinite, StepLog, Told
+from qrag_jax.runtime.step_log import NotFinite, StepLog, TimeLeft, Told, duration
 from qrag_jax.runtime.train_config import TrainConfig
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
@@ -109,17 +111,42 @@ def test_a_step_that_learns_begins_the_count_anew(tmp_path: Path) -> None:
         assert (progress.skipped_steps, progress.skipped_in_a_row) == (10, 1)
 
 
-def test_sentences_name_the_questions_and_what_to_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = TrainConfig(steps=1, log_every=1000)
-    with step_log(tmp_path, train, "a lower rate, or ") as log:
-        log.step(1, metrics(skipped=True))
-        with pytest.raises(NotFinite) as caught:
-            log.finish()
-    told = capsys.readouterr().out
-    assert "(questions q0, q1, q2, q3, q4, q5, q6, q7 and 3 more)" in told
-    text = str(caught.value)
-    assert f"(questions {', '.join(f'q{n}' for n in range(11))}); nothing was learned" in text
-    assert "in another --workdir with a lower rate, or without such questions" in text
-    assert len(re.findall(r"[.:] ", text)) == 1
+def told(left: TimeLeft, seconds: float, first: int, last: int) -> list[str]:
+    lines = (left.stepped(step, seconds) for step in range(first, last + 1))
+    return [line for line in lines if line is not None]
+
+
+def test_the_time_left_is_told_once_and_again_at_another_pace() -> None:
+    left = TimeLeft(400, 100)
+    left.evaluated(30.0)
+    (line,) = told(left, 1.5, 2, 300)
+    assert "12 min left: 394 steps of 1.5 s, 4 evaluations of 30 s" in line
+    assert told(TimeLeft(1000, 1000), 0.125, 2, 16) == []  # short steps are measured longer
+    assert "steps of 1" in told(left, 10.0, 301, 380)[0]
+    # The last step is evaluated though it is no multiple.
+    left = TimeLeft(250, 100)
+    left.evaluated(10.0)
+    assert "2 evaluations" in told(left, 1.0, 106, 110)[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.123, "0.12 s"), (89, "89 s"), (720, "12 min"), (5400, "1.5 h")]
+)
+def test_times_have_the_unit_that_people_use(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+AGE = """
+import time
+time.sleep(0.3)
+from qrag_jax.runtime.step_log import process_age
+print(process_age())
+"""
+
+
+def test_age_counts_from_the_creation_of_the_process() -> None:
+    before = time.monotonic()
+    out = subprocess.run([sys.executable, "-c", AGE], capture_output=True, text=True, check=True)
+    lived = time.monotonic() - before
+    # Also what came before the module's import is counted where the system tells it.
+    assert (0.3 if sys.platform == "linux" else 0.0) <= float(out.stdout) <= lived

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sqlite3
@@ -26,15 +25,6 @@ def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     whole_files.write_whole(path, "two é")
     assert path.read_bytes() == "two é".encode()
     assert [p.name for p in path.parent.iterdir()] == ["config.json"]
-
-
-def test_two_writers_do_not_touch_each_others_part(tmp_path: Path) -> None:
-    """Of one process id, as in two containers on one disk."""
-    path = tmp_path / "config.json"
-    with whole_files.replacing(path) as first:
-        first.write(b"first")
-        whole_files.write_whole(path, "second")
-    assert path.read_bytes() == b"first"
 
 
 def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,13 +118,3 @@ def test_a_full_disk_is_told_from_other_errors(write, full_disk: Path) -> None:
     assert getattr(error.value, "errno", None) is None
     assert whole_files.disk_is_full(error.value)
     assert "\n" not in whole_files.reason(error.value)
-
-
-def test_the_cause_counts_and_other_errors_do_not() -> None:
-    error = RuntimeError("the save failed")
-    error.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
-    assert whole_files.disk_is_full(error)
-    for other in (FileNotFoundError(errno.ENOENT, "no"), OSError("odd"), ValueError("full")):
-        assert not whole_files.disk_is_full(other)
-    assert whole_files.reason(ValueError("a\n b")) == "a b"
-    assert whole_files.reason(ValueError()) == "ValueError"

@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.writers import MetricWriter, read_metrics
+from qrag_jax.runtime.writers import EpisodeFile, MetricWriter, read_metrics
 
 
 def lines(workdir: Path) -> list[dict]:
@@ -124,20 +124,27 @@ def test_reading_leaves_out_a_torn_line_and_leaves_the_file_alone(tmp_path: Path
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize("broken", ['{"step": 1, "a"', "[]", '{"a": 1}', '{"step": "1"}', ""])
-def test_a_broken_line_is_named_and_nothing_is_lost(tmp_path: Path, broken: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    content = f'{{"step": 0}}\n{broken}\n{{"step": 2}}\n'
-    path.write_text(content)
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2"):
-        read_metrics(path)
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2"):
-        MetricWriter(tmp_path, resume_step=1)
-    assert path.read_text() == content
-
-
-def test_bad_calls_are_refused(tmp_path: Path) -> None:
+def test_metrics_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         read_metrics(tmp_path / "metrics.jsonl")
-    with MetricWriter(tmp_path) as writer, pytest.raises(ValueError, match="step"):
-        writer.write(1, {"step": 2.0})
+
+
+def episodes(folder: Path) -> list[tuple[int, int]]:
+    lines = (folder / "episodes.jsonl").read_text().splitlines()
+    return [(line["step"], line["row"]["n"]) for line in map(json.loads, lines)]
+
+
+def test_a_resumed_run_has_no_step_of_episodes_twice(tmp_path: Path) -> None:
+    kept = EpisodeFile(tmp_path)
+    for step in (0, 5, 10, 15):
+        kept.write(step, "chunks", [{"n": 1}, {"n": 2}])
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write('{"step": 20, "row"')  # torn by a kill
+    resumed = EpisodeFile(tmp_path, 10)
+    assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 1), (10, 2)]
+    resumed.write(10, "chunks", [{"n": 3}])  # an evaluation that is repeated
+    resumed.write(15, "chunks", [{"n": 4}])
+    assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 3), (15, 4)]
+    new = EpisodeFile(tmp_path)
+    new.write(0, "chunks", [{"n": 5}])
+    assert episodes(tmp_path) == [(0, 5)]

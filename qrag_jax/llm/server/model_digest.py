@@ -134,11 +134,8 @@ def _note(path: Path, cache: Path) -> Path:
 
 def _cached(path: Path, cache: Path | None) -> str:
     """The cached digest, if it is that of the file as it is now; otherwise ""."""
-    if cache is None:
+    if cache is None or not (note := _note(path, cache)).is_file():
         return ""
-    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-        note = json.loads(_note(path, cache).read_text())
-        digest = note.pop("sha256")
-        if note == _state(path, path) and len(bytes.fromhex(digest)) == 32:
-            return str(digest)
-    return ""
+    kept = json.loads(note.read_text())
+    digest = kept.pop("sha256")
+    return digest if kept == _state(path, path) else ""

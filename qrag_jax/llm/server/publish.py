@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,6 @@ from qrag_jax.llm.endpoint import Endpoint, Reply
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 
-VERSION = re.compile(r"[\w.-]+")
 # If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
 # which it keeps packed. There is no error, and old and new weights are mixed. So the head is also
 # written as a separate tensor; then vLLM renews it.
@@ -104,8 +102,6 @@ class Publisher:
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
         """
-        if keep < 1:
-            raise InputError(f"the publisher is to keep {keep} adapters; it must keep 1 at least.")
         self._keep = keep
         self.current = Published(model, "")
         self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
@@ -115,7 +111,6 @@ class Publisher:
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(weights_folder(folder))
         self._count = 0
-        self._used = set[str]()
         # What is served now, for `republish`: weights, if any came, and then the adapters on them,
         # the oldest first.
         self._kept: list[_Written] = []
@@ -140,11 +135,7 @@ class Publisher:
         Raises:
             PublishError: the server refused, or does not answer.
         """
-        if not VERSION.fullmatch(version):
-            raise InputError(f"the version {version!r} has other signs than letters, digits, .-_")
         with self._lock:
-            if version in self._used:
-                raise InputError(f"the version {version!r} was published before; use another.")
             adapter = isinstance(source, Path)
             if not isinstance(source, Path):
                 self._check_weights(source)
@@ -153,16 +144,15 @@ class Publisher:
             for folder in self._unloaded:
                 shutil.rmtree(folder, ignore_errors=True)
             self._unloaded.clear()
-            before = [each for each in self._kept if each.adapter]
+            before = [kept for kept in self._kept if kept.adapter]
             try:
                 self._hand_over(written, before)
             except BaseException:
                 shutil.rmtree(written.folder, ignore_errors=True)
                 raise
-            self._used.add(version)
             if not adapter:
-                for each in self._kept:
-                    shutil.rmtree(each.folder, ignore_errors=True)
+                for kept in self._kept:
+                    shutil.rmtree(kept.folder, ignore_errors=True)
                 self._kept.clear()
             self._kept.append(written)
             self.current = Published(name, version)

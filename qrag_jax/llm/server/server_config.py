@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from qrag_jax.errors import InputError, check_above, check_known, check_least
 from qrag_jax.llm.endpoint import check_variable, read_key
@@ -94,15 +92,6 @@ class ServerConfig:
         if other := [word for word in self.arguments if not isinstance(word, str)]:
             raise InputError(f"{_field('arguments')}: {other[0]!r} is no text; write it in quotes.")
         check_variable(self.api_key_env, _field("api_key_env"))
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> ServerConfig:
-        """Makes the settings from the fields of `config.llm.server`."""
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(fields) - set(known)):
-            there_are = ", ".join(name for name, field in known.items() if not field.metadata)
-            raise InputError(f"{_field(unknown[0])} is unknown; there are {there_are}.")
-        return cls(**fields)
 
     @property
     def served_name(self) -> str:

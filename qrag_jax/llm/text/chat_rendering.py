@@ -71,12 +71,7 @@ class ChatRenderer:
     def opening(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
-        """The ids `[token]` of a conversation, up to where the model speaks.
-
-        Raises:
-            TextLost: the tokenizer cannot give a text back, a message is no text, or the template
-                refuses the messages.
-        """
+        """The ids `[token]` of a conversation, up to where the model speaks."""
         scaffold, told = self._cut(_key(tools))
         texts = [self.text(message) for message in messages]
         if told:
@@ -92,11 +87,7 @@ class ChatRenderer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray | None:
-        """The ids behind sampled ones; None: the template rewrites the turns before.
-
-        Raises:
-            TextLost: as `opening`.
-        """
+        """The ids behind sampled ones; None: the template rewrites the turns before."""
         scaffold, _ = self._cut(_key(tools))
         texts = tuple(self.text(message) for message in messages)
         roles = {role for role, _ in texts}
@@ -126,11 +117,7 @@ class ChatRenderer:
         return Spoken(content, tuple(zip((call.name for call in calls), written)))
 
     def text(self, message: Mapping[str, Any]) -> tuple[str, str]:
-        """The role and the text of a message; marks that end turns are made harmless in it.
-
-        Raises:
-            TextLost: the tokenizer cannot give the text back, or it is no text.
-        """
+        """The role and the text of a message; marks that end turns are made harmless in it."""
         role = _ROLES.get(message["role"], message["role"])
         text = content_text(message.get("content"))
         if calls := message.get("tool_calls"):
@@ -185,11 +172,7 @@ class ChatRenderer:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts.
-
-    Raises:
-        TextLost: a part is no text.
-    """
+    """The text of a message's content, which may be a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = []

@@ -54,11 +54,6 @@ class NoAnswer:
     cause: str
     message: str
 
-    def __post_init__(self) -> None:
-        if self.cause not in NO_ANSWER_CAUSES:
-            known = ", ".join(NO_ANSWER_CAUSES)
-            raise ValueError(f"the cause of no answer is one of {known}, not {self.cause}.")
-
 
 def thinking(enabled: bool | None) -> dict[str, Any]:
     """The request's `extra` that turns a model's thinking on or off, in the form of vLLM and Qwen3.

@@ -48,8 +48,6 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "strings": ({"type": "array", "items": {"type": "string"}}, "a list of texts"),
 }
 
-_TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
@@ -61,9 +59,6 @@ class Parameter:
         about: what the model is told about it.
         required: whether each call must give it.
         least: the lowest integer allowed; None: any.
-
-    Raises:
-        ValueError: the name or the kind cannot be used, or `least` is not for an integer.
     """
 
     name: str
@@ -71,13 +66,6 @@ class Parameter:
     about: str
     required: bool = True
     least: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_name(self.name)
-        if self.kind not in KINDS:
-            raise ValueError(f"the kind {self.kind!r} is none of {', '.join(KINDS)}.")
-        if self.least is not None and self.kind != "integer":
-            raise ValueError(f"the parameter {self.name} has a least value and is no integer.")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -88,20 +76,11 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that the model may call; `about` is what the model is told about it.
-
-    Raises:
-        ValueError: the name cannot be used, or two parameters have one name.
-    """
+    """A tool that the model may call; `about` is what the model is told about it."""
 
     name: str
     about: str
     parameters: tuple[Parameter, ...]
-
-    def __post_init__(self) -> None:
-        _check_name(self.name)
-        if len({parameter.name for parameter in self.parameters}) < len(self.parameters):
-            raise ValueError(f"two parameters of the tool {self.name} have one name.")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -113,11 +92,6 @@ class ToolSpec:
         }
         function = {"name": self.name, "description": self.about, "parameters": parameters}
         return {"type": "function", "function": function}
-
-
-def _check_name(name: str) -> None:
-    if not _TOOL_NAME.fullmatch(name):
-        raise ValueError(f"the name {name!r} is not made of letters, digits and underscores.")
 
 
 class ToolCall(NamedTuple):
@@ -142,9 +116,9 @@ class TagText(str):
     raw: str
 
     def __new__(cls, raw: str) -> TagText:
-        made = super().__new__(cls, _unescaped(raw))
-        made.raw = raw
-        return made
+        text = super().__new__(cls, _unescaped(raw))
+        text.raw = raw
+        return text
 
 
 def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:

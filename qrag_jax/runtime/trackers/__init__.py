@@ -1,22 +1,30 @@
 """Trackers: programs and services that keep the metrics of many runs (W&B, MLflow, trackio).
 
-Each has a module of its name here with a function `begin(start)`, which alone imports its library.
+`libraries` has one class for each, `sender` the thread that feeds it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.util
+import netrc
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.trackers import wandb_key
 from qrag_jax.runtime.train_config import WANDB, LogConfig
 
 FOLDER = "trackers"  # in the run's folder: what was sent to each
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
+_SHORTEST = 8  # characters; a shorter value may be an everyday word
+_WANDB_WITHOUT_KEY = ("offline", "dryrun", "disabled")
+_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+_WANDB_HOST = "https://api.wandb.ai"
 
 
 class Tracker(Protocol):
@@ -68,7 +76,9 @@ class Start:
 
 def begin(tracker: str, start: Start) -> Tracker:
     """Begins the run in a tracker, or goes on in it; may raise anything."""
-    return importlib.import_module(f"{__name__}.{tracker}").begin(start)
+    from qrag_jax.runtime.trackers import libraries
+
+    return getattr(libraries, f"begin_{tracker}")(start)
 
 
 def check_usable(log: LogConfig) -> None:
@@ -83,8 +93,39 @@ def check_usable(log: LogConfig) -> None:
                 f"config.log.to has {name}, which is not installed: run pip install "
                 f"'qrag_jax[{name}]', or leave it out."
             )
-    if WANDB in log.trackers and not wandb_key.is_given():
+    if WANDB in log.trackers and not has_wandb_key():
         raise InputError(
             "config.log.to has wandb, and there is no key for it: set the environment variable "
             "WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
         )
+
+
+def has_wandb_key() -> bool:
+    """Whether W&B will find a key or needs none; else it would ask on the terminal and wait."""
+    if os.environ.get("WANDB_MODE", "") in _WANDB_WITHOUT_KEY:
+        return True
+    if any(os.environ.get(name) for name in _WANDB_KEYS):
+        return True
+    file = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _WANDB_HOST).hostname or ""
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def without_secrets(text: str) -> str:
+    """The text without values of environment variables for keys, and without user:password@."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _SECRET.fullmatch(name):
+            text = text.replace(value, f"${name}")
+    return _IN_ADDRESS.sub("", text)
+
+
+def clean(fields: Any) -> Any:
+    """The same fields, in nested sections and lists, with such texts alone."""
+    if isinstance(fields, Mapping):
+        return {name: clean(value) for name, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [clean(value) for value in fields]
+    return without_secrets(fields) if isinstance(fields, str) else fields

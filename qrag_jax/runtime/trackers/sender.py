@@ -6,16 +6,17 @@ none is there twice. What is still waiting then is sent by the next start, out o
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.trackers import Tracker
-from qrag_jax.runtime.trackers.secrets_out import without_secrets
-from qrag_jax.runtime.trackers.sent_record import SentRecord
+from qrag_jax.runtime.trackers import Tracker, without_secrets
 
 MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
 _AT_A_TIME = 100  # lines of which the record is written at once
@@ -23,6 +24,36 @@ _KEPT = "metrics.jsonl has every line"
 
 Values = Mapping[str, float | str]  # scalars, and texts in Markdown
 Line = tuple[int, Values]
+
+
+@dataclasses.dataclass
+class SentRecord:
+    """What was sent to a tracker, kept in the run's folder, so that nothing is sent twice.
+
+    Attributes:
+        run: what names the run there; "": it has not begun.
+        rows: number of rows sent, over all starts.
+        steps: the last step sent, by the metric's name. Steps grow, so this says all.
+    """
+
+    run: str = ""
+    rows: int = 0
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> SentRecord:
+        """That of the file, or a new one if there is none."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def save(self, path: Path) -> None:
+        """Writes the file, or raises `OSError`."""
+        whole_files.write_whole(path, json.dumps(dataclasses.asdict(self)) + "\n")
+
+    def take(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that were not sent for this step or a later one; they now count as sent."""
+        new = {name: value for name, value in values.items() if step > self.steps.get(name, -1)}
+        self.steps |= dict.fromkeys(new, step)
+        return new
 
 
 class Sender:
@@ -92,7 +123,7 @@ class Sender:
             earlier = [*self._earlier()]
         except (Exception, SystemExit) as error:
             self._tell(
-                f"{self._name} cannot be used ({_told(error)}); the training goes on without it, "
+                f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
                 f"{_KEPT}, and the next start sends them"
             )
             return
@@ -105,7 +136,7 @@ class Sender:
         try:
             tracker.close()
         except (Exception, SystemExit) as error:
-            self._fail(_told(error))
+            self._fail(_reason(error))
 
     def _waiting(self) -> tuple[list[Line], bool]:
         """The next lines, and whether they are the last; waits for one."""
@@ -129,13 +160,13 @@ class Sender:
         except OSError as error:
             # Not sent, because the next start would send them again.
             for _ in taken:
-                self._fail(_told(error))
+                self._fail(_reason(error))
             return
         for number, (step, values) in enumerate(taken):
             try:
                 _write(tracker, first + 2 * number, step, values)
             except (Exception, SystemExit) as error:
-                self._fail(_told(error))
+                self._fail(_reason(error))
 
     def _fail(self, why: str) -> None:
         self.failed += 1
@@ -164,5 +195,5 @@ def _write(tracker: Tracker, row: int, step: int, values: Values) -> None:
             tracker.write_text(row + 1, step, name, value)
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return without_secrets(whole_files.reason(error)).rstrip(".")

@@ -138,12 +138,6 @@ def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -
     assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
-def test_no_environment(config: ServerConfig, tmp_path: Path) -> None:
-    missing = str(tmp_path / "none" / "python")
-    with pytest.raises(InputError, match="pip install"):
-        Server(changed(config, python=missing)).start()
-
-
 def test_port_taken(config: ServerConfig) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -151,12 +145,6 @@ def test_port_taken(config: ServerConfig) -> None:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"port: {port} on 127.0.0.1 cannot be taken"):
             Server(changed(config, port=port)).start()
-
-
-def test_log_not_to_be_written(config: ServerConfig, tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("a file")
-    with pytest.raises(InputError, match=r"server\.log: .*logs/vllm.log"):
-        Server(config).start()
 
 
 def failed_start(config: ServerConfig, stand_in: StandIn) -> str:
@@ -250,22 +238,6 @@ def test_it_is_given_up(
     assert pauses == ["0.1", "0.2"]
     assert len(stand_in.starts()) == 3
     assert not any(map(running, stand_in.pids()))
-
-
-def test_restarts_before_a_healthy_time_do_not_count(
-    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    with Server(changed(config, restarts=1, healthy_after=0.01), log=said.append) as server:
-        os.kill(stand_in.pids()[0], signal.SIGKILL)
-        wait_until(lambda: server.restarts == 1 and server.alive())
-        time.sleep(0.1)
-        monkeypatch.setenv("STAND_IN", "dies")
-        os.kill(stand_in.pids()[1], signal.SIGKILL)
-        wait_until(lambda: server.failure)
-        assert "given up after 1 restarts in a row: vLLM died at start" in server.failure
-        assert server.restarts == 2
-    assert sum("restart 1 of 1 in 0.1 s" in line for line in said) == 2
 
 
 def test_a_hand_over_that_fails_is_a_start_that_fails(
@@ -412,18 +384,6 @@ def test_the_cause_is_told_beside_the_last_lines(tmp_path: Path) -> None:
     assert words.startswith(f"the first error in its log is {CAUSE}; the last lines of its log ")
     assert words.endswith(f"\n    {FOLLOWS}")
     assert words.count("\n") == LAST_LINES
-
-
-def test_an_exception_of_a_module_at_the_beginning_of_a_line(tmp_path: Path) -> None:
-    log = log_of(tmp_path / "vllm.log", "loading", "torch.cuda.OutOfMemoryError: out of memory")
-    assert log.first_error() == "torch.cuda.OutOfMemoryError: out of memory"
-
-
-def test_no_error_and_no_log(tmp_path: Path) -> None:
-    log = log_of(tmp_path / "vllm.log", "one", "two")
-    assert log.first_error() == ""
-    assert log.last_words() == f"the last lines of its log {log.path}:\n    one\n    two"
-    assert ServerLog(tmp_path / "none.log").tail(3) == []
 
 
 def test_only_the_present_process_counts(tmp_path: Path) -> None:

@@ -220,11 +220,6 @@ def test_thinking_is_switched_as_vllm_takes_it() -> None:
     assert thinking(None) == {}
 
 
-def test_unknown_causes_are_refused() -> None:
-    with pytest.raises(ValueError, match="one of unfinished_thinking"):
-        NoAnswer("tired", "no.")
-
-
 FOUND: list[tuple[str, dict[str, Any]]] = [
     ('{"a": 1}', {"a": 1}),
     ('So:\n```json\n{"a": 1, "b": "x}"}\n```\nDone.', {"a": 1, "b": "x}"}),

@@ -15,7 +15,7 @@ from qrag_jax.models.files.model_folder import inside, read_json, read_modules
 from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.runtime.file_names import is_plain
+from qrag_jax.runtime.bounded_files import is_plain
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.small_models import read_tensors, write_small_model
 

@@ -1,21 +1,22 @@
-"""Plots the learning curve from the lines of `metrics.jsonl`."""
+"""Plots: the learning curve; scores against the stopping threshold, and against length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qrag_jax.runtime.whole_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _EM, _F1, _LOSS, _Q = "#1f77b4", "#2ca02c", "#d62728", "#7f4fbf"
 _RECALL = "#17a2b8"
 # Of Q-RAG's evaluations, and of those of agents.
-_SCORES = {
+_EVALUATED = {
     "eval/fact_em": ("Fact EM", _EM),
     "eval/fact_f1": ("Fact F1", _F1),
     "eval/answer_found": ("Answer in a chunk taken", _RECALL),
@@ -29,6 +30,13 @@ _BASELINES = {
     "untrained/answer_found": ("Answer in a chunk taken, untrained", "#888888"),
     "untrained/f1": ("Answer F1, untrained", "#888888"),
 }
+_STOPPED = {
+    "fact_f1": ("Fact F1", "#2ca02c", 2.0),
+    "fact_precision": ("Fact precision", "#7f4fbf", 1.2),
+    "fact_recall": ("Fact recall", "#1f77b4", 1.2),
+    "fact_em": ("Fact EM", "#e08a00", 1.2),
+}
+_STEPS, _CHOSEN = "#d62728", "#000000"
 _ON_THE_RIGHT = {"train/mean_q": "mean Q", "train/return": "mean return"}
 
 
@@ -46,22 +54,17 @@ def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: 
         out: the PNG to write; its folder is made if absent.
         title: shown above the panels.
     """
-    # Imported here because the import is slow and most processes draw nothing.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 7.0), dpi=120, layout="constrained")
+    figure = _figure(7.0, title)
     top, bottom = figure.subplots(2, 1, sharex=True)
-    figure.suptitle(title)
     _draw_evaluation(top, metrics)
     _draw_training(bottom, metrics)
     bottom.set_xlabel("optimizer step")
-    with replacing(out) as file:
-        figure.savefig(file, format="png")
+    _save(figure, out)
 
 
 def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
     drawn = False
-    for name, (label, colour) in _SCORES.items():
+    for name, (label, colour) in _EVALUATED.items():
         steps, values = _series(metrics, name)
         if steps:
             axes.plot(steps, values, marker="o", markersize=3.5, color=colour, label=label)
@@ -141,3 +144,94 @@ def _smoothed(values: Sequence[float]) -> list[float]:
         weight = keep * weight + 1.0
         averages.append(total / weight)
     return averages
+
+
+def plot_thresholds(
+    thresholds: Sequence[float],
+    scores: Mapping[str, Sequence[float]],
+    chosen: float,
+    out: Path,
+    title: str,
+) -> None:
+    """Draws a PNG: fact F1, precision, recall and EM above, the mean number of steps below.
+
+    Args:
+        thresholds: `[K]`, falling or rising.
+        scores: `fact_f1`, `fact_precision`, `fact_recall`, `fact_em` and `steps`, `[K]` each.
+        chosen: the threshold marked by a dashed line in both panels.
+    """
+    figure = _figure(6.5, title)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    for name, (label, colour, width) in _STOPPED.items():
+        # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
+        top.plot(
+            thresholds,
+            scores[name],
+            color=colour,
+            linewidth=width,
+            label=label,
+            drawstyle="steps-mid",
+        )
+    top.set_ylim(-0.02, 1.02)
+    top.set_ylabel("mean over the questions")
+    bottom.plot(thresholds, scores["steps"], color=_STEPS, drawstyle="steps-mid")
+    bottom.set_ylabel("chunks taken, mean")
+    bottom.set_xlabel("stop at the first step with Q at most this")
+    for axes in (top, bottom):
+        axes.axvline(chosen, color=_CHOSEN, linestyle="--", label=f"chosen: {chosen:.4g}")
+        axes.grid(alpha=0.3)
+    top.legend(loc="best", fontsize="small")
+    _save(figure, out)
+
+
+def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:
+    """Draws three panels over a logarithmic axis of chunks, as a PNG.
+
+    Args:
+        results: one result per length, with `chunks`, `fact_em`, `fact_f1`, `intervals` of these
+            two scores, `seconds_per_episode` and `peak_memory_mib` (the last two may be None).
+    """
+    figure = _figure(9.0, title)
+    accuracy, seconds, memory = figure.subplots(3, 1, sharex=True)
+    lengths = [result["chunks"] for result in results]
+    for name, label in (("fact_em", "Fact EM"), ("fact_f1", "Fact F1")):
+        values = [result[name] for result in results]
+        ends = [result["intervals"][name] for result in results]
+        accuracy.plot(lengths, values, marker="o", label=label)
+        accuracy.fill_between(
+            lengths, [e["low"] for e in ends], [e["high"] for e in ends], alpha=0.2
+        )
+    accuracy.set_ylim(-0.02, 1.02)
+    accuracy.set_ylabel("accuracy, 95 % interval")
+    accuracy.legend(loc="best", fontsize="small")
+    for axes, name, label in (
+        (seconds, "seconds_per_episode", "seconds an episode"),
+        (memory, "peak_memory_mib", "peak memory, MiB"),
+    ):
+        known = [(r["chunks"], r[name]) for r in results if r[name] is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), marker="o")
+        axes.set_ylabel(label)
+    seconds.set_yscale("log")
+    for axes in (accuracy, seconds, memory):
+        axes.set_xscale("log")
+        axes.grid(alpha=0.3)
+    memory.set_xlabel("chunks of a document")
+    memory.set_ylim(bottom=0)
+    _save(figure, out)
+
+
+def _figure(height: float, title: str) -> Figure:
+    """A figure that needs no display."""
+    # Imported here because the import is slow and most processes draw nothing.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
+    figure.suptitle(title)
+    return figure
+
+
+def _save(figure: Figure, out: Path) -> None:
+    """Writes a PNG; its folder is made if absent."""
+    with replacing(out) as file:
+        figure.savefig(file, format="png")
