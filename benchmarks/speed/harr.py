@@ -34,10 +34,10 @@ from benchmarks.speed.measure import (
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_config import GRPOConfig
-from qrag_jax.learners.policy_state import Parts, first_state, state_shardings
+from qrag_jax.learners.config import GRPOConfig
+from qrag_jax.learners.state import Parts, first_state, state_shardings
 from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches
-from qrag_jax.learners.query_update import make_update
+from qrag_jax.learners.query_encoder import make_update
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows

@@ -24,7 +24,7 @@ from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import both_towers, params_shardings, state_shardings
 from qrag_jax.learners.pqn import Feedback
-from qrag_jax.learners.step import make_step, make_train_step
+from qrag_jax.learners.two_towers import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.precision import precision

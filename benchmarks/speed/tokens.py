@@ -19,10 +19,10 @@ import optax
 
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
-from qrag_jax.learners.policy_state import first_state
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import IPO, PreferenceConfig
+from qrag_jax.learners.state import first_state
+from qrag_jax.learners.config import TokenPPOConfig
+from qrag_jax.learners.token_update import make_token_update, token_episodes
+from qrag_jax.learners.config import IPO, PreferenceConfig
 from qrag_jax.learners.preference_update import (
     MEMBERS,
     PairLoss,
@@ -30,7 +30,7 @@ from qrag_jax.learners.preference_update import (
     pair_episodes,
     row_log_probs,
 )
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
 from qrag_jax.learners.token_update import given_tokens, make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
@@ -194,9 +194,9 @@ def ppo_cases(setting: Setting) -> Iterator[Case]:
         policy, parts = policy_of(loaded, config, critic=critic)
         shape = choose_shape(batch, block_of(setting), 1)
         update = Updates(
-            make_ppo_update(policy),
+            make_token_update(policy),
             first_state(policy.shardings, parts, loaded.params, 0),
-            lambda: ppo_episodes(policy, batch, shape),
+            lambda: token_episodes(policy, batch, shape),
         )
         given = theirs.given(batch)
         losses, _ = theirs.gradients(given)

@@ -23,7 +23,7 @@ from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import params_shardings, state_shardings
 from qrag_jax.learners.state import init_state
-from qrag_jax.learners.step import make_step, make_train_step
+from qrag_jax.learners.two_towers import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import family_of

@@ -15,9 +15,9 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.deferred import ScoredGradient, make_learn_step, make_play_step
+from qrag_jax.learners.two_towers import ScoredGradient, make_learn_step, make_play_step
 from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners.preference_config import IPO as OF_IPO
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.config import IPO as OF_IPO
+from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.learners.preference_update import pair_episodes, row_log_probs
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.rollouts.trajectories import (

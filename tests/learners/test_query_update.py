@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.policy_state import Critic
-from qrag_jax.learners.query_update import minibatch_order
+from qrag_jax.learners.config import GRPOConfig, PPOConfig
+from qrag_jax.learners.state import Critic
+from qrag_jax.learners.query_encoder import minibatch_order
 from qrag_jax.policies.plackett_luce import entropy
 from qrag_jax.rollouts.hop_batch import HopBatch
 from tests.learners.updates import (

@@ -14,7 +14,7 @@ import pytest
 from qrag_jax.learners.optimizers import OptimizerConfig, make_optimizer
 from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.learners.state import Total, apply_update, dropout_key, init_state
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.mesh import shard_batch

@@ -39,13 +39,13 @@ import optax
 import pytest
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
-from qrag_jax.learners.policy_state import Critic, first_state
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.state import Critic, first_state
+from qrag_jax.learners.config import TokenPPOConfig
+from qrag_jax.learners.token_update import make_token_update, token_episodes
+from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
-from qrag_jax.learners.token_config import RATIOS, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_losses import PerToken, Sums
+from qrag_jax.learners.config import RATIOS, SEQUENCE, SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.action_loss import PerToken, Sums
 from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
 from qrag_jax.learners.token_update import given_tokens, token_episodes
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
@@ -394,7 +394,7 @@ def test_ppo_is_that_of_torch(
 
     plain = optax.sgd(RATE), optax.sgd(of_critic)
     policy, parts = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
-    update, shape = make_ppo_update(policy), choose_shape(ours.batch, 256, 1)
+    update, shape = make_token_update(policy), choose_shape(ours.batch, 256, 1)
     state = first_state(policy.shardings, parts, ours.old, 0)
     theirs = TorchPpo(ours.folder, config, TEMPERATURE, Rates(RATE, of_critic))
     optimizers = [
@@ -412,7 +412,7 @@ def test_ppo_is_that_of_torch(
             losses.append(theirs.gradients(part)[0])
             for optimizer in optimizers:
                 optimizer.step()
-        state, metrics = update(state, ppo_episodes(policy, ours.batch, shape))
+        state, metrics = update(state, token_episodes(policy, ours.batch, shape))
         after = tensors_of(state)
         expected = dict(zip(("loss", "value_loss"), np.mean(losses, axis=0), strict=True))
         for name, value in expected.items():

@@ -17,20 +17,20 @@ import optax
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import make_learn_step
+from qrag_jax.learners.two_towers import make_learn_step
 from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.policy_state import Parts, PolicyState, state_shardings
-from qrag_jax.learners.ppo_config import NONE, TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.config import GRPOConfig, PPOConfig
+from qrag_jax.learners.state import Parts, TrainState, state_shardings
+from qrag_jax.learners.config import NONE, TokenPPOConfig
+from qrag_jax.learners.token_update import make_token_update, token_episodes
+from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.learners.preference_update import make_preference_update, pair_episodes
 from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_update import make_update
+from qrag_jax.learners.query_encoder import make_update
 from qrag_jax.learners.state import TrainState, init_state
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.two_towers import make_step, make_train_step
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.learners.two_towers import TwoTowers
@@ -89,7 +89,7 @@ class Learning:
 
     def __init__(self, program: Any, params: Params) -> None:
         self.program = program
-        self.state: PolicyState | TrainState = program.begin(params)
+        self.state: TrainState | TrainState = program.begin(params)
 
     @property
     def learned(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class DecoderProgram:
             base_shardings=of_base,
             rests_until=rests_until,
         )
-        make = {TokenPPOConfig: make_ppo_update, PreferenceConfig: make_preference_update}
+        make = {TokenPPOConfig: make_token_update, PreferenceConfig: make_preference_update}
         self.update: Any = make.get(type(config), make_token_update)(self.policy)
         self.begin = _beginning(parts, shardings)
 
@@ -236,14 +236,14 @@ class DecoderProgram:
         if isinstance(self.config, PreferenceConfig):
             return pair_episodes(self.policy, batch, self.shape, *given)
         if isinstance(self.config, TokenPPOConfig):
-            return ppo_episodes(self.policy, batch, self.shape)
+            return token_episodes(self.policy, batch, self.shape)
         return token_episodes(self.policy, batch, self.shape)
 
 
-def _beginning(parts: Parts, shardings: PolicyState) -> Any:
+def _beginning(parts: Parts, shardings: TrainState) -> Any:
     """The first state of given parameters; a critic's linear map is not zero."""
 
-    def begin(params: Params) -> PolicyState:
+    def begin(params: Params) -> TrainState:
         state = parts.build(params, jax.random.key(42))
         if state.critic is None:
             return state

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from qrag_jax.learners.policy_state import Parts, state_shardings
+from qrag_jax.learners.state import Parts, state_shardings
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of

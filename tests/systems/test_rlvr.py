@@ -20,9 +20,9 @@ from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Look, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.config import TokenPPOConfig
+from qrag_jax.learners.config import PreferenceConfig
+from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_policy import ReadTokens
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
