@@ -14,7 +14,8 @@ import pytest
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN
-from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
+from qrag_jax.learners.config import ImitateConfig
+from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.pqn import Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
 from tests import reference

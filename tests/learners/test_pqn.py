@@ -15,9 +15,8 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.two_towers import ScoredGradient, make_learn_step, make_play_step
-from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.learners.two_towers import make_train_step
+from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Towers
+from qrag_jax.learners.two_towers import make_learn_step, make_play_step, make_train_step
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
@@ -211,8 +210,8 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
         assert float(getattr(sums, name)) == pytest.approx(float(value), rel=1e-4), name
     rows = unique_tokens(played.state_tokens, played.state_lengths)
     rows += unique_tokens(played.chunk_tokens, played.chunk_lengths)
-    assert float(sums.real_tokens) == float(played.tokens.real) + rows
-    assert float(sums.computed_tokens) > float(sums.real_tokens)
+    assert float(sums.tokens.real) == float(played.tokens.real) + rows
+    assert float(sums.tokens.computed) > float(sums.tokens.real)
 
 
 def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
@@ -226,7 +225,7 @@ def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
     assert_close(once, twice, 1e-6)
     for name in ("loss", "q", "target", "transitions"):
         assert getattr(sums, name) == pytest.approx(float(getattr(sums_of_two, name)), rel=1e-6)
-    assert sums_of_two.real_tokens > sums.real_tokens
+    assert sums_of_two.tokens.real > sums.tokens.real
 
 
 def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:

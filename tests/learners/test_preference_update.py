@@ -171,11 +171,6 @@ def test_what_are_no_pairs_is_refused() -> None:
     again = batch.episode.copy()
     again[3] = 0
     for each in (
-        (batch, BLOCKS, reference[1:], weights),
-        (batch, BLOCKS, reference, weights[1:]),
-        (batch, BLOCKS._replace(members=3), reference, weights),
-        (batch, BLOCKS, reference, weights - 1),
-        (batch, BLOCKS, reference, weights * np.nan),
         (batch, BLOCKS._replace(tokens=24), reference, weights),
         (batch._replace(episode=again), BLOCKS, reference, weights),
     ):

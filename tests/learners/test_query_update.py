@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners.config import GRPOConfig, PPOConfig
-from qrag_jax.learners.state import Critic
+from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.learners.query_encoder import minibatch_order
+from qrag_jax.learners.state import Critic
 from qrag_jax.policies.plackett_luce import entropy
 from qrag_jax.rollouts.hop_batch import HopBatch
 from tests.learners.updates import (
@@ -33,7 +33,7 @@ from tests.learners.updates import (
 )
 
 TOWER = hop_tower()
-FRESH = GRPOConfig(members=QUESTION_MEMBERS)
+FRESH = SearchGRPOConfig(members=QUESTION_MEMBERS)
 
 
 def normal(values: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def advantages(given: HopBatch) -> np.ndarray:
     return found
 
 
-def grpo_loss(params: Any, given: HopBatch, config: GRPOConfig, old: Any, own: Any) -> Any:
+def grpo_loss(params: Any, given: HopBatch, config: SearchGRPOConfig, old: Any, own: Any) -> Any:
     """Eq. 12 of HARR with a KL and the entropy, over the episodes `own`.
 
     The mean over searches of each episode, then over episodes; of BNPO: over all searches. What
@@ -195,9 +195,9 @@ def test_minibatches_are_not_drawn_by_the_keys_of_episodes() -> None:
 @pytest.mark.parametrize(
     ("kind", "named", "value"),
     [
-        (GRPOConfig, "grpo.members", 1),
-        (GRPOConfig, "grpo.beta", -0.1),
-        (GRPOConfig, "grpo.aggregation", "mean"),
+        (SearchGRPOConfig, "grpo.members", 1),
+        (SearchGRPOConfig, "grpo.beta", -0.1),
+        (SearchGRPOConfig, "grpo.aggregation", "mean"),
         (PPOConfig, "ppo.lambda_", 1.5),
         (PPOConfig, "ppo.critic_learning_rate", 0.0),
     ],

@@ -39,15 +39,19 @@ import optax
 import pytest
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
-from qrag_jax.learners.state import Critic, first_state
-from qrag_jax.learners.config import TokenPPOConfig
-from qrag_jax.learners.token_update import make_token_update, token_episodes
-from qrag_jax.learners.config import PreferenceConfig
+from qrag_jax.learners.action_loss import PerAction, Sums
+from qrag_jax.learners.config import (
+    RATIOS,
+    SEQUENCE,
+    PreferenceConfig,
+    SFTConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
+)
 from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
-from qrag_jax.learners.config import RATIOS, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.action_loss import PerToken, Sums
-from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
-from qrag_jax.learners.token_update import given_tokens, token_episodes
+from qrag_jax.learners.state import Critic
+from qrag_jax.learners.token_policy import BlockPasses, Learned
+from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
@@ -59,6 +63,7 @@ from tests.support.decoders import (
     Size,
     by_name,
     decoder,
+    given_tokens,
     policy_of,
 )
 from tests.support.torch_ppo import Rates, TorchPpo
@@ -109,29 +114,30 @@ class Ours:
         self.old = self.loaded.params
         self.new, self.reference = (jax.tree.map(moved, self.old) for _ in range(2))
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
-        policy, _ = policy_of(self.loaded, config_of("grpo", "token", 0.0))
-        self.log_probs = jax.jit(TokenPasses(policy).log_probs)
+        policy = policy_of(self.loaded, config_of("grpo", "token", 0.0))
+        self.log_probs = jax.jit(BlockPasses(policy, ActionLoss(policy.config)).log_probs)
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
-    def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerToken, float]:
+    def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerAction, float]:
         """Blocks, what their tokens are learned with by the three sets of weights, the divisor."""
-        policy, _ = policy_of(self.loaded, config)
+        policy = policy_of(self.loaded, config)
         episodes = token_episodes(policy, self.batch, self.shape)
-        given, divisor, _ = given_tokens(policy, episodes)
+        blocks, given, divisor = given_tokens(policy, episodes)
         old, reference = (
-            np.asarray(self.log_probs(params, None, episodes.blocks))
+            np.asarray(self.log_probs(params, None, blocks))
             for params in (self.old, self.reference)
         )
-        return episodes.blocks, given._replace(old=old, reference=reference), float(divisor)
+        return blocks, given._replace(old=old, reference=reference), float(divisor)
 
-    def sums(self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerToken) -> Any:
+    def sums(self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerAction) -> Any:
         """The gradient of the summed loss by the weights that have moved, and the sums."""
         # An aggregation is in the numbers that are given, not in the program.
         key = dataclasses.replace(config, aggregation="grpo", members=MEMBERS)
         if key not in self._programs:
-            policy, _ = policy_of(self.loaded, key)
-            self._programs[key] = jax.jit(TokenPasses(policy).gradient)
-        return self._programs[key](self.new, None, blocks, given)
+            policy = policy_of(self.loaded, key)
+            self._programs[key] = jax.jit(BlockPasses(policy, ActionLoss(key)).gradient)
+        learned, sums = self._programs[key](Learned(self.new), None, blocks, given)
+        return learned.params, sums
 
     def loss(
         self, config: TokenGRPOConfig, *, corrected: bool
@@ -305,15 +311,15 @@ PAIR_SHAPE = choose_shape(made_pairs(), 64, 2, whole=True)
 
 def of_pairs(ours: Ours, config: PreferenceConfig) -> tuple[float, Any, PairSums, np.ndarray]:
     """The loss, its gradient by Hugging Face's names, the sums, and by the reference."""
-    policy, _ = policy_of(ours.loaded, config, 1.0)
+    policy = policy_of(ours.loaded, config, 1.0)
     batch = made_pairs()
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
     blocks, by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference, WEIGHTS)
     assert (blocks.lengths > 0).any(axis=1).sum() > 1
-    gradient, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
-        ours.new, None, blocks, by_pair
+    learned, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
+        Learned(ours.new), None, blocks, by_pair
     )
-    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, gradient))
+    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.params))
     return float(sums.loss / sums.weight), named, sums, reference
 
 
@@ -354,14 +360,15 @@ def test_imitation_is_that_of_trl(ours: Ours) -> None:
     pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
     from tests.learners.trl_trainer import imitated
 
-    policy, _ = policy_of(ours.loaded, SFTConfig(), 1.0)
+    policy = policy_of(ours.loaded, SFTConfig(), 1.0)
     episodes = token_episodes(policy, ours.batch, ours.shape)
-    given, divisor, _ = given_tokens(policy, episodes)
-    gradient, sums = jax.jit(TokenPasses(policy).gradient)(ours.old, None, episodes.blocks, given)
+    blocks, given, divisor = given_tokens(policy, episodes)
+    passes = BlockPasses(policy, ActionLoss(policy.config))
+    learned, sums = jax.jit(passes.gradient)(Learned(ours.old), None, blocks, given)
     expected, of_theirs = imitated(ours.folder, ours.loaded.tokenizer, ours.batch)
     assert divisor == ours.batch.loss_mask.sum()
     assert float(sums.loss / divisor) == pytest.approx(expected, abs=EQUAL_LOSS)
-    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient)), of_theirs)
+    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, learned.params)), of_theirs)
 
 
 # ------------------------------------------------------------------------ PPO
@@ -393,9 +400,9 @@ def test_ppo_is_that_of_torch(
     import torch
 
     plain = optax.sgd(RATE), optax.sgd(of_critic)
-    policy, parts = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
+    policy = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
     update, shape = make_token_update(policy), choose_shape(ours.batch, 256, 1)
-    state = first_state(policy.shardings, parts, ours.old, 0)
+    state = policy.parts.first_state(policy.shardings, ours.old, 0)
     theirs = TorchPpo(ours.folder, config, TEMPERATURE, Rates(RATE, of_critic))
     optimizers = [
         torch.optim.SGD(each.param_groups[0]["params"], each.param_groups[0]["lr"])
