@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from qrag_jax.algorithms.policy_gradient import (
 from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig
 from qrag_jax.learners.update import Metrics
 from qrag_jax.models.compute.ragged import TokenCount
+from qrag_jax.policies.tokens import TokenScores
 
 
 class PerAction(NamedTuple):
@@ -41,15 +42,6 @@ class PerAction(NamedTuple):
     weight: jax.Array
     value: jax.Array
     returns: jax.Array
-
-
-class Scores(Protocol):
-    """Of the policy at each action."""
-
-    @property
-    def log_probs(self) -> jax.Array: ...
-    @property
-    def entropy(self) -> jax.Array: ...
 
 
 class Losses(NamedTuple):
@@ -80,7 +72,7 @@ class Sums(NamedTuple):
 
 def action_losses(
     config: Any,
-    scores: Scores,
+    scores: TokenScores,
     given: PerAction,
     *,
     is_fresh: bool,
@@ -118,7 +110,7 @@ def action_losses(
 def summed(
     config: Any,
     losses: Losses,
-    scores: Scores,
+    scores: TokenScores,
     given: PerAction,
     tokens: TokenCount,
     correction: Correction | None = None,

@@ -22,6 +22,7 @@ from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.pqn import (
     Feedback,
+    Sums,
     Towers,
     over_towers,
     pull_back_both,
@@ -39,25 +40,6 @@ from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
 from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, positions_of, rollout
-
-
-class Sums(NamedTuple):
-    """Totals over states or questions of a batch; see `learners.pqn.Sums`."""
-
-    transitions: jax.Array  # states that are learned from
-    loss: jax.Array
-    right: jax.Array  # of these states, where the best passage is one that is needed
-    q: jax.Array  # of the best passage
-    tokens: TokenCount
-
-    def means(self) -> dict[str, jax.Array]:
-        """Means over states."""
-        states = jnp.maximum(self.transitions, 1.0)
-        return {
-            "loss": self.loss / states,
-            "accuracy": self.right / states,
-            "mean_q": self.q / states,
-        }
 
 
 class States(NamedTuple):
@@ -94,7 +76,7 @@ class ImitationGradient:
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers (or of their adapters), and the sums.
+        """The gradient of the online towers (or of their adapters), and sums over states.
 
         Args:
             draws: its keys order facts whose order is not known.
@@ -128,13 +110,10 @@ class ImitationGradient:
 
         gradient, again = pull_back_both(actor, params, rows, stacked)
         used = TokenCount.total([used, again])
-        return gradient, Sums(
-            transitions=states.valid.sum().astype(jnp.float32),
-            loss=total,
-            right=right,
-            q=q,
-            tokens=used,
-        )
+        nothing = jnp.zeros((), jnp.float32)
+        count = states.valid.sum().astype(jnp.float32)
+        by_state = {"accuracy": right, "mean_q": q}
+        return gradient, Sums(total, count, nothing, by_state, {}, used)
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.

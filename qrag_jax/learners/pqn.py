@@ -50,17 +50,20 @@ class Towers(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Totals over transitions or episodes of a batch: divide by a count to get a mean."""
+    """Totals of a batch: divide by a count to get a mean.
 
+    Attributes:
+        loss: of transitions.
+        transitions, episodes: their numbers; of imitation, states and none.
+        by_transition, by_episode: what else is summed, by the names of the means.
+        tokens: that were computed.
+    """
+
+    loss: jax.Array
     transitions: jax.Array
     episodes: jax.Array
-    loss: jax.Array
-    q: jax.Array
-    target: jax.Array
-    td_error: jax.Array
-    entropy: jax.Array
-    reward: jax.Array
-    solved: jax.Array
+    by_transition: dict[str, jax.Array]
+    by_episode: dict[str, jax.Array]
     tokens: TokenCount
 
     def means(self) -> dict[str, jax.Array]:
@@ -69,12 +72,8 @@ class Sums(NamedTuple):
         episodes = jnp.maximum(self.episodes, 1.0)
         return {
             "loss": self.loss / transitions,
-            "mean_q": self.q / transitions,
-            "mean_target": self.target / transitions,
-            "td_error": self.td_error / transitions,
-            "entropy": self.entropy / transitions,
-            "return": self.reward / episodes,
-            "fact_em": self.solved / episodes,
+            **{name: total / transitions for name, total in self.by_transition.items()},
+            **{name: total / episodes for name, total in self.by_episode.items()},
         }
 
 
@@ -261,15 +260,19 @@ def sums_of(
         return jnp.where(trajectory.valid, values, 0.0).sum()
 
     return Sums(
+        loss=loss,
         transitions=trajectory.valid.sum().astype(jnp.float32),
         episodes=present.sum().astype(jnp.float32),
-        loss=loss,
-        q=over_transitions(trajectory.q),
-        target=over_transitions(target),
-        td_error=over_transitions(jnp.abs(trajectory.q - target)),
-        entropy=over_transitions(trajectory.entropy),
-        reward=over_transitions(rewards),
-        solved=(present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+        by_transition={
+            "mean_q": over_transitions(trajectory.q),
+            "mean_target": over_transitions(target),
+            "td_error": over_transitions(jnp.abs(trajectory.q - target)),
+            "entropy": over_transitions(trajectory.entropy),
+        },
+        by_episode={
+            "return": over_transitions(rewards),
+            "fact_em": (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+        },
         tokens=tokens,
     )
 

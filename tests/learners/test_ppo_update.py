@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.learners.config import NONE, TokenPPOConfig
 from qrag_jax.learners.token_update import token_episodes
 from qrag_jax.models.trunks.qwen3 import Qwen3
@@ -84,19 +83,3 @@ def test_batches_that_cannot_be_learned_from_are_refused() -> None:
         token_episodes(policy, one_row_each(), BLOCKS)
     with pytest.raises(ValueError, match="episode 5 has 2 rows"):
         token_episodes(tokens(PLAIN).program.policy, made_batch(), BLOCKS)
-
-
-@pytest.mark.parametrize(
-    ("named", "fields"),
-    [
-        ("gamma", {"gamma": 1.5}),
-        ("minibatches", {"minibatches": 0}),
-        ("kl_in", {"kl_in": "both"}),
-        ("kl", {"kl": -0.1}),
-        ("critic_warmup", {"critic": NONE, "critic_warmup": 2}),
-        ("sampler_cap", {"sampler_cap": 0.5}),
-    ],
-)
-def test_wrong_constants_are_named(named: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=rf"config\.ppo\.{named} "):
-        TokenPPOConfig(**fields)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.learners.config import IPO as OF_IPO
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.learners.preference_update import pair_episodes, row_log_probs
@@ -176,12 +175,3 @@ def test_what_are_no_pairs_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"pair|rows|whole"):
             pair_episodes(policy, *each)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("loss", "kto"), ("beta", float("nan")), ("beta", 0.0), ("label_smoothing", 0.1)],
-)
-def test_settings_that_cannot_be_used_are_named(field: str, value: Any) -> None:
-    with pytest.raises(InputError, match=rf"config\.preference\.{field}"):
-        PreferenceConfig(**{field: value})

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import token_episodes
 from qrag_jax.rollouts.token_batch import TokenBatch
@@ -192,12 +191,3 @@ def test_log_probabilities_of_the_sampler_are_read_where_they_train_alone() -> N
         learning.step(each)
         moved.append(learning.learned)
     jax.tree.map(np.testing.assert_array_equal, *moved)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("members", 1), ("ratio", "both"), ("learned", "none"), ("clip_low", -0.1)],
-)
-def test_refusals_name_the_field(field: str, value: Any) -> None:
-    with pytest.raises(InputError, match=rf"config\.grpo\.{field}"):
-        TokenGRPOConfig(**{field: value})
