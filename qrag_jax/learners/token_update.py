@@ -212,7 +212,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
     step. A step whose loss or gradient is not finite learns nothing. Before update
     `policy.rests_until` the critic alone learns.
 
-    Metrics are float32 scalars, means over the steps of a batch: `loss`, `entropy` (NaN where
+    Metrics are float32 scalars: `loss`, `entropy` (NaN where
     nothing is learned from), `grad_norm`, `learning_rate`, `padding_share`, `tokens` (sampled ones
     that are learned from), `skipped` and `env_steps`. By rewards also `return`, `advantage` (mean
     absolute, before PPO whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to
@@ -236,17 +236,19 @@ def make_token_update(policy: TokenPolicy) -> Update:
 
         order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
         state, told = in_steps(step, state, order)
-        sums, first = told.sums, jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
+        first = jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
+        # Where each step sees the whole batch: the loss before the first, how far the last went.
+        shown = told if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], told)
         actions = first.departure.actions.sum()
-        tokens = jnp.maximum(actions, 1.0)
-        metrics |= step_metrics(told.step, policy.schedule(state.step * steps), told.tokens) | {
-            "loss": told.loss.mean(),
+        tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
+        metrics |= step_metrics(told.step._replace(norm=shown.step.norm), rate, told.tokens) | {
+            "loss": told.loss.mean() if is_ppo else told.loss[0],
             # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
             "entropy": first.entropy.sum() / actions,
             "tokens": actions,
         }
         if by_rewards:
-            departed = departure_metrics(sums)
+            departed = departure_metrics(shown.sums)
             apart = jax.tree.map(lambda leaf: leaf.sum(), first.correction)
             metrics |= {
                 "kl": metrics.get("kl", first.reference_kl.sum() / tokens),

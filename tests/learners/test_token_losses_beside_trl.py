@@ -250,48 +250,6 @@ def test_advantages_are_those_of_trl(ours: Ours, theirs: Theirs, scaled: bool) -
     assert sorted(set(blocks.episode[blocks.learned].tolist())) == ours.learned_episodes
 
 
-def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
-    config = config_of("grpo", SEQUENCE, BETA)
-    blocks, given, _ = ours.given(config)
-    apart = np.asarray(ours.log_probs(ours.new, None, blocks)) - given.old
-    clipped = 0
-    for episode in ours.learned_episodes:
-        own = blocks.learned & (blocks.episode == episode)
-        ratio, advantage = np.exp(apart[own].mean()), np.asarray(given.advantages)[own][0]
-        is_out = ratio > 1 + config.clip_high if advantage > 0 else ratio < 1 - config.clip_low
-        clipped += int(is_out) * int(own.sum())
-    _, sums = ours.sums(config, blocks, given)
-    assert sums.departure.clipped == clipped > 0
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "beta", "expected"),
-    [
-        ("grpo", 0.0, 0.01414014),
-        ("bnpo", 0.0, -0.02545224),
-        ("dapo", BETA, -0.02545224 + 0.06137056),
-        ("dr_grpo", BETA, -0.00795382 + 0.01917830),
-    ],
-)
-def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected: float) -> None:
-    """G = 2, each token's ratio 1.2, of which 1.15 is the most, and weight 3, of which 2 is.
-
-    The stored episodes by twos: of each pair that differs the first has the reward 0 and the second
-    1, so advantages are ∓0.5 / (√0.5 + 1e-4) = ∓0.7070068, a token's losses 2 · 1.2 · 0.7070068 =
-    1.6968163 and −2 · 1.15 · 0.7070068 = −1.6261156. The first ones have 11 and 13 tokens, the
-    second 14 and 13; the 10 scored episodes have 125. The KL with π_ref/π = 2 is 2 − 1 − log 2 =
-    0.3068528.
-    """
-    config = dataclasses.replace(config_of(aggregation, "token", beta), members=2)
-    blocks, given, divisor = ours.given(config)
-    new = np.asarray(ours.log_probs(ours.new, None, blocks))
-    old = new - np.log(np.float32(1.2))
-    given = given._replace(old=old, reference=new + np.log(np.float32(2)))
-    _, sums = ours.sums(config, blocks._replace(sampler=old - np.log(np.float32(3))), given)
-    assert float(sums.loss) / divisor == pytest.approx(expected, abs=1e-5)
-    assert (sums.departure.actions, sums.departure.clipped) == (125 if beta else 51, 27)
-
-
 # ------------------------------------------------------------------------ pairs, imitation
 
 
