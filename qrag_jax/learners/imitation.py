@@ -107,13 +107,15 @@ class ImitationGradient:
         most = rows.lengths.shape[1]
         flat = [leaf.reshape(-1, encoder.width) for leaf in cotangents]
         stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
-
         gradient, again = pull_back_both(actor, params, rows, stacked)
-        used = TokenCount.total([used, again])
-        nothing = jnp.zeros((), jnp.float32)
-        count = states.valid.sum().astype(jnp.float32)
-        by_state = {"accuracy": right, "mean_q": q}
-        return gradient, Sums(total, count, nothing, by_state, {}, used)
+        return gradient, Sums(
+            loss=total,
+            transitions=states.valid.sum().astype(jnp.float32),
+            episodes=jnp.zeros((), jnp.float32),
+            by_transition={"accuracy": right, "mean_q": q},
+            by_episode={},
+            tokens=TokenCount.total([used, again]),
+        )
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.

@@ -123,7 +123,6 @@ class FusedGradient:
             TokenRows(trajectory.chunk_tokens, trajectory.chunk_lengths),
         )
         cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-
         gradient, used = pull_back_both(self.actor, params, rows, cotangents)
         tokens = TokenCount.total([trajectory.tokens, used])
         return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)

@@ -212,9 +212,9 @@ def make_token_update(policy: TokenPolicy) -> Update:
     step. A step whose loss or gradient is not finite learns nothing. Before update
     `policy.rests_until` the critic alone learns.
 
-    Metrics are float32 scalars: `loss`, `entropy` (NaN where
-    nothing is learned from), `grad_norm`, `learning_rate`, `padding_share`, `tokens` (sampled ones
-    that are learned from), `skipped` and `env_steps`. By rewards also `return`, `advantage` (mean
+    Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
+    `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
+    `env_steps`. By rewards also `return`, `advantage` (mean
     absolute, before PPO whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to
     the reference in nats a token, and of the sampler `sampler_kl`, `sampler_largest_ratio`,
     `sampler_truncated` (share of tokens) and `sampler_effective` (effective sample size as a share
