@@ -33,11 +33,11 @@ from benchmarks.speed.measure import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
+from qrag_jax.learners.action_loss import PerAction
+from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_config import GRPOConfig
-from qrag_jax.learners.policy_state import Parts, first_state, state_shardings
-from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches
-from qrag_jax.learners.query_update import make_update
+from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, make_query_update
+from qrag_jax.learners.state import Parts
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
@@ -63,7 +63,7 @@ SHORTEST, LONGEST = 40, 160  # tokens of a state
 RANK = 16
 EQUAL = 1e-4  # of the loss, and of gradients over the largest one
 POLICY = PlackettLuceConfig()
-GRPO = GRPOConfig(members=MEMBERS)
+GRPO = SearchGRPOConfig(members=MEMBERS)
 OPTIMIZER = OptimizerConfig(schedule="constant", warmup_steps=0)
 ROWS = 8  # of a mini-batch: the fastest on a CPU, where 32 take a fifth longer
 
@@ -177,8 +177,8 @@ class _Ours:
         config: EncoderConfig,
     ) -> None:
         mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.partition_rules
-        parts = Parts(optimizer, None, False, loaded.encoder.width)
-        shardings = state_shardings(mesh, rules, parts, loaded.trained)
+        parts = Parts(optimizer)
+        shardings = parts.shardings(mesh, rules, loaded.trained)
         of_base = placement.base_shardings(mesh, rules, loaded.stored)
         self.learner = QueryEncoder(
             mesh=mesh,
@@ -188,14 +188,14 @@ class _Ours:
             config=GRPO,
             tau=POLICY.tau,
             weights=((1.0,), ()),
-            optimizer=optimizer,
+            parts=parts,
             schedule=learning_rate_schedule(OPTIMIZER),
             base_shardings=of_base,
             is_fresh=False,
         )
         self.loaded, self.base = loaded, placement.place(loaded.stored, of_base)
-        self.state = first_state(shardings, parts, loaded.trained, 0)
-        self._update = make_update(self.learner)
+        self.state = parts.first_state(shardings, loaded.trained, 0)
+        self._update = make_query_update(self.learner)
 
     def step(self, batch: HopBatch) -> dict[str, float]:
         """One update; returns its metrics."""
@@ -207,7 +207,7 @@ class _Ours:
 def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
     """Those of the first weights plus the noise of the batch."""
     noise = batch.log_probs
-    searches = Searches(batch.pool, batch.present, batch.actions, *[noise] * 6)
+    searches = Searches(batch.pool, batch.present, batch.actions, noise, PerAction(*[noise] * 6))
     passes = jax.jit(Passes(ours.learner).log_probs)
     found = passes(ours.state.params, ours.base, TokenRows(batch.tokens, batch.lengths), searches)
     return np.where(batch.lengths > 0, np.asarray(found) + noise, 0.0).astype(np.float32)

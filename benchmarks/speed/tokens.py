@@ -19,10 +19,7 @@ import optax
 
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
-from qrag_jax.learners.policy_state import first_state
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import IPO, PreferenceConfig
+from qrag_jax.learners.config import IPO, PreferenceConfig, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.preference_update import (
     MEMBERS,
     PairLoss,
@@ -30,9 +27,8 @@ from qrag_jax.learners.preference_update import (
     pair_episodes,
     row_log_probs,
 )
-from qrag_jax.learners.token_config import TokenGRPOConfig
-from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
-from qrag_jax.learners.token_update import given_tokens, make_token_update, token_episodes
+from qrag_jax.learners.token_policy import BlockPasses, Learned
+from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import choose_shape
@@ -46,6 +42,7 @@ from tests.support.decoders import (
     by_name,
     decoder,
     differences,
+    given_tokens,
     policy_of,
 )
 
@@ -143,23 +140,24 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         loaded, batch = decoder(Path(name), size), batch_of(size, lengths, tools=True)
         config = TokenGRPOConfig(members=lengths.members, longest=lengths.after[1])
         theirs = TrlLearner(Path(name), config, TEMPERATURE, RATE)
-        policy, parts = policy_of(loaded, config)
+        policy = policy_of(loaded, config)
         shape = choose_shape(batch, block_of(setting), lengths.members)
         episodes = token_episodes(policy, batch, shape)
-        given, divisor, _ = given_tokens(policy, episodes)
+        blocks, given, divisor = given_tokens(policy, episodes)
         advantages = np.zeros(len(batch.scored) + 1, np.float32)
-        advantages[np.asarray(episodes.blocks.episode)] = np.asarray(given.advantages)
+        advantages[np.asarray(blocks.episode)] = np.asarray(given.advantages)
         inputs = theirs.inputs(batch, lengths.prompt[1], advantages[:-1], config.sampler_cap)
         title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
-        gradient, sums = jax.jit(TokenPasses(policy).gradient)(
-            loaded.params, None, episodes.blocks, given
+        learned, sums = jax.jit(BlockPasses(policy, ActionLoss(config)).gradient)(
+            Learned(loaded.params), None, blocks, given
         )
-        mine = float(sums.loss / divisor), by_name(jax.tree.map(lambda x: x / divisor, gradient))
+        mean = by_name(jax.tree.map(lambda x: x / divisor, learned.params))
+        mine = float(sums.loss / divisor), mean
         yield from _equal(title, mine, theirs.gradient(inputs), "TRL")
-        del gradient, mine
+        del learned, mine, mean
         update = Updates(
             make_token_update(policy),
-            first_state(policy.shardings, parts, loaded.params, 0),
+            policy.parts.first_state(policy.shardings, loaded.params, 0),
             lambda: token_episodes(policy, batch, shape),
         )
         case = beside(
@@ -191,12 +189,12 @@ def ppo_cases(setting: Setting) -> Iterator[Case]:
         loaded = decoder(Path(name), size)
         theirs = TorchPpo(Path(name), config, TEMPERATURE, Rates(RATE, CRITIC_RATE))
         critic = optax.adamw(CRITIC_RATE, weight_decay=0.0)
-        policy, parts = policy_of(loaded, config, critic=critic)
+        policy = policy_of(loaded, config, critic=critic)
         shape = choose_shape(batch, block_of(setting), 1)
         update = Updates(
-            make_ppo_update(policy),
-            first_state(policy.shardings, parts, loaded.params, 0),
-            lambda: ppo_episodes(policy, batch, shape),
+            make_token_update(policy),
+            policy.parts.first_state(policy.shardings, loaded.params, 0),
+            lambda: token_episodes(policy, batch, shape),
         )
         given = theirs.given(batch)
         losses, _ = theirs.gradients(given)
@@ -238,7 +236,7 @@ def pair_cases(setting: Setting) -> Iterator[Case]:
             jax.tree.map(np.asarray, loaded.params),
         )
         theirs.load(by_name(params), by_name(loaded.params))
-        policy, parts = policy_of(loaded, config, temperature=1.0)
+        policy = policy_of(loaded, config, temperature=1.0)
         shape = choose_shape(batch, block_of(setting), MEMBERS, whole=True)
         reference = row_log_probs(policy)(loaded.params, batch, shape)
         weights = np.ones(lengths.groups, np.float32)
@@ -252,12 +250,12 @@ def pair_cases(setting: Setting) -> Iterator[Case]:
             f"{lengths.groups} pairs"
         )
         passes = BlockPasses(policy, PairLoss(config))
-        gradient, sums = jax.jit(passes.gradient)(params, None, *episodes())
-        mean = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, gradient))
+        learned, sums = jax.jit(passes.gradient)(Learned(params), None, *episodes())
+        mean = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.params))
         mine = float(sums.loss / sums.weight), mean
         yield from _equal(title, mine, theirs.gradient(inputs, config), "TRL")
-        del gradient, mine, mean
-        state = first_state(policy.shardings, parts, params, 0)
+        del learned, mine, mean
+        state = policy.parts.first_state(policy.shardings, params, 0)
         yield beside(
             setting,
             f"{title}: tokens, a prompt counted for both queries",

@@ -61,9 +61,6 @@ def mixed_advantages(
 
     Returns:
         `[groups, members]`.
-
-    Raises:
-        ValueError: there are not as many weights as rewards.
     """
     if len(rewards) == len(weights) == 1:
         return group_advantages(weights[0] * rewards[0], valid, scaled=scaled)
@@ -110,47 +107,17 @@ def step_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = True
 
 
 def gae(
-    rewards: jax.Array, values: jax.Array, valid: jax.Array, gamma: float, lambda_: float
-) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantages (Schulman et al., arXiv 1506.02438) of whole episodes.
-
-    Actions that are not valid are passed over: the next state of an action is that of the next
-    valid one. Nothing is bootstrapped behind the last one.
-
-    Args:
-        rewards, values, valid: `[N, T]`; the value is that of the state acted in.
-
-    Returns:
-        the advantages, and the returns that values are regressed on: advantages + values; `[N, T]`.
-    """
-    rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
-
-    def backward(after: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array, jax.Array]):
-        reward, value, present = now
-        next_value, next_advantage = after
-        error = reward + gamma * next_value - value
-        advantage = error + gamma * lambda_ * next_advantage
-        after = (
-            jnp.where(present, value, next_value),
-            jnp.where(present, advantage, next_advantage),
-        )
-        return after, jnp.where(present, advantage, 0.0)
-
-    nothing = jnp.zeros(rewards.shape[0], rewards.dtype)
-    by_time = rewards.T, values.T, valid.T
-    _, advantages = jax.lax.scan(backward, (nothing, nothing), by_time, reverse=True)
-    advantages = advantages.T
-    return advantages, jnp.where(valid, advantages + values, 0.0)
-
-
-def packed_gae(
     rewards: jax.Array,
     values: jax.Array,
     valid: jax.Array,
     ends: jax.Array,
     discounts: tuple[float, float],
 ) -> tuple[jax.Array, jax.Array]:
-    """As `gae`, of episodes that lie one after the other in a row: all at once, in log2(T) steps.
+    """Generalised advantages (Schulman et al., arXiv 1506.02438) of whole episodes.
+
+    Several may lie one after the other in a row. Actions that are not valid are passed over: the
+    next state of an action is that of the next valid one. Nothing is bootstrapped behind the last
+    one. All is computed at once, in log2(T) steps.
 
     Args:
         rewards, values, valid: `[N, T]`; the value is that of the state acted in.
@@ -189,3 +156,48 @@ def whitened(advantages: jax.Array, valid: jax.Array) -> jax.Array:
     centred = jnp.where(valid, kept - kept.sum() / jnp.maximum(count, 1.0), 0.0)
     variance = jnp.square(centred).sum() / jnp.maximum(count - 1.0, 1.0)
     return centred * jax.lax.rsqrt(variance + 1e-8)
+
+
+def explained_variance(returns: jax.Array, values: jax.Array, valid: jax.Array) -> jax.Array:
+    """1 less the share of the returns' variance that values leave, of any shape."""
+    number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    error = jnp.where(valid, returns - values, 0.0)
+    spread = jnp.where(valid, jnp.square(returns - returns.sum() / number), 0.0).sum()
+    return 1.0 - jnp.square(error).sum() / jnp.maximum(spread, 1e-8)
+
+
+# ------------------------------------------------------------------------ returns
+
+
+# Functions of one trajectory. Names carry time as in rlax: `r_t` is the reward of the action taken
+# in state t, `discount_t` is γ·(1 - done_t), so an episode's end is a zero and needs no branch.
+
+
+def lambda_returns(
+    r_t: jax.Array, discount_t: jax.Array, v_tp1: jax.Array, lambda_: float
+) -> jax.Array:
+    """λ-returns `G_t = r_t + discount_t·[(1-λ)·v_{t+1} + λ·G_{t+1}]`, with `G_T = v_T`.
+
+    Args:
+        r_t: `[T]`, rewards.
+        discount_t: `[T]`, γ·(1 - done_t).
+        v_tp1: `[T]`, the value of the state that each action led to. Its last entry bootstraps a
+            rollout that stops before the episode does.
+        lambda_: 0 gives one-step targets, 1 gives the discounted sum of rewards.
+
+    Returns:
+        `[T]`. (Sutton & Barto, 2018, eq. 12.18; the recursion of rlax `lambda_returns`.)
+    """
+
+    def backward(g_tp1: jax.Array, step: tuple[jax.Array, jax.Array, jax.Array]):
+        reward, discount, value = step
+        g_t = reward + discount * ((1 - lambda_) * value + lambda_ * g_tp1)
+        return g_t, g_t
+
+    _, returns = jax.lax.scan(backward, v_tp1[-1], (r_t, discount_t, v_tp1), reverse=True)
+    return returns
+
+
+def discounted_return(r_t: jax.Array, gamma: float) -> jax.Array:
+    """`Σ_t γ^t·r_t` of one episode, r_t `[T]` → scalar."""
+    return (r_t * gamma ** jnp.arange(r_t.shape[0], dtype=r_t.dtype)).sum()

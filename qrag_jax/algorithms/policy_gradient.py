@@ -31,17 +31,6 @@ class Clip(NamedTuple):
 USUAL = Clip()
 
 
-class Weights(NamedTuple):
-    """A batch's loss is `sum(each · loss) / divisor`; divisors add up over parts of the batch.
-
-    each: `[N, T]`.
-    divisor: a scalar.
-    """
-
-    each: jax.Array
-    divisor: jax.Array
-
-
 def clipped(
     log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
 ) -> jax.Array:
@@ -120,28 +109,21 @@ def clipped_value_loss(
     return 0.5 * jnp.maximum(jnp.square(values - returns), jnp.square(bounded - returns))
 
 
-def aggregation(name: str, valid: jax.Array, longest: int) -> Weights:
-    """The weight of each action's loss.
+def aggregation(name: str, counts: jax.Array, longest: int) -> tuple[jax.Array, jax.Array]:
+    """The weight of an action's loss by its episode `[N]`, and the divisor of the weighed sum.
+
+    A batch's loss is `sum(weight · loss) / divisor`; divisors add up over parts of the batch.
 
     Args:
         name: one of `AGGREGATIONS`.
-        valid: `[N, T]` bool, the actions that are learned from; an episode without any counts
-            nowhere.
+        counts: float32 `[N]`, actions of each episode that are learned from; an episode without any
+            counts nowhere.
         longest: most actions of an episode, for "dr_grpo".
-
-    Raises:
-        ValueError: the name is unknown.
     """
-    present = valid.astype(jnp.float32)
-    lengths = present.sum(axis=-1, keepdims=True)
-    episodes = (lengths > 0).sum().astype(jnp.float32)
+    episodes, ones = (counts > 0).sum().astype(jnp.float32), jnp.ones_like(counts)
     if name == GRPO:
-        return Weights(present / jnp.maximum(lengths, 1.0), episodes)
-    if name in (BNPO, DAPO):
-        return Weights(present, present.sum())
-    if name == DR_GRPO:
-        return Weights(present, longest * episodes)
-    raise ValueError(f"an aggregation is one of {', '.join(AGGREGATIONS)}, not {name!r}")
+        return 1.0 / jnp.maximum(counts, 1.0), episodes
+    return ones, longest * episodes if name == DR_GRPO else counts.sum()
 
 
 def only(valid: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.algorithms.returns import lambda_returns
+from qrag_jax.algorithms.advantages import lambda_returns
 
 
 def alpha_at(alpha: float, learning_rate: jax.Array, peak: float) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.returns import discounted_return
+from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore

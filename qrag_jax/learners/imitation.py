@@ -4,7 +4,7 @@ The states of a question are the question alone, the question with supporting fa
 and, as an option, what the towers' own greedy search reaches (DAgger, Ross et al., arXiv
 1011.0686). Q / temperature are the logits of a softmax over all passages not taken yet. The loss
 depends on the towers only through embeddings, so its gradient is pulled back through them in
-blocks, as that of `learners.pqn`, by the same step (`learners.step.make_step`).
+blocks, as that of `learners.pqn`, by the same step (`learners.two_towers.make_step`).
 """
 
 from __future__ import annotations
@@ -19,61 +19,27 @@ import jax.numpy as jnp
 from qrag_jax.algorithms import imitation, pqn
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
-from qrag_jax.errors import check_above, check_least
-from qrag_jax.learners.pqn import Feedback, PQNConfig, Towers, over_towers, tower_rows, with_dropout
+from qrag_jax.learners.config import ImitateConfig, PQNConfig
+from qrag_jax.learners.pqn import (
+    Feedback,
+    Sums,
+    Towers,
+    over_towers,
+    pull_back_both,
+    tower_rows,
+    with_dropout,
+)
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import (
     TokenCount,
     TokenRows,
     embed_rows,
     first_of_its_kind,
-    pull_back,
 )
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
 from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, positions_of, rollout
-
-
-@dataclasses.dataclass(frozen=True)
-class ImitateConfig:
-    """Section `imitate`: a stage that learns from the supporting facts, before or without RL."""
-
-    steps: int = 150  # optimizer steps of the stage
-    batch_size: int = 8  # questions per optimizer step
-    learning_rate: float = 5e-5  # peak; all else is as section optimizer says
-    temperature: float = 0.0  # Q is divided by it; 0: policy.alpha, so that the policy is learned
-    # weight of ½(2q_1 - G)² + ½(2q_2 - G)² on the facts' own path, so that Q means returns, as PQN
-    # needs it; 0: Q is known but for a constant of each state
-    returns: float = 0.0
-    own_states: bool = False  # also learn in the states that the own greedy search reaches
-    shared_by: int = 1  # questions that see the passages of each other as wrong ones; 1: none
-
-    def __post_init__(self) -> None:
-        least = {"steps": 1, "batch_size": 1, "temperature": 0, "returns": 0, "shared_by": 1}
-        check_least("imitate", self, **least)
-        check_above("imitate", self, "learning_rate")
-
-
-class Sums(NamedTuple):
-    """Totals over states or questions of a batch; see `learners.pqn.Sums`."""
-
-    transitions: jax.Array  # states that are learned from
-    loss: jax.Array
-    right: jax.Array  # of these states, where the best passage is one that is needed
-    q: jax.Array  # of the best passage
-    real_tokens: jax.Array
-    computed_tokens: jax.Array
-
-    def means(self) -> dict[str, jax.Array]:
-        """Means over states and over computed tokens."""
-        states = jnp.maximum(self.transitions, 1.0)
-        return {
-            "loss": self.loss / states,
-            "accuracy": self.right / states,
-            "mean_q": self.q / states,
-            "padding_share": 1.0 - self.real_tokens / jnp.maximum(self.computed_tokens, 1.0),
-        }
 
 
 class States(NamedTuple):
@@ -110,7 +76,7 @@ class ImitationGradient:
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers (or of their adapters), and the sums.
+        """The gradient of the online towers (or of their adapters), and sums over states.
 
         Args:
             draws: its keys order facts whose order is not known.
@@ -141,19 +107,14 @@ class ImitationGradient:
         most = rows.lengths.shape[1]
         flat = [leaf.reshape(-1, encoder.width) for leaf in cotangents]
         stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
-
-        def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-            return pull_back(encoder, blocks, *tower)
-
-        gradient, again = over_towers(of_tower, params, (rows, stacked))
-        used = TokenCount.total([used, again])
+        gradient, again = pull_back_both(actor, params, rows, stacked)
         return gradient, Sums(
-            transitions=states.valid.sum().astype(jnp.float32),
             loss=total,
-            right=right,
-            q=q,
-            real_tokens=used.real,
-            computed_tokens=used.computed,
+            transitions=states.valid.sum().astype(jnp.float32),
+            episodes=jnp.zeros((), jnp.float32),
+            by_transition={"accuracy": right, "mean_q": q},
+            by_episode={},
+            tokens=TokenCount.total([used, again]),
         )
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:

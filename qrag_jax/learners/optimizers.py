@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from qrag_jax.errors import check_above, check_known, check_least, check_share
 from qrag_jax.models.trunks.trunk import LAYERS
@@ -33,39 +33,30 @@ def matrices_and_others(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, params)
 
 
-def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraArgs:
-    """Muon of leaves `[..., in, out]`, each matrix on its own, with a state of optax's.
+def scale_by_muon_of_layers(beta: float = 0.95) -> optax.GradientTransformation:
+    """Muon of leaves `[..., in, out]`, each matrix by itself.
 
-    An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule). Its
-    update function takes a bool scalar `finite`: if it is False, the momentum and its count do not
-    change, and the returned updates have no meaning.
+    An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule).
 
     Args:
         beta: of the momentum, which looks ahead as Nesterov's.
     """
-    muon = scale_by_muon(beta=beta, weight_dimension_numbers=_last_two)
 
-    def update(
-        gradient: Any,
-        state: MuonState,
-        params: Any | None = None,
-        *,
-        finite: jax.Array | bool = True,
-        **_: Any,
-    ) -> tuple[Any, MuonState]:
+    def last_two(params: Any) -> Any:
+        return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)
+
+    muon = scale_by_muon(beta=beta, weight_dimension_numbers=last_two)
+
+    def update(gradient: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
         # Every product of the iteration is of float32 values in full: on a GPU, too.
         with jax.default_matmul_precision("float32"):
             updates, new = muon.update(gradient, state, params)
         widened = jax.tree.map(
             lambda leaf: leaf * max(1.0, leaf.shape[-1] / leaf.shape[-2]) ** 0.5, updates
         )
-        return widened, keep_unless(jnp.asarray(finite), new, state)
+        return widened, new
 
-    return optax.GradientTransformationExtraArgs(muon.init, update)
-
-
-def _last_two(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)
+    return optax.GradientTransformation(muon.init, update)
 
 
 def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
@@ -78,11 +69,12 @@ def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """As `optax.scale_by_adam`, with the same state, but its update takes a bool scalar `finite`.
+def kept_unless_finite(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """As `inner`, but its update takes a bool scalar `finite`.
 
-    If `finite` is False, the moments and their count do not change, and the returned updates have
-    no meaning.
+    If that is False, the state does not change, and the returned updates have no meaning.
     """
 
     def update(
@@ -92,21 +84,33 @@ def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTrans
         *,
         finite: jax.Array | bool = True,
         **_: Any,
-    ) -> tuple[Any, optax.ScaleByAdamState]:
-        mu = optax.tree.update_moment(gradient, state.mu, beta1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(gradient, state.nu, beta2, 2)
-        count = state.count + jnp.asarray(finite, jnp.int32)
-        mu, nu = keep_unless(finite, mu, state.mu), keep_unless(finite, nu, state.nu)
-        updates = jax.tree.map(
-            lambda m, v: m / (jnp.sqrt(v) + eps),
-            optax.tree.bias_correction(mu, beta1, count),
-            optax.tree.bias_correction(nu, beta2, count),
-        )
-        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+    ) -> tuple[Any, Any]:
+        updates, new = inner.update(gradient, state, params)
+        return updates, keep_unless(jnp.asarray(finite), new, state)
 
-    return optax.GradientTransformationExtraArgs(
-        optax.scale_by_adam(beta1, beta2, eps).init, update
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def optimizer_step(
+    params: Any,
+    opt_state: optax.OptState,
+    gradient: Any,
+    optimizer: optax.GradientTransformation,
+    finite: jax.Array,
+) -> tuple[Any, optax.OptState]:
+    """New parameters and moments; the old ones, bit for bit, if `finite` (a scalar) is False.
+
+    No parameter becomes non-finite: an element whose own update overflows keeps its value.
+
+    Args:
+        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
+    """
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradient, opt_state, params, finite=finite
     )
+    moved = optax.apply_updates(params, updates)
+    kept = jax.tree.map(lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), moved, params)
+    return kept, opt_state
 
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
@@ -190,15 +194,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtra
     def learning(scaled: optax.GradientTransformation, factor: float = 1.0):
         # The parts of `optax.adamw`.
         return optax.chain(
-            scaled,
+            kept_unless_finite(scaled),
             optax.add_decayed_weights(config.weight_decay),
-            optax.scale_by_learning_rate(
-                schedule if factor == 1.0 else lambda step: factor * schedule(step)
-            ),
+            optax.scale_by_learning_rate(lambda step: factor * schedule(step)),
         )
 
-    rule = learning(scale_by_adam(config.beta1, config.beta2, config.eps))
+    rule = learning(optax.scale_by_adam(config.beta1, config.beta2, config.eps))
     if config.matrices == MUON:
-        muon = learning(scale_by_kept_muon(), config.muon_rate)
+        muon = learning(scale_by_muon_of_layers(), config.muon_rate)
         rule = optax.partition({MATRICES: muon, OTHERS: rule}, matrices_and_others)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -1,4 +1,4 @@
-"""The training state on the mesh: where its arrays live, and how the first state is built there."""
+"""Where parameters live on the mesh, and how they get there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.learners.state import TrainState, init_state
 from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.sharding import Rules, shardings_of
@@ -18,27 +16,13 @@ from qrag_jax.runtime.sharding import Rules, shardings_of
 
 def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
     """The shardings of both towers' parameters, from the arrays or shapes of one tower."""
-    shapes = jax.eval_shape(_both, tower)
+    shapes = jax.eval_shape(both, tower)
     return shardings_of(mesh, rules, shapes, shapes)
 
 
 def base_shardings(mesh: Mesh, rules: Rules, base: Params) -> Params:
     """The shardings of the one frozen tower that is the base of adapters."""
     return shardings_of(mesh, rules, base, base)
-
-
-def state_shardings(
-    mesh: Mesh, rules: Rules, tower: Params, optimizer: optax.GradientTransformation
-) -> TrainState:
-    """The sharding of every array of the training state; moments and targets follow parameters."""
-    state = state_shapes(tower, optimizer)
-    return shardings_of(mesh, rules, state, state.params)
-
-
-def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """Shape and dtype of every array of the training state, from arrays or shapes of one tower."""
-    key = jax.eval_shape(jax.random.key, 0)
-    return jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
 
 
 def shapes_on(tree: Any, shardings: Any) -> Any:
@@ -50,45 +34,29 @@ def shapes_on(tree: Any, shardings: Any) -> Any:
     )
 
 
-def first_state(
-    shardings: TrainState,
-    tower: Params,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    second: Params | None = None,
-) -> TrainState:
-    """The first state, in which both towers are copies of one tower, unless there is a second.
-
-    No device ever holds more than its part of an array.
+def both_towers(shardings: Params, tower: Params, second: Params | None = None) -> Params:
+    """Two towers, or the adapters of two, placed as in training.
 
     Args:
-        tower: parameters of one tower, or of its adapters: host arrays, the same on every host, or
-            `StoredLeaf`s.
-        second: as `tower`, of the tower of chunks.
+        tower: parameters of one tower, or of its adapters; both are copies of it.
+        second: as `tower`, of the tower of chunks, if that is another.
     """
-
-    def build(*towers: Params) -> TrainState:
-        return init_state(_both(*towers), optimizer, jax.random.key(seed))
-
-    return jax.jit(build, out_shardings=shardings)(*_placed(shardings.params, tower, second))
+    one = of_one_tower(shardings)
+    towers = [place(each, one) for each in (tower, second) if each is not None]
+    return jax.jit(both, out_shardings=shardings)(*towers)
 
 
-def both_towers(shardings: Params, tower: Params, second: Params | None = None) -> Params:
-    """Two towers, or the adapters of two (see `first_state`), placed as in training."""
-    return jax.jit(_both, out_shardings=shardings)(*_placed(shardings, tower, second))
-
-
-def _both(tower: Params, second: Params | None = None) -> Params:
+def both(tower: Params, second: Params | None = None) -> Params:
+    """Two towers stacked on axis 0."""
     second = tower if second is None else second
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), tower, second)
 
 
-def _placed(shardings: Params, *towers: Params | None) -> list[Params]:
-    def without_towers_axis(sharding: NamedSharding) -> NamedSharding:
-        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-
-    one = jax.tree.map(without_towers_axis, shardings)
-    return [place(tower, one) for tower in towers if tower is not None]
+def of_one_tower(shardings: Params) -> Params:
+    """The shardings of one of two towers."""
+    return jax.tree.map(
+        lambda both: NamedSharding(both.mesh, PartitionSpec(*both.spec[1:])), shardings
+    )
 
 
 def place(tower: Params, shardings: Params) -> Params:

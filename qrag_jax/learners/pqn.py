@@ -1,10 +1,12 @@
 """PQN with λ-returns and twin soft Q-values (Gallici et al., arXiv 2407.04811; Q-RAG, 2511.07328).
 
-One update plays whole episodes with the current weights, scores them, forms λ-returns with the
-values of the target towers, and regresses both critics on them. The loss depends on the towers only
-through the embeddings. So its gradient with respect to the embeddings is computed first, and then
-pulled back through each tower in length-sorted blocks: only the states and the chosen chunks are
-encoded with gradients.
+Where rewards are computed on the device, one update plays whole episodes with the current weights,
+scores them, forms λ-returns with the values of the target towers, and regresses both critics on
+them. The loss depends on the towers only through the embeddings. So its gradient with respect to
+the embeddings is computed first, and then pulled back through each tower in length-sorted blocks:
+only the states and the chosen chunks are encoded with gradients. Where rewards come from outside,
+episodes are played before, and learned from here with the current weights: states and chunks are
+encoded again.
 """
 
 from __future__ import annotations
@@ -19,40 +21,25 @@ import jax.numpy as jnp
 from qrag_jax.algorithms.pqn import loss, targets
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.errors import check_least, check_share
+from qrag_jax.learners.config import PQNConfig
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import TokenCount, TokenRows, pull_back
+from qrag_jax.models.compute.ragged import (
+    CotangentsOf,
+    TokenCount,
+    TokenRows,
+    embed_and_pull_back,
+    embed_rows,
+    pull_back,
+)
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory, rollout
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, rollout
+from qrag_jax.rollouts.experience import ScoredEpisodes
+from qrag_jax.rollouts.replay import replay
 
 # (batch, trajectory, of which it reads `actions` and `valid`) → rewards `[B, T]`
 Feedback = Callable[[EpisodeBatch, Any], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class PQNConfig:
-    """Section `pqn`: constants of the update, with the paper's symbols.
-
-    Attributes:
-        alpha: α_0, temperature at the peak learning rate; that of section `policy`.
-    """
-
-    gamma: float = 0.99  # γ, discount
-    lambda_: float = 0.5  # λ of the returns
-    tau: float = 0.02  # τ, share of the online towers in an update of the target towers
-    learning_start: int = 200  # the first 2·learning_start environment steps act at random
-    alpha: float = internal(0.05)
-
-    def __post_init__(self) -> None:
-        check_least("pqn", self, learning_start=0)
-        check_share("pqn", self, "gamma", "lambda_", "tau")
-
-    def targets(self, trajectory: Trajectory, rewards: jax.Array) -> jax.Array:
-        """`algorithms.pqn.targets` of a trajectory; only its `done` and `values` are read."""
-        return targets(rewards, trajectory.done, trajectory.values, self.gamma, self.lambda_)
 
 
 class Towers(NamedTuple):
@@ -63,33 +50,30 @@ class Towers(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Totals over transitions or episodes of a batch: divide by a count to get a mean."""
+    """Totals of a batch: divide by a count to get a mean.
 
+    Attributes:
+        loss: of transitions.
+        transitions, episodes: their numbers; of imitation, states and none.
+        by_transition, by_episode: what else is summed, by the names of the means.
+        tokens: that were computed.
+    """
+
+    loss: jax.Array
     transitions: jax.Array
     episodes: jax.Array
-    loss: jax.Array
-    q: jax.Array
-    target: jax.Array
-    td_error: jax.Array
-    entropy: jax.Array
-    reward: jax.Array
-    solved: jax.Array
-    real_tokens: jax.Array
-    computed_tokens: jax.Array
+    by_transition: dict[str, jax.Array]
+    by_episode: dict[str, jax.Array]
+    tokens: TokenCount
 
     def means(self) -> dict[str, jax.Array]:
-        """Means over transitions, over episodes and over computed tokens."""
+        """Means over transitions and over episodes."""
         transitions = jnp.maximum(self.transitions, 1.0)
         episodes = jnp.maximum(self.episodes, 1.0)
         return {
             "loss": self.loss / transitions,
-            "mean_q": self.q / transitions,
-            "mean_target": self.target / transitions,
-            "td_error": self.td_error / transitions,
-            "entropy": self.entropy / transitions,
-            "return": self.reward / episodes,
-            "fact_em": self.solved / episodes,
-            "padding_share": 1.0 - self.real_tokens / jnp.maximum(self.computed_tokens, 1.0),
+            **{name: total / transitions for name, total in self.by_transition.items()},
+            **{name: total / episodes for name, total in self.by_episode.items()},
         }
 
 
@@ -124,7 +108,7 @@ class FusedGradient:
         sets = (params,) if same else (params, target_params)
         trajectory = rollout(self.actor, sets, batch, draws)
         rewards = self.feedback(batch, trajectory)
-        target = self.config.targets(trajectory, rewards)
+        target = _targets(self.config, rewards, trajectory.done, trajectory.values)
         embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
         last = rollout_config.last_position(batch.chunk_mask.shape[1])
 
@@ -139,14 +123,101 @@ class FusedGradient:
             TokenRows(trajectory.chunk_tokens, trajectory.chunk_lengths),
         )
         cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-
-        def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-            one, rows, cotangents = tower
-            return pull_back(encoder, self.actor.block_shapes.gradients, one, rows, cotangents)
-
-        gradient, used = over_towers(of_tower, params, (rows, cotangents))
+        gradient, used = pull_back_both(self.actor, params, rows, cotangents)
         tokens = TokenCount.total([trajectory.tokens, used])
         return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredGradient:
+    """As `FusedGradient`, for episodes that are already played and scored."""
+
+    actor: Actor
+    config: PQNConfig
+
+    def __call__(
+        self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
+    ) -> tuple[Params, Sums]:
+        """The gradient of the online towers, and the sums.
+
+        Args:
+            draws: the keys that the episodes were played with, and the temperature; `uniform` is
+                not used, because the play is over.
+        """
+        actor, config = self.actor, self.config
+        encoder, block_shapes, rollout_config = actor.encoder, actor.block_shapes, actor.config
+        batch = episodes.batch
+        if rollout_config.stop_action:
+            batch = with_stop(batch)
+        actions = episodes.played.actions
+        target_params = target_with_dropout(towers.target, dropout_key)
+        played = replay(actor, target_params, batch, draws, actions)
+        valid = played.valid & episodes.scored
+        rewards = jnp.where(valid, episodes.score, 0.0)
+        ends = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+        target = _targets(config, rewards, played.done | ends, played.values)
+        params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
+        flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
+
+        def rows(tokens: jax.Array, lengths: jax.Array) -> TokenRows:
+            lengths = jnp.where(flat, lengths.reshape(-1), 0)
+            return TokenRows(tokens.reshape(-1, tokens.shape[-1]), lengths)
+
+        chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
+        state_rows = rows(played.state_tokens, played.state_lengths)
+        # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
+        # embedded, so states are encoded once, and only the chosen chunks twice.
+        chunks, used_by_chunks = embed_rows(
+            encoder, block_shapes.gradients, encoder.tower(params, CHUNK), chunk_rows
+        )
+        chunks = chunks.reshape(*valid.shape, -1)
+        rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
+
+        def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
+            return jax.grad(lambda states: loss(states, *values)[0])(embedded)
+
+        of_state_tower, states, used_by_states = embed_and_pull_back(
+            encoder,
+            block_shapes.gradients,
+            _tower(params, STATE),
+            state_rows,
+            CotangentsOf(of_states, (rotated, goals, flat)),
+        )
+        states = states.reshape(*valid.shape, -1)
+
+        def loss_of(chunks: jax.Array) -> jax.Array:
+            return loss(states, rotate(chunks, played.positions, last), target, valid)[0]
+
+        total, cotangents = jax.value_and_grad(loss_of)(chunks)
+        of_chunk_tower, used_again = pull_back(
+            encoder,
+            block_shapes.gradients,
+            _tower(params, CHUNK),
+            chunk_rows,
+            cotangents.reshape(len(flat), -1),
+        )
+        gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
+        learned = played._replace(
+            valid=valid,
+            q=(states * rotated.reshape(states.shape)).sum(axis=-1),
+            entropy=episodes.played.entropy,
+        )
+        tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
+        return gradient, sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
+
+
+def _tower(params: Params | Adapted, number: int) -> Params | Adapted:
+    """The parameters of one of the two towers; adapters keep their dropout key."""
+    if not isinstance(params, Adapted):
+        return jax.tree.map(lambda leaf: leaf[number], params)
+    own = params.adapters, params.dropout_key
+    return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], own))
+
+
+def _targets(
+    config: PQNConfig, rewards: jax.Array, done: jax.Array, values: jax.Array
+) -> jax.Array:
+    return targets(rewards, done, values, config.gamma, config.lambda_)
 
 
 def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
@@ -188,17 +259,20 @@ def sums_of(
         return jnp.where(trajectory.valid, values, 0.0).sum()
 
     return Sums(
+        loss=loss,
         transitions=trajectory.valid.sum().astype(jnp.float32),
         episodes=present.sum().astype(jnp.float32),
-        loss=loss,
-        q=over_transitions(trajectory.q),
-        target=over_transitions(target),
-        td_error=over_transitions(jnp.abs(trajectory.q - target)),
-        entropy=over_transitions(trajectory.entropy),
-        reward=over_transitions(rewards),
-        solved=(present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
-        real_tokens=tokens.real,
-        computed_tokens=tokens.computed,
+        by_transition={
+            "mean_q": over_transitions(trajectory.q),
+            "mean_target": over_transitions(target),
+            "td_error": over_transitions(jnp.abs(trajectory.q - target)),
+            "entropy": over_transitions(trajectory.entropy),
+        },
+        by_episode={
+            "return": over_transitions(rewards),
+            "fact_em": (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+        },
+        tokens=tokens,
     )
 
 
@@ -220,6 +294,17 @@ def over_towers(
         return compute((Adapted(base, adapters, key), *own))
 
     return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
+
+
+def pull_back_both(
+    actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: jax.Array
+) -> tuple[Params, TokenCount]:
+    """The gradient of both towers from that of their embeddings `[2, N, D]`."""
+
+    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+        return pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
+
+    return over_towers(of_tower, params, (rows, cotangents))
 
 
 def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:

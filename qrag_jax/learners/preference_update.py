@@ -12,25 +12,22 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.preference import Pair, dpo_loss, ipo_loss, margins
-from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.preference_config import IPO, PreferenceConfig
-from qrag_jax.learners.token_losses import token_count
+from qrag_jax.learners.config import IPO, PreferenceConfig
+from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import (
     ROW_AXES,
     BlockPasses,
+    Learned,
     TokenPolicy,
-    Update,
-    counted,
-    jitted,
-    learn,
+    token_count,
 )
+from qrag_jax.learners.update import REPLICATED, Update, counted, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.platform import compiler_options
 
 
 class PerPair(NamedTuple):
@@ -66,14 +63,6 @@ class PairSums(NamedTuple):
     actions: jax.Array
     tokens: TokenCount
 
-    def plus(self, more: PairSums) -> PairSums:
-        """The totals of both."""
-        return jax.tree.map(jnp.add, self, more)
-
-    def over(self, axes: tuple[str, ...]) -> PairSums:
-        """The totals of all devices along axes of the mesh."""
-        return jax.lax.psum(self, axes)
-
 
 @dataclasses.dataclass(frozen=True)
 class PairLoss:
@@ -84,7 +73,7 @@ class PairLoss:
     def __call__(
         self, scores: TokenScores, block: TokenBlocks, given: PerPair
     ) -> tuple[jax.Array, PairSums]:
-        """The summed loss of one block, and the sums."""
+        """See `token_policy.BlockLoss`."""
         config, weight, learned = self.config, given.weight, block.learned
         policy = Pair(*self._of_rows(scores.log_probs, block).reshape(-1, 2).T)
         h = margins(policy, Pair(*given.reference.T))
@@ -153,19 +142,9 @@ def pair_episodes(
         weights: float32 `[N/2]`, of each pair's loss, at least 0.
 
     Raises:
-        ValueError: an array has another shape, a weight is below 0 or not finite, an episode has
-            two rows, or the shape has no room for a pair.
+        ValueError: an episode has two rows, or the shape has no room for a pair.
     """
     number = len(batch.scored)
-    if number % MEMBERS or len(reference) != number or len(weights) != number // MEMBERS:
-        raise ValueError(
-            f"{number} episodes, {len(reference)} log-probabilities by the reference and "
-            f"{len(weights)} weights are no pairs"
-        )
-    if shape.members != MEMBERS:
-        raise ValueError(f"{shape} is of groups of {shape.members} rows, not of {MEMBERS}")
-    if not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
-        raise ValueError("a weight of a pair is below 0 or not finite")
     rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
     if rows.max(initial=0) > 1:
         raise ValueError(f"episode {rows.argmax()} has {rows.max():.0f} rows; one of a pair has 1")
@@ -209,31 +188,22 @@ def make_preference_update(policy: TokenPolicy[PreferenceConfig]) -> Update:
     """
     passes = BlockPasses(policy, PairLoss(policy.config))
 
-    def update(state: PolicyState, episodes: PairEpisodes, base: Params | None = None):
-        gradient, sums = passes.gradient(state.params, base, *episodes)
-        divisor = jnp.where(sums.weight > 0, sums.weight, 1.0)
-        gradient = jax.tree.map(lambda leaf: leaf / divisor, gradient)
-        rate = policy.schedule(state.step)
-        state, norm, finite = learn(policy, state, gradient, sums.loss)
-        return counted(
-            state,
-            sums.actions,
-            {
-                "loss": sums.loss / sums.weight,
-                "margin": sums.margin / sums.pairs,
-                "accuracy": sums.right / sums.pairs,
-                "log_prob_winner": sums.winner / sums.pairs,
-                "log_prob_loser": sums.loser / sums.pairs,
-                "pairs": sums.pairs,
-                "grad_norm": norm,
-                "skipped": 1.0 - finite.astype(jnp.float32),
-                "learning_rate": rate,
-                "tokens": sums.actions,
-                "padding_share": 1.0 - sums.tokens.real / jnp.maximum(sums.tokens.computed, 1.0),
-            },
-        )
+    def update(state: TrainState, episodes: PairEpisodes, base: Params | None = None):
+        learned, sums = passes.gradient(Learned(state.params), base, *episodes)
+        rate, divisor = policy.schedule(state.step), jnp.where(sums.weight > 0, sums.weight, 1.0)
+        state, told = policy.learn(state, (learned.params, None), sums.loss, divisor)
+        metrics = step_metrics(told, rate, sums.tokens) | {
+            "loss": sums.loss / sums.weight,
+            "margin": sums.margin / sums.pairs,
+            "accuracy": sums.right / sums.pairs,
+            "log_prob_winner": sums.winner / sums.pairs,
+            "log_prob_loser": sums.loser / sums.pairs,
+            "pairs": sums.pairs,
+            "tokens": sums.actions,
+        }
+        return counted(state, sums.actions, metrics)
 
-    return jitted(policy, update, pair_shardings(policy.mesh))
+    return policy.update(update, pair_shardings(policy.mesh))
 
 
 RowLogProbs = Callable[..., np.ndarray]  # (params, TokenBatch, BlockShape), then a base if any
@@ -246,23 +216,18 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     none. By the parameters that a stage begins with it is what `pair_episodes` takes as the
     reference. With adapters it is `(params, TokenBatch, BlockShape, base)`. Rows need be no pairs.
     """
-    passes, mesh = BlockPasses(policy, PairLoss(policy.config)), policy.mesh
-    of_base = () if policy.base_shardings is None else (policy.base_shardings,)
+    passes, given = BlockPasses(policy, PairLoss(policy.config)), pair_shardings(policy.mesh)
 
     def log_probs(params: Params, blocks: TokenBlocks, base: Params | None = None) -> jax.Array:
         return passes.log_probs(params, base, blocks)
 
-    program = jax.jit(
-        log_probs,
-        in_shardings=(policy.shardings.params, pair_shardings(mesh), *of_base),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-        compiler_options=compiler_options(mesh, adapters=bool(of_base)),
-    )
+    placed = policy.shardings.params, given
+    program = policy.program(log_probs, placed, policy.on_mesh(REPLICATED))
 
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
         blocks = token_blocks(batch, shape, policy.row_devices)
-        found = np.asarray(program(params, put_whole(blocks, pair_shardings(mesh)), *base))
+        found = np.asarray(program(params, put_whole(blocks, given), *base))
         found = found[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
         total: np.ndarray = np.bincount(episode, found, number)

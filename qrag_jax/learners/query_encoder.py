@@ -1,4 +1,4 @@
-"""A query encoder over the mesh: the gradients of its losses, log-probabilities, and values.
+"""GRPO and PPO of a query encoder: states, pools, draws and rewards become ONE update.
 
 The loss depends on the encoder only through the embeddings of states, and that of a state on its
 own pool and draw alone. So a state is embedded once: its cotangent is known in the block in which
@@ -14,20 +14,45 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from qrag_jax.algorithms.advantages import (
+    explained_variance,
+    gae,
+    group_advantages,
+    mixed_advantages,
+    step_advantages,
+    varies,
+    whitened,
+)
 from qrag_jax.algorithms.policy_gradient import (
-    Departure,
-    clipped,
+    BNPO,
+    aggregation,
     clipped_value_loss,
-    departure,
-    kl_k3,
+    kl_k1,
+    only,
     weighted_sum,
 )
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.policy_state import Critic, PolicyState
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.learners.action_loss import (
+    Losses,
+    PerAction,
+    Sums,
+    action_losses,
+    departure_metrics,
+    summed,
+)
+from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
+from qrag_jax.learners.state import Critic, TrainState
+from qrag_jax.learners.update import (
+    Learner,
+    Metrics,
+    Update,
+    counted,
+    in_steps,
+    merge,
+    over_devices,
+    step_metrics,
+)
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import (
@@ -39,47 +64,37 @@ from qrag_jax.models.compute.ragged import (
 )
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
+from qrag_jax.policies.tokens import TokenScores
+from qrag_jax.rollouts.hop_batch import HopBatch
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
+
+_BY_EPISODE = PartitionSpec(BATCH_AXES)
+_ORDER = 2**32 - 2  # of minibatches; not the number of any step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryEncoder:
+class QueryEncoder(Learner):
     """A query encoder, or adapters on a frozen base, and how it learns.
 
     Attributes:
-        shardings: where the training state lives (`policy_state.state_shardings`).
         encoder: maps rows of tokens to embeddings.
         blocks: how rows are packed.
         config: GRPO or PPO.
         tau: τ, the policy's temperature.
         weights: of the episode's rewards `[E]` and of a search's rewards `[H]`.
-        optimizer, critic_optimizer: of the policy and of PPO's critic.
-        schedule: optimizer step → learning rate.
-        base_shardings: where the frozen base of adapters lives; None if whole towers are trained.
         is_fresh: the weights that acted are those that learn, so that a batch's first ratio is
             exactly 1.
     """
 
-    mesh: Mesh
-    shardings: PolicyState
     encoder: TextEncoder
     blocks: Blocks
-    config: GRPOConfig | PPOConfig
+    config: SearchGRPOConfig | PPOConfig
     tau: float
     weights: tuple[tuple[float, ...], tuple[float, ...]]
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
-    critic_optimizer: optax.GradientTransformation | None = None
-    base_shardings: Params | None = None
     is_fresh: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoder", self.encoder.on(self.mesh))
-
-    @property
-    def updates_per_batch(self) -> int:
-        """Optimizer steps that one batch gives."""
-        return self.config.epochs * self.config.minibatches
 
 
 class Searches(NamedTuple):
@@ -87,32 +102,23 @@ class Searches(NamedTuple):
 
     Attributes:
         pool, present, actions: as in `HopBatch`.
-        old: log-probabilities by the weights that acted.
-        reference: by the first weights; zeros if nothing needs them.
-        advantages: A.
-        weight: of the search's loss in the sum; 0: it is not learned from.
-        value, returns: PPO's: the value before the update, and what it is regressed on.
+        stored: log-probabilities when the search was drawn.
+        given: what it is learned with.
     """
 
     pool: jax.Array
     present: jax.Array
     actions: jax.Array
-    old: jax.Array
-    reference: jax.Array
-    advantages: jax.Array
-    weight: jax.Array
-    value: jax.Array
-    returns: jax.Array
+    stored: jax.Array
+    given: PerAction
 
 
-class Sums(NamedTuple):
-    """Totals over searches."""
+class SearchSums(NamedTuple):
+    """Totals over searches: the policy's, of PPO's values, and of |log π − stored log π_old|."""
 
-    loss: jax.Array
+    policy: Sums
     value_loss: jax.Array
-    entropy: jax.Array
-    gap: jax.Array  # |log π − log π_old| as stored
-    departure: Departure
+    gap: jax.Array
     tokens: TokenCount
 
 
@@ -122,11 +128,10 @@ class Passes:
     def __init__(self, learner: QueryEncoder) -> None:
         self.learner = learner
         self._specs = specs_of(learner.shardings)
-        self._base_specs = specs_of(learner.base_shardings)
 
     def gradients(
-        self, state: PolicyState, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[tuple[Params, Critic | None], Sums]:
+        self, state: TrainState, base: Params | None, rows: TokenRows, searches: Searches
+    ) -> tuple[tuple[Params, Critic | None], SearchSums]:
         """The gradients of the summed losses, and the sums."""
         specs = self._specs
 
@@ -139,10 +144,7 @@ class Passes:
                 tower, head, sums = self._critic(critic, base, rows, searches, sums)
                 tower = sum_over_data(tower, specs.critic.tower)
                 of_critic = Critic(tower, *jax.lax.psum(head, BATCH_AXES))
-            largest = jax.lax.pmax(sums.departure.largest, BATCH_AXES)
-            sums = jax.lax.psum(sums, BATCH_AXES)
-            sums = sums._replace(departure=sums.departure._replace(largest=largest))
-            return (of_policy, of_critic), sums
+            return (of_policy, of_critic), over_devices(sums, BATCH_AXES)
 
         out = (specs.params, specs.critic), PartitionSpec()
         return self._mapped(on_device, (specs.params, specs.critic), out)(
@@ -156,15 +158,14 @@ class Passes:
 
         def on_device(params: Params, base, rows, searches):
             embedded = self._embedded(params, base, _flat(rows))
-            found = self._log_prob(embedded, jax.tree.map(_flattened, searches))
+            found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
             return found.reshape(rows.lengths.shape)
 
-        by_episode = PartitionSpec(BATCH_AXES)
-        return self._mapped(on_device, (self._specs.params,), by_episode)(
+        return self._mapped(on_device, (self._specs.params,), _BY_EPISODE)(
             params, base, rows, searches
         )
 
-    def values(self, state: PolicyState, base: Params | None, rows: TokenRows) -> jax.Array:
+    def values(self, state: TrainState, base: Params | None, rows: TokenRows) -> jax.Array:
         """The critic's values `[N, T]`; 0 where there was no search."""
 
         def on_device(critic: Critic, base, rows, _):
@@ -172,58 +173,46 @@ class Passes:
             values = _valued(embedded, critic).reshape(rows.lengths.shape)
             return jnp.where(rows.lengths > 0, values, 0.0)
 
-        by_episode = PartitionSpec(BATCH_AXES)
-        return self._mapped(on_device, (self._specs.critic,), by_episode)(
+        return self._mapped(on_device, (self._specs.critic,), _BY_EPISODE)(
             state.critic, base, rows, rows.lengths
         )
 
     def _mapped(self, on_device: Callable[..., Any], own: tuple[Any, ...], out: Any) -> Any:
         """Over the mesh: parameters by their own specs, then the base, rows and their values."""
-        by_episode = PartitionSpec(BATCH_AXES)
         return jax.shard_map(
             on_device,
             mesh=self.learner.mesh,
-            in_specs=(*own, self._base_specs, by_episode, by_episode),
+            in_specs=(*own, specs_of(self.learner.base_shardings), _BY_EPISODE, _BY_EPISODE),
             out_specs=out,
             check_vma=False,
         )
 
     def _embedded(self, params: Params, base: Params | None, rows: TokenRows) -> jax.Array:
         encoder = self.learner.encoder
-        one = encoder.alone(params if base is None else Adapted(base, params))
-        return embed_rows(encoder, self.learner.blocks, one, rows)[0]
+        return embed_rows(encoder, self.learner.blocks, encoder.alone(merge(params, base)), rows)[0]
 
     def _pulled_back(
         self, params: Params, base: Params | None, rows: TokenRows, cotangents: CotangentsOf
     ) -> tuple[Params, jax.Array, TokenCount]:
         learner = self.learner
-        whole = params if base is None else Adapted(base, params)
+        whole = merge(params, base)
         return embed_and_pull_back(learner.encoder, learner.blocks, whole, rows, cotangents)
 
     def _policy(
         self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[Params, Sums]:
+    ) -> tuple[Params, SearchSums]:
         def total(embedded: jax.Array, searches: Searches) -> jax.Array:
-            return weighted_sum(self._losses(embedded, searches), searches.weight)
+            losses = self._losses(self._scores(embedded, searches), searches)
+            return weighted_sum(losses.each, searches.given.weight)
 
         gradient, embedded, tokens = self._pulled_back(
             params, base, rows, CotangentsOf(jax.grad(total), searches)
         )
-        valid = searches.weight > 0
-        logits = self._logits(embedded, searches)
-        log_prob = plackett_luce.log_prob(logits, searches.actions)
-        old = jax.lax.stop_gradient(log_prob) if self._fresh else searches.old
-        gap = jnp.where(valid, jnp.abs(log_prob - searches.old), 0.0).sum()
-        return gradient, Sums(
-            loss=total(embedded, searches),
-            value_loss=jnp.zeros((), jnp.float32),
-            entropy=jnp.where(valid, plackett_luce.entropy(logits), 0.0).sum(),
-            gap=gap,
-            departure=departure(
-                log_prob, old, searches.advantages, valid, self.learner.config.clip
-            ),
-            tokens=tokens,
-        )
+        scores, given = self._scores(embedded, searches), searches.given
+        losses = self._losses(scores, searches)
+        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
+        sums = summed(self.learner.config, losses, scores, given, tokens)
+        return gradient, SearchSums(sums, jnp.zeros((), jnp.float32), gap, tokens)
 
     def _critic(
         self,
@@ -231,15 +220,15 @@ class Passes:
         base: Params | None,
         rows: TokenRows,
         searches: Searches,
-        sums: Sums,
-    ) -> tuple[Params, tuple[jax.Array, jax.Array], Sums]:
+        sums: SearchSums,
+    ) -> tuple[Params, tuple[jax.Array, jax.Array], SearchSums]:
         config = self.learner.config
         assert isinstance(config, PPOConfig)
 
         def total(embedded: jax.Array, head: tuple[jax.Array, jax.Array], searches: Searches):
-            values = _valued(embedded, Critic(None, *head))
-            each = clipped_value_loss(values, searches.value, searches.returns, config.value_clip)
-            return weighted_sum(each, searches.weight)
+            values, given = _valued(embedded, Critic(None, *head)), searches.given
+            each = clipped_value_loss(values, given.value, given.returns, config.value_clip)
+            return weighted_sum(each, given.weight)
 
         head = critic.weights, critic.bias
 
@@ -253,28 +242,17 @@ class Passes:
         tokens = TokenCount.total([sums.tokens, tokens])
         return gradient, of_head, sums._replace(value_loss=loss, tokens=tokens)
 
-    @property
-    def _fresh(self) -> bool:
-        return self.learner.is_fresh and self.learner.updates_per_batch == 1
-
-    def _logits(self, embedded: jax.Array, searches: Searches) -> jax.Array:
+    def _scores(self, embedded: jax.Array, searches: Searches) -> TokenScores:
+        """Of each search, `[R]`."""
         tau = self.learner.tau
-        return plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
-
-    def _log_prob(self, embedded: jax.Array, searches: Searches) -> jax.Array:
-        return plackett_luce.log_prob(self._logits(embedded, searches), searches.actions)
-
-    def _losses(self, embedded: jax.Array, searches: Searches) -> jax.Array:
-        """The loss of each search, `[R]`."""
-        config, logits = self.learner.config, self._logits(embedded, searches)
+        logits = plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
         log_prob = plackett_luce.log_prob(logits, searches.actions)
-        old = jax.lax.stop_gradient(log_prob) if self._fresh else searches.old
-        losses = clipped(log_prob, old, searches.advantages, config.clip)
-        if isinstance(config, GRPOConfig) and config.beta:
-            losses += config.beta * kl_k3(log_prob, searches.reference)
-        if config.entropy:
-            losses -= config.entropy * plackett_luce.entropy(logits)
-        return losses
+        return TokenScores(log_prob, plackett_luce.entropy(logits))
+
+    def _losses(self, scores: TokenScores, searches: Searches) -> Losses:
+        learner = self.learner
+        is_fresh = learner.is_fresh and learner.config.updates_per_batch == 1
+        return action_losses(learner.config, scores, searches.given, is_fresh=is_fresh)
 
 
 def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
@@ -288,3 +266,157 @@ def _flat(rows: TokenRows) -> TokenRows:
 
 def _flattened(leaf: jax.Array) -> jax.Array:
     return leaf.reshape(-1, *leaf.shape[2:])
+
+
+# ------------------------------------------------------------------------ update
+
+
+def make_query_update(learner: QueryEncoder) -> Update:
+    """Makes the jitted `(state, HopBatch) → (state, metrics)`; the state's buffers are donated.
+
+    With adapters it is `(state, HopBatch, base)`. The batch is split over the mesh; all numbers are
+    those of the whole batch on any mesh. Its number of episodes is a multiple of the devices and of
+    `members`, and each minibatch is one of the devices.
+
+    An update whose loss or gradient is not finite learns nothing.
+
+    Metrics are float32 scalars: `loss`, `return` (the mean of the weighted rewards), `hops` and
+    `advantage` (mean absolute) per scored episode or search, `entropy`, `clip_fraction`, `kl_old`
+    and `largest_ratio` to the policy that acted, `replay_gap` (mean difference of log-probabilities
+    to the stored ones), `unscored_share` of episodes, `flat_groups` (share of groups without
+    different rewards, GRPO), `value_loss`, `explained_variance` and `kl` (PPO), `grad_norm`,
+    `learning_rate`, `padding_share`, `env_steps` and `skipped`.
+    """
+    config, split = learner.config, learner.on_mesh(_BY_EPISODE)
+    passes, steps = Passes(learner), config.updates_per_batch
+
+    def update(state: TrainState, batch: HopBatch, base: Params | None = None):
+        rows, searches, metrics = _prepared(passes, state, batch, base)
+
+        def step(state: TrainState, places: jax.Array | None):
+            part = rows, searches
+            if places is not None:
+                part = jax.tree.map(
+                    lambda leaf: jax.lax.with_sharding_constraint(leaf[places], split), part
+                )
+            part_rows, part_searches = part
+            valid = part_searches.given.weight > 0
+            name = BNPO if isinstance(config, PPOConfig) else config.aggregation
+            counts = valid.sum(axis=-1).astype(jnp.float32)
+            each, divisor = aggregation(name, counts, valid.shape[1])
+            weight = jnp.where(valid & (part_rows.lengths > 0), each[:, None], 0.0)
+            given = part_searches.given._replace(weight=weight)
+            gradients, sums = passes.gradients(
+                state, base, part_rows, part_searches._replace(given=given)
+            )
+            divisor, loss = jnp.maximum(divisor, 1.0), sums.policy.loss
+            state, told = learner.learn(state, gradients, loss + sums.value_loss, divisor)
+            return state, (sums, loss / divisor, told)
+
+        order = None if steps == 1 else minibatch_order(state, config, len(batch.scored))
+        state, (sums, losses, told) = in_steps(step, state, order)
+        actions = jnp.maximum(sums.policy.departure.actions.sum(), 1.0)
+        first = jnp.maximum(sums.policy.departure.actions[0], 1.0)
+        metrics |= step_metrics(told, learner.schedule(state.step * steps), sums.tokens)
+        metrics |= departure_metrics(sums.policy) | {
+            "loss": losses.mean(),
+            "entropy": sums.policy.entropy.sum() / actions,
+            "replay_gap": sums.gap[0] / first,
+        }
+        if isinstance(config, PPOConfig):
+            metrics["value_loss"] = sums.value_loss.sum() / actions
+        return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), metrics)
+
+    return learner.update(update, split)
+
+
+def minibatch_order(
+    state: TrainState, config: SearchGRPOConfig | PPOConfig, episodes: int
+) -> jax.Array:
+    """The episodes of each minibatch of each epoch, `[epochs · minibatches, episodes of one]`."""
+    # Not the keys of the episodes, which are drawn by the step's number alone.
+    stream = jax.random.fold_in(state.key, _ORDER)
+    key = jax.random.fold_in(stream, state.step)
+    keys = jax.random.split(key, config.epochs)
+    orders = jax.vmap(lambda each: jax.random.permutation(each, episodes))(keys)
+    return orders.reshape(config.epochs * config.minibatches, -1)
+
+
+def _prepared(
+    passes: Passes, state: TrainState, batch: HopBatch, base: Params | None
+) -> tuple[TokenRows, Searches, Metrics]:
+    """The rows that are learned from, all that is known before the first gradient, and metrics."""
+    learner = passes.learner
+    config, scored = learner.config, batch.scored
+    valid = (batch.lengths > 0) & scored[:, None]
+    rows = TokenRows(batch.tokens, jnp.where(valid, batch.lengths, 0))
+    nothing = jnp.zeros_like(batch.log_probs)
+    (old,) = only(valid, batch.log_probs)
+    weight = valid.astype(jnp.float32)
+    given = PerAction(old, nothing, nothing, weight, nothing, nothing)
+    searches = Searches(batch.pool, batch.present, batch.actions, old, given)
+    of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
+    # Sums, not matrix products: a GPU would round the factors of these.
+    totals = (jnp.where(scored[:, None], batch.episode_rewards, 0.0) * of_episode[None]).sum(-1)
+    hop_rewards = jnp.where(valid[..., None], batch.hop_rewards, 0.0)
+    by_hop = (hop_rewards * of_hop[None, None]).sum(-1)
+    number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    episodes = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
+    metrics = {
+        "return": (totals.sum() + by_hop.sum()) / episodes,
+        "hops": number / episodes,
+        "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
+    }
+    if isinstance(config, SearchGRPOConfig):
+        advantages, differs = _group_advantages(config, learner.weights, batch, valid)
+        metrics["flat_groups"] = (~differs).astype(jnp.float32).mean()
+        if not (config.beta or config.entropy):
+            # The gradient of the other groups is 0: they count in divisors, but are not computed.
+            kept = jnp.repeat(differs, config.members)[:, None]
+            rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
+    if state.reference is not None:
+        reference = passes.log_probs(state.reference, base, rows, searches)
+        given = given._replace(reference=reference)
+    if isinstance(config, PPOConfig):
+        value = passes.values(state, base, rows)
+        last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+        kl = kl_k1(old, given.reference) if state.reference is not None else nothing
+        by_hop += jnp.where(last, totals[:, None], 0.0) - config.kl * kl
+        advantages, returns = gae(by_hop, value, valid, last, (config.gamma, config.lambda_))
+        given = given._replace(value=value, returns=returns)
+        metrics["explained_variance"] = explained_variance(returns, value, valid)
+        metrics["kl"] = jnp.where(valid, kl, 0.0).sum() / number
+        if config.whiten:
+            advantages = whitened(advantages, valid)
+    metrics["advantage"] = jnp.abs(advantages).sum() / number
+    return rows, searches._replace(given=given._replace(advantages=advantages)), metrics
+
+
+def _group_advantages(
+    config: SearchGRPOConfig,
+    weights: tuple[tuple[float, ...], tuple[float, ...]],
+    batch: HopBatch,
+    valid: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Advantages `[N, T]`, and which groups `[N / G]` have different rewards.
+
+    Rewards of episodes are normalised among the members of a group, those of searches among all
+    searches of a group and then summed to the end. Each counts by its weight; the sum is normalised
+    once more if all are of episodes.
+    """
+    groups = (-1, config.members)
+    scored, hops = batch.scored.reshape(groups), valid.reshape(*groups, valid.shape[1])
+    advantages, differs = jnp.zeros(hops.shape, jnp.float32), jnp.zeros(len(scored), bool)
+    of_episode, of_hop = weights
+    rewards = [batch.episode_rewards[:, i].reshape(groups) for i in range(len(of_episode))]
+    if of_episode and not of_hop:
+        advantages += mixed_advantages(rewards, of_episode, scored, scaled=config.scaled)[..., None]
+    for weight, each in zip(of_episode, rewards, strict=True):
+        differs |= varies(each, scored)
+        if of_hop:
+            advantages += weight * group_advantages(each, scored, scaled=config.scaled)[..., None]
+    for i, weight in enumerate(of_hop):
+        each = batch.hop_rewards[..., i].reshape(hops.shape)
+        advantages += weight * step_advantages(each, hops, scaled=config.scaled)
+        differs |= varies(each.reshape(len(hops), -1), hops.reshape(len(hops), -1))
+    return jnp.where(hops, advantages, 0.0).reshape(valid.shape), differs

@@ -1,4 +1,4 @@
-"""The training state of two towers, and one optimizer step on it."""
+"""The state of training of every policy: what it is made of, where it lives, how it begins."""
 
 from __future__ import annotations
 
@@ -7,40 +7,132 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
-from qrag_jax.learners.optimizers import keep_unless
+from qrag_jax.learners.placement import both, of_one_tower, place
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.runtime.sharding import Rules, shardings_of
+
+
+class Critic(NamedTuple):
+    """What estimates the return of a state: a tower of its own and a linear map of its embedding.
+
+    Attributes:
+        tower: parameters of one tower, or of adapters on the policy's base.
+        weights: float32 `[D]`, zeros at first.
+        bias: float32 scalar.
+    """
+
+    tower: Params
+    weights: jax.Array
+    bias: jax.Array
 
 
 class TrainState(NamedTuple):
     """The state of training; every leaf is an array.
 
     Attributes:
-        params, target_params: two towers stacked on axis 0, or their adapters alone.
-        opt_state: state of the optimizer.
+        params: of one model, or of two towers stacked on axis 0; or their adapters alone.
+        opt_state: state of its optimizer.
         step: optimizer steps done, skipped ones too, int32.
-        env_steps: environment steps (transitions) done, int32.
+        env_steps: actions learned from (passages, searches or tokens), int32.
         key: PRNG key of the run, constant.
+        target_params: the target towers of PQN; else None.
+        critic, critic_opt_state: PPO's; None without a critic.
+        reference: the first parameters of a stage, if a KL is to them; else None.
     """
 
     params: Params
-    target_params: Params
     opt_state: optax.OptState
     step: jax.Array
     env_steps: jax.Array
     key: jax.Array
+    target_params: Params | None = None
+    critic: Critic | None = None
+    critic_opt_state: optax.OptState | None = None
+    reference: Params | None = None
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax.Array):
-    """The first state of training; the target towers start as a copy of the online ones."""
-    return TrainState(
-        params=params,
-        target_params=jax.tree.map(jnp.copy, params),
-        opt_state=optimizer.init(params),
-        step=jnp.zeros((), jnp.int32),
-        env_steps=jnp.zeros((), jnp.int32),
-        key=key,
-    )
+class Parts(NamedTuple):
+    """What a state is made of besides its parameters.
+
+    Attributes:
+        optimizer: of the policy.
+        critic_optimizer: None: there is no critic.
+        keeps_reference: whether the first parameters are kept, for a KL to them.
+        width: D, of what the critic's linear map takes.
+        has_targets: the policy is two towers, and there are targets of both.
+    """
+
+    optimizer: optax.GradientTransformation
+    critic_optimizer: optax.GradientTransformation | None = None
+    keeps_reference: bool = False
+    width: int = 0
+    has_targets: bool = False
+
+    def build(self, params: Params, key: jax.Array) -> TrainState:
+        """The first state; targets, critic and reference are copies of the parameters."""
+
+        # The arrays of a state are donated to its updates: none may be in two of its places.
+        def copy() -> Params:
+            return jax.tree.map(jnp.copy, params)
+
+        critic = critic_opt_state = None
+        if self.critic_optimizer is not None:
+            weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
+            critic = Critic(copy(), weights, bias)
+            critic_opt_state = self.critic_optimizer.init(critic)
+        return TrainState(
+            params=params,
+            opt_state=self.optimizer.init(params),
+            step=jnp.zeros((), jnp.int32),
+            env_steps=jnp.zeros((), jnp.int32),
+            key=key,
+            target_params=copy() if self.has_targets else None,
+            critic=critic,
+            critic_opt_state=critic_opt_state,
+            reference=copy() if self.keeps_reference else None,
+        )
+
+    def next_stage(self, state: TrainState) -> TrainState:
+        """The state with which a later stage of training begins: its moments are zero.
+
+        A KL is to the parameters of its start; targets and a critic begin as the policy is then.
+        """
+        begun = self.build(state.params, state.key)
+        return begun._replace(step=state.step, env_steps=state.env_steps)
+
+    def shapes(self, tower: Params) -> TrainState:
+        """Shape and dtype of every array of the state, from those of one tower or its adapters."""
+
+        def build(tower: Params, key: jax.Array) -> TrainState:
+            return self.build(both(tower) if self.has_targets else tower, key)
+
+        return jax.eval_shape(build, tower, jax.eval_shape(jax.random.key, 0))
+
+    def shardings(self, mesh: Mesh, rules: Rules, tower: Params) -> TrainState:
+        """The sharding of every array of the state; what belongs to a parameter follows it."""
+        state = self.shapes(tower)
+        return shardings_of(mesh, rules, state, state.params)
+
+    def first_state(
+        self, shardings: TrainState, tower: Params, seed: int, second: Params | None = None
+    ) -> TrainState:
+        """The first state on the mesh; no device ever holds more than its part of an array.
+
+        Args:
+            tower: parameters of one tower, or of its adapters: host arrays, the same on every host,
+                or `StoredLeaf`s. Both towers, if there are two, are copies of it.
+            second: as `tower`, of the tower of chunks, if that is another.
+        """
+
+        def build(*towers: Params) -> TrainState:
+            params = both(*towers) if self.has_targets else towers[0]
+            return self.build(params, jax.random.key(seed))
+
+        one = of_one_tower(shardings.params) if self.has_targets else shardings.params
+        towers = [place(each, one) for each in (tower, second) if each is not None]
+        return jax.jit(build, out_shardings=shardings)(*towers)
 
 
 def episode_keys(state: TrainState, batch: jax.Array, episodes: int) -> jax.Array:
@@ -52,71 +144,3 @@ def dropout_key(state: TrainState) -> jax.Array:
     """The key of this step's dropout, the same on every device; no other draw comes from it."""
     stream = jax.random.fold_in(state.key, 2**32 - 1)  # not the number of any step
     return jax.random.fold_in(stream, state.step)
-
-
-class Total(NamedTuple):
-    """A summed loss and its number of transitions: float32 scalars."""
-
-    loss: jax.Array
-    transitions: jax.Array
-
-
-def optimizer_step(
-    params: Params,
-    opt_state: optax.OptState,
-    gradient: Params,
-    optimizer: optax.GradientTransformation,
-    finite: jax.Array,
-) -> tuple[Params, optax.OptState]:
-    """New parameters and moments; the old ones, bit for bit, if `finite` (a scalar) is False.
-
-    No parameter becomes non-finite: an element whose own update overflows keeps its value.
-
-    Args:
-        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
-    """
-    updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradient, opt_state, params, finite=finite
-    )
-    moved = optax.apply_updates(params, updates)
-    kept = jax.tree.map(lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), moved, params)
-    return kept, opt_state
-
-
-def apply_update(
-    state: TrainState,
-    gradient: Params,
-    total: Total,
-    optimizer: optax.GradientTransformation,
-    tau: float,
-) -> tuple[TrainState, jax.Array, jax.Array]:
-    """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
-
-    If the loss or the gradient's norm is not finite, nothing is learned: parameters, targets and
-    moments stay the same, bit for bit. The counts of steps and environment steps and the learning
-    rate's schedule still advance, so that the next batch has the keys and the rate of its number.
-    No parameter becomes non-finite: an element whose own update overflows keeps its value.
-
-    Args:
-        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
-
-    Returns:
-        the new state, the gradient's global norm before clipping, and whether both were finite.
-    """
-    gradient = jax.tree.map(lambda g: g / jnp.maximum(total.transitions, 1.0), gradient)
-    norm = optax.tree.norm(gradient)
-    finite = jnp.isfinite(norm) & jnp.isfinite(total.loss)
-    params, opt_state = optimizer_step(state.params, state.opt_state, gradient, optimizer, finite)
-    target_params = optax.incremental_update(params, state.target_params, tau)
-    return (
-        TrainState(
-            params=params,
-            target_params=keep_unless(finite, target_params, state.target_params),
-            opt_state=opt_state,
-            step=state.step + 1,
-            env_steps=state.env_steps + total.transitions.astype(jnp.int32),
-            key=state.key,
-        ),
-        norm,
-        finite,
-    )

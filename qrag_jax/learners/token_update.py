@@ -1,7 +1,9 @@
-"""GRPO and imitation of a token policy: blocks of sampled tokens and rewards become ONE update."""
+"""GRPO, PPO and imitation of a token policy: sampled tokens and rewards become ONE update."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,57 +11,85 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.advantages import best_of_groups, group_advantages
-from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
-from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.token_config import BEST, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_losses import PerToken
+from qrag_jax.algorithms.advantages import (
+    best_of_groups,
+    explained_variance,
+    gae,
+    group_advantages,
+    whitened,
+)
+from qrag_jax.algorithms.policy_gradient import (
+    BNPO,
+    aggregation,
+    clipped_value_loss,
+    correction,
+    kl_k1,
+    weighted_sum,
+)
+from qrag_jax.learners.action_loss import (
+    PerAction,
+    Sums,
+    action_losses,
+    departure_metrics,
+    summed,
+)
+from qrag_jax.learners.config import BEST, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.state import Critic, TrainState
 from qrag_jax.learners.token_policy import (
     ROW_AXES,
-    Metrics,
-    TokenPasses,
+    BlockPasses,
+    Learned,
     TokenPolicy,
-    Update,
-    counted,
-    jitted,
-    learn,
+    ValueHead,
+    token_count,
 )
+from qrag_jax.learners.update import Metrics, Step, Update, counted, in_steps, step_metrics
+from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
 
 
 class TokenEpisodes(NamedTuple):
     """What an update takes.
 
     Attributes:
-        blocks: rows of tokens; their leaves are split over the devices.
-        counts: float32 `[N]`, tokens of each episode that are learned from.
-        rewards: float32 `[N, K]`, groups of neighbours.
+        blocks: rows of tokens, `[M, B, …]` for M minibatches; split over the devices along B.
+        rewards: float32 `[N, K]`; of GRPO, groups of neighbours.
         scored: bool `[N]`.
-        differs: bool `[N]`, whether its group's rewards differ; else its advantage is 0.
+        counts: float32 `[N]`, tokens of each episode that are learned from.
+        differs: bool `[N]`, whether the rewards of its group differ; else its advantage is 0.
+        ends: of PPO: bool `[M, B, S]`, the last token of each episode that is learned from.
     """
 
     blocks: TokenBlocks
-    counts: jax.Array
     rewards: jax.Array
     scored: jax.Array
+    counts: jax.Array
     differs: jax.Array
+    ends: jax.Array | None
 
 
 def token_episodes(
     policy: TokenPolicy, batch: TokenBatch, shape: BlockShape, *, differ_by: int | None = None
 ) -> TokenEpisodes:
-    """The scored episodes of a batch, in blocks.
+    """The episodes of a batch that something can be learned from, in blocks.
 
-    A group whose scored members do not differ counts in the divisor. Its gradient is 0 without a
-    KL, so then nothing of it is computed.
+    A group of GRPO's whose scored members do not differ counts in the divisor. Its gradient is 0
+    without a KL, so then nothing of it is computed. Minibatches of PPO are neighbouring episodes,
+    as many in each; whoever makes batches shuffles them.
 
     Args:
         differ_by: the part of the reward that must differ within a group; None: the weighted sum.
+
+    Raises:
+        ValueError: the minibatches do not divide the episodes, or an episode that PPO learns from
+            has two rows, whose tokens would have no common order.
     """
-    config, learned, differs = policy.config, batch.loss_mask, np.ones(len(batch.scored), bool)
-    counts = np.bincount(batch.episode, learned.sum(axis=1), len(batch.scored) + 1)[:-1]
+    config, learned, number = policy.config, batch.loss_mask, len(batch.scored)
+    counts = np.bincount(batch.episode, learned.sum(axis=1), number + 1)[:-1]
+    differs = np.ones(number, bool)
     if isinstance(config, TokenGRPOConfig):
         totals = batch.rewards @ np.asarray(policy.weights, np.float32)
         of_groups = totals if differ_by is None else batch.rewards[:, differ_by]
@@ -70,9 +100,25 @@ def token_episodes(
         computed = batch.scored if config.beta else batch.scored & differs
         learned = learned & np.append(computed, False)[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
-    batch = batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & is_row[:, None])
-    given: Any = counts.astype(np.float32), batch.rewards.astype(np.float32), batch.scored, differs
-    return TokenEpisodes(token_blocks(batch, shape, policy.row_devices), *given)
+    if isinstance(config, TokenPPOConfig):
+        if number % config.minibatches:
+            raise ValueError(f"{number} episodes are no {config.minibatches} equal minibatches")
+        rows = np.bincount(batch.episode, is_row, number + 1)[:-1]
+        if rows.max(initial=0) > 1:
+            raise ValueError(f"episode {rows.argmax()} has {rows.max():.0f} rows; PPO's have one")
+        part = batch.episode // (number // config.minibatches)
+        parts = [is_row & (part == each) for each in range(config.minibatches)]
+    else:
+        parts = [is_row]
+    batches = [
+        batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & rows[:, None])
+        for rows in parts
+    ]
+    found = equal_blocks(batches, shape, policy.row_devices)
+    blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    given: Any = batch.rewards.astype(np.float32), batch.scored, counts.astype(np.float32), differs
+    ends: Any = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
+    return TokenEpisodes(blocks, *given, ends)
 
 
 def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -81,126 +127,285 @@ def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
     return scored.any(axis=1) & (high > low)
 
 
+def _ends(blocks: TokenBlocks) -> np.ndarray:
+    """The last learned token of each row; those of a row lie one after the other."""
+    learned, row = np.asarray(blocks.learned), np.asarray(blocks.row)
+    ends = np.zeros(learned.shape, bool)
+    for place in np.ndindex(learned.shape[:-1]):
+        at = np.flatnonzero(learned[place])
+        of = row[place][at]
+        is_last = np.append(of[1:] != of[:-1], True)[: len(at)]
+        ends[place][at[is_last]] = True
+    return ends
+
+
 def episode_shardings(mesh: Mesh) -> Any:
     """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
     replicated: Any = NamedSharding(mesh, PartitionSpec())
-    by_block: Any = NamedSharding(mesh, PartitionSpec(ROW_AXES))
-    return TokenEpisodes(by_block, replicated, replicated, replicated, replicated)
+    by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+    return TokenEpisodes(by_block, replicated, replicated, replicated, replicated, by_block)
+
+
+# ------------------------------------------------------------------------ losses
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionLoss:
+    """The loss of a block's sampled tokens (`action_loss`)."""
+
+    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig
+
+    def __call__(
+        self, scores: TokenScores, block: TokenBlocks, given: PerAction
+    ) -> tuple[jax.Array, Sums]:
+        """See `token_policy.BlockLoss`."""
+        config, cap = self.config, getattr(self.config, "sampler_cap", 1.0)
+        rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+        # If a batch gives one step, its tokens are of the policy that learns.
+        how = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler, "rows": rows}
+        losses = action_losses(config, scores, given, **how)
+        apart = correction(losses.old, block.sampler, given.weight > 0, cap)
+        sums = summed(config, losses, scores, given, token_count(block), apart)
+        return sums.loss, sums
+
+
+class ValueSums(NamedTuple):
+    """Totals over the tokens that are learned from."""
+
+    loss: jax.Array
+    tokens: TokenCount
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueLoss:
+    """The clipped squared error of each value."""
+
+    most: float  # how far a value may move from the one before the update
+
+    def __call__(
+        self, values: jax.Array, block: TokenBlocks, given: PerAction
+    ) -> tuple[jax.Array, ValueSums]:
+        """See `token_policy.BlockLoss`."""
+        each = clipped_value_loss(values, given.value, given.returns, self.most)
+        loss = weighted_sum(each, given.weight)
+        return loss, ValueSums(loss, token_count(block))
+
+
+# ------------------------------------------------------------------------ update
+
+
+class _Told(NamedTuple):
+    """What one optimizer step tells."""
+
+    sums: Sums
+    loss: jax.Array
+    value_loss: jax.Array
+    step: Step
+    tokens: TokenCount
 
 
 def make_token_update(policy: TokenPolicy) -> Update:
     """Makes the jitted `(state, TokenEpisodes) → (state, metrics)`; the state is donated.
 
     With adapters it is `(state, TokenEpisodes, base)`. All numbers are those of the whole batch on
-    any mesh and in any blocks. An update whose loss or gradient is not finite learns nothing.
+    any mesh and in any blocks; log-probabilities, values and advantages are those before its first
+    step. A step whose loss or gradient is not finite learns nothing. Before update
+    `policy.rests_until` the critic alone learns.
 
     Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
     `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
-    `env_steps`; of GRPO also `return`, `advantage` (mean absolute), `unscored_share` of episodes,
-    `flat_groups`, `clip_fraction`, `kl_old`, `kl` to the reference, and of the sampler
-    `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of tokens) and
-    `sampler_effective` (effective sample size as a share of tokens).
+    `env_steps`. By rewards also `return`, `advantage` (mean
+    absolute, before PPO whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to
+    the reference in nats a token, and of the sampler `sampler_kl`, `sampler_largest_ratio`,
+    `sampler_truncated` (share of tokens) and `sampler_effective` (effective sample size as a share
+    of tokens). Of GRPO `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and
+    `explained_variance` of the returns.
     """
-    config, passes = policy.config, TokenPasses(policy)
+    config, passes = policy.config, _Passes(policy)
+    by_rewards, is_ppo = not isinstance(config, SFTConfig), isinstance(config, TokenPPOConfig)
+    steps, minibatches = config.updates_per_batch, getattr(config, "minibatches", 1)
 
-    def update(state: PolicyState, episodes: TokenEpisodes, base: Params | None = None):
-        given, divisor, metrics = given_tokens(policy, episodes)
-        blocks = episodes.blocks
-        if isinstance(config, TokenGRPOConfig) and config.beta:
+    def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
+        given, divisors, metrics = passes.prepared(state, episodes, base)
+        awake = state.step >= policy.rests_until
+
+        def step(state: TrainState, number: jax.Array | None):
+            at = 0 if number is None else number
+            part = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
+            return passes.step(state, base, *part, awake=awake)
+
+        order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
+        state, told = in_steps(step, state, order)
+        first = jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
+        # Where each step sees the whole batch: the loss before the first, how far the last went.
+        shown = told if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], told)
+        actions = first.departure.actions.sum()
+        tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
+        metrics |= step_metrics(told.step._replace(norm=shown.step.norm), rate, told.tokens) | {
+            "loss": told.loss.mean() if is_ppo else told.loss[0],
+            # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
+            "entropy": first.entropy.sum() / actions,
+            "tokens": actions,
+        }
+        if by_rewards:
+            departed = departure_metrics(shown.sums)
+            apart = jax.tree.map(lambda leaf: leaf.sum(), first.correction)
+            metrics |= {
+                "kl": metrics.get("kl", first.reference_kl.sum() / tokens),
+                "clip_fraction": departed["clip_fraction"],
+                "kl_old": departed["kl_old"],
+                "sampler_kl": apart.kl / tokens,
+                "sampler_largest_ratio": first.correction.largest.max(),
+                "sampler_truncated": apart.truncated / tokens,
+                "sampler_effective": apart.effective_share(),
+            }
+        if is_ppo:
+            metrics |= {
+                "largest_ratio": departed["largest_ratio"],
+                "value_loss": told.value_loss.mean(),
+                "critic_grad_norm": told.step.critic_norm.mean(),
+            }
+        return counted(state, actions, metrics)
+
+    return policy.update(update, episode_shardings(policy.mesh))
+
+
+class _Passes:
+    """The passes of policy and critic, and what they compute before the first step and in each."""
+
+    def __init__(self, policy: TokenPolicy) -> None:
+        self.policy, config = policy, policy.config
+        self.of_policy = BlockPasses(policy, ActionLoss(config))
+        of_critic = policy.shardings.critic
+        self.of_critic = None
+        if isinstance(config, TokenPPOConfig) and of_critic is not None:
+            self.of_critic = BlockPasses(policy, ValueLoss(config.value_clip), of_critic.tower)
+
+    def prepared(
+        self, state: TrainState, episodes: TokenEpisodes, base: Params | None
+    ) -> tuple[PerAction, jax.Array, Metrics]:
+        """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by,
+        and metrics of the rewards."""
+        config, blocks = self.policy.config, episodes.blocks
+        nothing = jnp.zeros(blocks.target.shape, jnp.float32)
+
+        def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
+            if len(nothing) == 1:
+                return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
+            return jax.lax.map(read, blocks)
+
+        old = reference = value = nothing
+        kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
+        if kl_in_reward or getattr(config, "kl_weight", 0.0):
             # Adapters begin at the base or at the stage's own: then these are the reference.
             assert state.reference is not None
-            given = given._replace(reference=passes.log_probs(state.reference, base, blocks))
-        if not policy.is_fresh:
-            given = given._replace(old=passes.log_probs(state.params, base, blocks))
+            reference = each(lambda b: self.of_policy.log_probs(state.reference, base, b))
+        if config.updates_per_batch > 1 or kl_in_reward:
+            old = each(lambda b: self.of_policy.log_probs(state.params, base, b))
+        if self.of_critic is not None:
+            critic = _learned(state.critic)
+            value = each(lambda b: self.of_critic.values(critic, base, b))
+        given = PerAction(old, reference, nothing, nothing, value, nothing)
+        if isinstance(config, TokenPPOConfig):
+            return ppo_tokens(self.policy, episodes, given)
+        return grpo_tokens(self.policy, episodes, given)
 
-        def step(state: PolicyState, _: None):
-            gradient, sums = passes.gradient(state.params, base, blocks, given)
-            gradient = jax.tree.map(lambda leaf: leaf / divisor, gradient)
-            state, norm, finite = learn(policy, state, gradient, sums.loss)
-            return state, (sums, norm, finite)
-
-        if policy.is_fresh:
-            state, (sums, norm, finite) = step(state, None)
-            first = sums
-        else:
-            state, found = jax.lax.scan(step, state, length=config.epochs)
-            sums, norm, finite = jax.tree.map(lambda leaf: leaf[-1], found)
-            finite, first = found[2].all(), jax.tree.map(lambda leaf: leaf[0], found[0])
-        tokens = jnp.maximum(sums.departure.actions, 1.0)
-        metrics |= {
-            "loss": first.loss / divisor,
-            # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
-            "entropy": first.entropy / sums.departure.actions,
-            "grad_norm": norm,
-            "skipped": 1.0 - finite.astype(jnp.float32),
-            "learning_rate": policy.schedule(state.step * config.epochs),
-            "tokens": sums.departure.actions,
-            "padding_share": 1.0 - sums.tokens.real / jnp.maximum(sums.tokens.computed, 1.0),
-        }
-        if isinstance(config, TokenGRPOConfig):
-            metrics |= {
-                "clip_fraction": sums.departure.clipped / tokens,
-                "kl_old": sums.departure.kl / tokens,
-                "kl": first.reference_kl / tokens,
-                "sampler_kl": first.correction.kl / tokens,
-                "sampler_largest_ratio": first.correction.largest,
-                "sampler_truncated": first.correction.truncated / tokens,
-                "sampler_effective": first.correction.effective_share(),
-            }
-        return counted(state, sums.departure.actions, metrics)
-
-    return jitted(policy, update, episode_shardings(policy.mesh))
+    def step(
+        self,
+        state: TrainState,
+        base: Params | None,
+        blocks: TokenBlocks,
+        given: PerAction,
+        divisor: jax.Array,
+        *,
+        awake: jax.Array,
+    ) -> tuple[TrainState, _Told]:
+        """One optimizer step on a minibatch."""
+        learned, sums = self.of_policy.gradient(Learned(state.params), base, blocks, given)
+        of_critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
+        if self.of_critic is not None:
+            critic = _learned(state.critic)
+            found, of_values = self.of_critic.gradient(critic, base, blocks, given)
+            of_critic, value_loss = Critic(found.params, *found.head), of_values.loss
+            tokens = TokenCount.total([tokens, of_values.tokens])
+        state, told = self.policy.learn(
+            state, (learned.params, of_critic), sums.loss + value_loss, divisor, awake=awake
+        )
+        return state, _Told(sums, sums.loss / divisor, value_loss / divisor, told, tokens)
 
 
-def given_tokens(
-    policy: TokenPolicy, episodes: TokenEpisodes
-) -> tuple[PerToken, jax.Array, Metrics]:
-    """What each token is learned with, what sums are divided by, and metrics of the rewards."""
+def _learned(critic: Critic) -> Learned:
+    return Learned(critic.tower, ValueHead(critic.weights, critic.bias))
+
+
+def grpo_tokens(
+    policy: TokenPolicy, episodes: TokenEpisodes, given: PerAction
+) -> tuple[PerAction, jax.Array, Metrics]:
+    """Advantages and weights of GRPO or of imitation, divisors `[1]`, and metrics of rewards."""
     config, blocks = policy.config, episodes.blocks
-    counts, rewards, scored, differs = (jnp.asarray(each) for each in episodes[1:])
+    counts, differs = jnp.asarray(episodes.counts), jnp.asarray(episodes.differs)
     metrics: Metrics = {}
     advantages = jnp.ones(len(counts), jnp.float32)
+    each, divisor = aggregation(BNPO, counts, 0)
     if isinstance(config, TokenGRPOConfig):
+        each, divisor = aggregation(config.aggregation, counts, config.longest)
         groups = (-1, config.members)
-        weights = jnp.asarray(policy.weights, jnp.float32)
-        # A sum, not a matrix product: a GPU would round the factors of that.
-        totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
-        by_group = totals.reshape(groups), scored.reshape(groups)
+        totals, metrics = _totals(policy, episodes)
+        by_group = totals.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)
         if config.learned == BEST:
             advantages = best_of_groups(*by_group)
         else:
             advantages = group_advantages(*by_group, scaled=config.scaled)
         advantages = jnp.where(differs, advantages.reshape(-1), 0.0)
-        present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
-        metrics = {
-            "return": totals.sum() / present,
-            "advantage": jnp.abs(advantages).sum() / present,
-            "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
-            "flat_groups": (~differs).astype(jnp.float32).mean(),
-        }
-    each, divisor = _weights(config, counts)
+        present = jnp.maximum(by_group[1].sum().astype(jnp.float32), 1.0)
+        metrics["advantage"] = jnp.abs(advantages).sum() / present
+        metrics["flat_groups"] = (~differs).astype(jnp.float32).mean()
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)
     learned = blocks.learned & (blocks.episode < len(counts))
-    nothing = jnp.zeros(blocks.target.shape, jnp.float32)
-    given = PerToken(
-        old=nothing,
-        reference=nothing,
+    given = given._replace(
         advantages=jnp.where(learned, advantages[of_episode], 0.0),
         weight=jnp.where(learned, each[of_episode], 0.0),
     )
-    return given, jnp.maximum(divisor, 1.0), metrics
+    return given, jnp.maximum(divisor, 1.0)[None], metrics
 
 
-def _weights(config: TokenGRPOConfig | SFTConfig, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weight of a token's loss by its episode `[N]`, and the divisor of the sum.
+def ppo_tokens(
+    policy: TokenPolicy[TokenPPOConfig], episodes: TokenEpisodes, given: PerAction
+) -> tuple[PerAction, jax.Array, Metrics]:
+    """PPO's advantages and returns of given values, divisors `[M]`, and metrics of rewards."""
+    config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
+    valid = blocks.learned & (blocks.episode < len(scored))
+    tokens = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    totals, metrics = _totals(policy, episodes)
+    of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
+    by_token = jnp.where(episodes.ends & valid, of_episode, 0.0)
+    if config.kl and config.kl_in == REWARD:
+        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
+        by_token -= config.kl * kl
+        metrics["kl"] = kl.sum() / tokens
+    flat = (-1, by_token.shape[-1])
+    arrays = (by_token, given.value, valid, episodes.ends)
+    found = gae(*(each.reshape(flat) for each in arrays), (config.gamma, config.lambda_))
+    advantages, returns = (each.reshape(by_token.shape) for each in found)
+    metrics["advantage"] = jnp.abs(advantages).sum() / tokens
+    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    weight = valid.astype(jnp.float32)
+    given = given._replace(
+        advantages=whitened(advantages, valid) if config.whiten else advantages,
+        weight=weight,
+        returns=returns,
+    )
+    return given, jnp.maximum(weight.sum(axis=(1, 2)), 1.0), metrics
 
-    They are those of `policy_gradient.aggregation`, for episodes whose tokens are in several rows.
-    """
-    episodes = (counts > 0).sum().astype(jnp.float32)
-    ones = jnp.ones_like(counts)
-    if isinstance(config, SFTConfig) or config.aggregation in (BNPO, DAPO):
-        return ones, counts.sum()
-    if config.aggregation == GRPO:
-        return 1.0 / jnp.maximum(counts, 1.0), episodes
-    assert config.aggregation == DR_GRPO
-    return ones, config.longest * episodes
+
+def _totals(policy: TokenPolicy, episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
+    """The weighted rewards `[N]`, 0 where there are none, and metrics of them."""
+    rewards, scored = jnp.asarray(episodes.rewards), jnp.asarray(episodes.scored)
+    weights = jnp.asarray(policy.weights, jnp.float32)
+    # A sum, not a matrix product: a GPU would round the factors of that.
+    totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
+    present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
+    return totals, {
+        "return": totals.sum() / present,
+        "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
+    }

@@ -1,4 +1,10 @@
-"""The parts from which the programs of a two-tower learner are built."""
+"""A learner of two towers, and its programs: training steps, and play whose rewards come later.
+
+A training step plays, scores and learns in ONE program. Where rewards come from outside, one
+program plays, and another one learns once they are there. K batches lie between the two, so that
+the device is busy while a reward model works. Learning uses the current weights, not those that
+played the batch. With K = 0 and the same rewards both ways are equal (tested).
+"""
 
 from __future__ import annotations
 
@@ -7,44 +13,55 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from qrag_jax.algorithms.pqn import alpha_at
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners import placement
+from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.pqn import PQNConfig
-from qrag_jax.learners.state import TrainState, episode_keys, init_state
+from qrag_jax.learners.pqn import Feedback, FusedGradient, ScoredGradient, Towers, with_dropout
+from qrag_jax.learners.state import Parts, TrainState, dropout_key, episode_keys
+from qrag_jax.learners.update import (
+    REPLICATED,
+    Learner,
+    Metrics,
+    Update,
+    added,
+    counted,
+    merge,
+    over_devices,
+    step_metrics,
+)
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.chunks import Actor, Draws
-from qrag_jax.runtime.sharding import Rules
+from qrag_jax.rollouts.chunks import Actor, Draws, rollout
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
+from qrag_jax.runtime.sharding import BATCH_AXES, Rules, specs_of, sum_over_data
+
+PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
+_BY_EPISODE = PartitionSpec(BATCH_AXES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TwoTowers:
+class TwoTowers(Learner):
     """Two towers, or adapters on one frozen base, and how they learn.
 
     Attributes:
-        shardings: where the training state lives, from `learners.placement.state_shardings`.
-        schedule: optimizer step → learning rate.
-        peak: the highest learning rate.
         actor: plays; its encoder is that of the mesh.
+        config: constants of PQN.
+        peak: the highest learning rate.
         accumulation: number of micro-batches in a step, on each device.
-        base, base_shardings: the frozen base of adapters and where it lives; None if whole towers
-            are trained.
+        base: the frozen base of adapters; None if whole towers are trained.
     """
 
-    mesh: Mesh
-    shardings: TrainState
     actor: Actor
     config: PQNConfig
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
     peak: float
     accumulation: int = 1
-    base_shardings: Params | None = None
     base: Params | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +89,10 @@ class TwoTowers:
         Args:
             first: the step of the run with which their schedule begins.
         """
-        transformation, schedule = make_optimizer(optimizer), learning_rate_schedule(optimizer)
+        parts, schedule = (
+            Parts(make_optimizer(optimizer), has_targets=True),
+            learning_rate_schedule(optimizer),
+        )
         base = base_shardings = None
         if loaded.adapters is not None:
             base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
@@ -80,10 +100,10 @@ class TwoTowers:
             base = put(loaded.stored, base_shardings)
         return cls(
             mesh=mesh,
-            shardings=placement.state_shardings(mesh, rules, loaded.trained, transformation),
+            shardings=parts.shardings(mesh, rules, loaded.trained),
+            parts=parts,
             actor=actor,
             config=config,
-            optimizer=transformation,
             schedule=lambda step: schedule(step - first),
             peak=optimizer.learning_rate,
             accumulation=accumulation,
@@ -96,19 +116,14 @@ class TwoTowers:
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, tau=1.0),
-            optimizer=make_optimizer(optimizer),
+            parts=self.parts._replace(optimizer=make_optimizer(optimizer)),
             schedule=learning_rate_schedule(optimizer),
             peak=optimizer.learning_rate,
         )
 
     def next_stage(self, state: TrainState) -> TrainState:
         """The state with which a later stage begins: targets are the towers, moments zero."""
-
-        def begin(state: TrainState) -> TrainState:
-            begun = init_state(state.params, self.optimizer, state.key)
-            return begun._replace(step=state.step, env_steps=state.env_steps)
-
-        return jax.jit(begin, out_shardings=self.shardings)(state)
+        return jax.jit(self.parts.next_stage, out_shardings=self.shardings)(state)
 
     @property
     def drops(self) -> bool:
@@ -118,16 +133,11 @@ class TwoTowers:
     @property
     def params_shardings(self) -> Params | Adapted:
         """Where the parameters live, including the frozen base if adapters are trained."""
-        params = self.shardings.params
-        return params if self.base_shardings is None else Adapted(self.base_shardings, params)
+        return merge(self.shardings.params, self.base_shardings)
 
     def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
-        """The first state (`placement.first_state`)."""
-        return placement.first_state(self.shardings, tower, self.optimizer, seed, second)
-
-    def state_shapes(self, tower: Params) -> TrainState:
-        """Shape and dtype of every array of the state, from arrays or shapes of one tower."""
-        return placement.state_shapes(tower, self.optimizer)
+        """The first state (`Parts.first_state`)."""
+        return self.parts.first_state(self.shardings, tower, seed, second)
 
     def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
         """The draws of one batch; the first environment steps of a run act uniformly at random.
@@ -144,10 +154,165 @@ class TwoTowers:
 
     def with_base(self, params: Params) -> Params | Adapted:
         """The parameters to play with: adapters together with their base, or whole towers."""
-        return params if self.base is None else Adapted(self.base, params)
+        return merge(params, self.base)
 
     def bound(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """The program with the base as its last argument, if there is a base."""
         if self.base is None:
             return program
         return lambda *arguments: program(*arguments, self.base)
+
+    def over_mesh(self, on_device: Callable[..., Any], of_params: Any, out: Any) -> Any:
+        """The function of parameters, base, episodes, draws and dropout key on every device.
+
+        Args:
+            of_params: how the parameters are split.
+            out: how what it returns is.
+        """
+        return jax.shard_map(
+            on_device,
+            mesh=self.mesh,
+            in_specs=(
+                of_params,
+                specs_of(self.base_shardings),
+                _BY_EPISODE,
+                Draws.specs(),
+                REPLICATED,
+            ),
+            out_specs=out,
+            check_vma=False,
+        )
+
+
+def make_train_step(towers: TwoTowers, feedback: Feedback) -> Update:
+    """Makes the jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
+
+    If the state holds adapters, it is `(state, batch, base)`: both towers, online and target, share
+    one frozen base, which is neither changed nor donated.
+
+    The batch is split over the mesh's batch axes and, on each device, into `accumulation`
+    micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
+    any split gives the same numbers as the whole batch. This also holds with dropout, whose masks
+    depend on the step and the content of rows (`models.compute.dropout`).
+
+    The state lives where `shardings` say. A kernel that is split over `fsdp` is gathered when its
+    layer is computed, forward and backward. Each device gets back its part of the summed gradient,
+    and the optimizer and the target towers work on parts alone (Rajbhandari et al., arXiv
+    1910.02054, ZeRO stage 3). Layers that are split over `tensor` are computed where they are.
+
+    Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
+    `td_error`, `entropy`), means over episodes (`return`, `fact_em` of the acting policy), and
+    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps` and `skipped`. `skipped` is
+    1 if the loss or the gradient was not finite and nothing was learned (`Learner.learn`).
+    """
+    return make_step(towers, FusedGradient(towers.actor, towers.config, feedback))
+
+
+def make_learn_step(towers: TwoTowers) -> Update:
+    """Makes the jitted `(state, ScoredEpisodes) → (state, metrics)`.
+
+    The state's buffers are donated. Metrics are those of `make_train_step` over the scored
+    episodes, and `unscored_share`, the share of episodes without rewards. `padding_share` is that
+    of this program alone.
+    """
+
+    def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
+        present = episodes.batch.chunk_mask.any(axis=1)
+        lost = (present & ~episodes.scored.any(axis=1)).sum() / jnp.maximum(present.sum(), 1)
+        return metrics | {"unscored_share": lost.astype(jnp.float32)}
+
+    return make_step(towers, ScoredGradient(towers.actor, towers.config), with_share)
+
+
+def make_step(
+    towers: TwoTowers,
+    gradient_of: Callable[..., tuple[Params, Any]],
+    more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
+) -> Update:
+    """As `make_train_step`, with any function that gives the gradient of the summed loss.
+
+    Args:
+        gradient_of: `(towers, episodes, draws, dropout_key)` → the gradient and its sums, such as
+            `FusedGradient`; episodes are a pytree with the batch on axis 0, and the sums have
+            `loss`, `transitions`, `tokens` and `means()`.
+        more_metrics: `(episodes, metrics)` → the metrics with more of them from the episodes.
+    """
+    accumulation, specs = towers.accumulation, specs_of(towers.shardings.params)
+
+    def on_device(parts: Towers, base, episodes, draws: Draws, dropout_key):
+        parts = Towers(*(merge(each, base) for each in parts))
+
+        def total_over_mesh(totals):
+            gradient, sums = totals
+            return sum_over_data(gradient, specs), over_devices(sums, BATCH_AXES)
+
+        def micro(episodes, keys):
+            return gradient_of(parts, episodes, draws._replace(keys=keys), dropout_key)
+
+        def add(total, micro_batch):
+            return added(total, micro(*micro_batch)), None
+
+        if accumulation == 1:
+            return total_over_mesh(micro(episodes, draws.keys))
+        split = jax.tree.map(
+            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]),
+            (episodes, draws.keys),
+        )
+        shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return total_over_mesh(jax.lax.scan(add, zeros, split)[0])
+
+    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED))
+
+    def train_step(state: TrainState, episodes: Any, base: Params | None = None):
+        learning_rate = towers.schedule(state.step)
+        draws = towers.draws(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
+        key = dropout_key(state) if towers.drops else None
+        parts = Towers(state.params, state.target_params)
+        gradient, sums = over_mesh(parts, base, episodes, draws, key)
+        divisor, tau = jnp.maximum(sums.transitions, 1.0), towers.config.tau
+        state, told = towers.learn(state, (gradient, None), sums.loss, divisor, tau=tau)
+        metrics = sums.means() | step_metrics(told, learning_rate, sums.tokens)
+        return counted(
+            state, sums.transitions, more_metrics(episodes, metrics | {"alpha": draws.alpha})
+        )
+
+    return towers.update(train_step, towers.on_mesh(_BY_EPISODE))
+
+
+def make_play_step(towers: TwoTowers) -> PlayStep:
+    """Makes the jitted `(state, batch, number) → Played`, split over the mesh as the training step.
+
+    `number` is an int32 scalar on the device: the number of the step that will learn from the
+    batch. It determines the draws. Temperature, random acting and dropout are those of `state`.
+    """
+    actor = towers.actor
+
+    def on_device(params, base, batch, draws: Draws, dropout_key) -> Played:
+        params = with_dropout(merge(params, base), dropout_key)
+        if actor.config.stop_action:
+            batch = with_stop(batch)
+        trajectory = rollout(actor, (params,), batch, draws)
+        return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
+
+    over_mesh = towers.over_mesh(on_device, specs_of(towers.shardings.params), _BY_EPISODE)
+
+    def play(
+        state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
+    ) -> Played:
+        draws = towers.draws(state, number, batch.sample.shape[0])
+        key = dropout_key(state) if towers.drops else None
+        return over_mesh(state.params, base, batch, draws, key)
+
+    split = towers.on_mesh(_BY_EPISODE)
+    return towers.program(play, (towers.shardings, split, towers.on_mesh(REPLICATED)), split)
+
+
+def scored_shapes(batch: EpisodeBatch, steps: int) -> ScoredEpisodes:
+    """Shapes and dtypes of the scored episodes of a batch, which is given as shapes too."""
+
+    def of(dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((batch.sample.shape[0], steps), dtype)
+
+    played = Played(of(jnp.int32), of(jnp.bool_), of(jnp.float32))
+    return ScoredEpisodes(batch, played, of(jnp.float32), of(jnp.bool_))

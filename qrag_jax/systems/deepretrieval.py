@@ -22,26 +22,22 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
+from qrag_jax.learners.config import NONE
 from qrag_jax.learners.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
 )
-from qrag_jax.learners.policy_state import Parts, PolicyState
-from qrag_jax.learners.ppo_config import NONE
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.config import CAUSES
@@ -120,7 +116,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             pending=run.progress.pending,
         )
 
-    def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
         """See `System`."""
         stage, state = self._at_stage(state)
         state, metrics = self._learned(stage, state, episodes)
@@ -166,17 +162,9 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
-        if self._stage_of(trajectories).kind != RL:
-            return super()._batch(trajectories)
-        self._shape = self.episodes.shape_of(trajectories)
-        if self.config.algorithm != PPO:
-            return super()._batch(trajectories)
-        return put_whole(self._arrays(trajectories), ppo_shardings(self.mesh))
-
-    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
-        if stage.kind == RL and self.config.algorithm == PPO:
-            return ppo_episodes(stage.policy, batch, shape)
-        return super()._episodes(stage, batch, shape)
+        if self._stage_of(trajectories).kind == RL:
+            self._shape = self.episodes.shape_of(trajectories)
+        return super()._batch(trajectories)
 
     def play(
         self, params: Any, tasks: Sequence[RewriteTask], stop: StopSignal, *, greedy: bool
@@ -274,17 +262,15 @@ def _rules(
     learns, ppo = kind == RL, config.algorithm == PPO
     algorithm: Any = config.rule if learns else config.script
     first = config.first_steps if learns else 0
-    per_batch = algorithm.updates_per_batch if learns and ppo else algorithm.epochs
     schedule, critic = learning_rate_schedule(optimizer), _critic(config)
     return StageRules(
         kind=kind,
         algorithm=algorithm,
         parts=_parts(config, make_optimizer(optimizer), critic, model),
         weights=(1.0,),
-        schedule=lambda step: schedule(step - first * per_batch),
-        make_update=make_ppo_update if learns and ppo else make_token_update,
+        schedule=lambda step: schedule(step - first * algorithm.updates_per_batch),
+        make_update=make_token_update,
         first=first,
-        critic_optimizer=critic,
         rests_until=first + config.ppo.critic_warmup if learns and ppo else 0,
     )
 

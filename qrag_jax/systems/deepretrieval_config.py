@@ -13,8 +13,7 @@ from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
@@ -222,10 +221,9 @@ class RewriteConfig(TokenConfig):
             _check_learning(config.algorithm, parts)
         first = parts[SCRIPT].steps if SCRIPT in stages else 0
         last = train.steps if RL in stages else 0
-        per_batch = rule.updates_per_batch if config.algorithm == PPO else rule.epochs
         parts["train"] = dataclasses.replace(train, steps=first + last)
         parts["optimizer"] = dataclasses.replace(
-            parts["optimizer"], total_steps=max(last, 1) * per_batch
+            parts["optimizer"], total_steps=max(last, 1) * rule.updates_per_batch
         )
         if RL in stages and parts["sampling"].engine == SERVER:
             parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)

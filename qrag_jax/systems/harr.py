@@ -26,17 +26,10 @@ from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
+from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_config import PPOConfig
-from qrag_jax.learners.policy_state import (
-    Parts,
-    PolicyState,
-    first_state,
-    state_shapes,
-    state_shardings,
-)
-from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_update import make_update
+from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
@@ -292,10 +285,10 @@ class Harr:
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
-    def first_state(self) -> PolicyState:
+    def first_state(self) -> TrainState:
         """See `System`."""
         trained = self.inputs.encoder.trained
-        return first_state(self.learner.shardings, self._parts, trained, self.config.seed)
+        return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""
@@ -321,7 +314,7 @@ class Harr:
     def _batch(self, episodes: Sequence[Rewarded]) -> HopBatch:
         return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))
 
-    def update(self, state: PolicyState, episodes: HopBatch) -> tuple[PolicyState, dict[str, Any]]:
+    def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
         """See `System`."""
         with self._device, jax.transfer_guard("disallow"):
             arguments = (state, episodes, *self._base)
@@ -332,13 +325,13 @@ class Harr:
                 jax.block_until_ready(updated)
             return updated
 
-    def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
         return self._scores.evaluate(self.player.here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
         """See `System`."""
-        state = state_shapes(self._parts, self.inputs.encoder.trained)
+        state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
         # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
@@ -359,7 +352,7 @@ class Harr:
         weights = config.reward.rewards.weights
         return QueryEncoder(
             mesh=self.mesh,
-            shardings=state_shardings(self.mesh, rules, self._parts, loaded.trained),
+            shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
             encoder=loaded.encoder,
             blocks=choose_row_blocks(config.encoder, longest, platform),
             config=config.algorithm,
@@ -368,8 +361,7 @@ class Harr:
                 tuple(weights[name] for name in of_episode),
                 tuple(weights[name] for name in of_hop),
             ),
-            optimizer=self._parts.optimizer,
-            critic_optimizer=self._parts.critic_optimizer,
+            parts=self._parts,
             schedule=learning_rate_schedule(config.optimizer),
             base_shardings=of_base,
             is_fresh=not config.agent.staleness,
@@ -401,7 +393,7 @@ class Harr:
 
     @cached_property
     def _update(self) -> Any:
-        return make_update(self.learner)
+        return make_query_update(self.learner)
 
     @cached_property
     def _shape(self) -> HopShape:
@@ -426,7 +418,7 @@ class Harr:
             base = self._base[0] if self._base else None
         else:
             rules = self.config.runtime.rules(loaded.partition_rules)
-            of_params = state_shardings(own, rules, self._parts, loaded.trained).params
+            of_params = self._parts.shardings(own, rules, loaded.trained).params
             of_base = base = None
             if loaded.adapters is not None:
                 of_base = placement.base_shardings(own, rules, loaded.stored)

@@ -14,8 +14,8 @@ from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
+from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.llm.config import ClientConfig, LlmConfig
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
@@ -177,7 +177,7 @@ class HarrConfig:
 
     seed: int
     profile: int
-    algorithm: GRPOConfig | PPOConfig
+    algorithm: SearchGRPOConfig | PPOConfig
     encoder: EncoderConfig
     state: StateConfig
     policy: PlackettLuceConfig
@@ -231,7 +231,7 @@ class HarrConfig:
 LAYOUT = ConfigLayout(
     NAME,
     FIELDS,
-    sections_of(HarrConfig) | {GRPO: GRPOConfig, PPO: PPOConfig},
+    sections_of(HarrConfig) | {GRPO: SearchGRPOConfig, PPO: PPOConfig},
     LlmConfig,
     has_data=True,
     blocks="encoder.block_tokens",

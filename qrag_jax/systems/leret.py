@@ -23,8 +23,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_state import Parts, PolicyState
 from qrag_jax.learners.preference_update import make_preference_update
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
@@ -217,7 +217,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         lora = self.config.model.lora
         return f"{self.inputs.data['model']}, {json.dumps(dataclasses.asdict(lora))}"
 
-    def play(self, state: PolicyState, stop: StopSignal) -> PlayBy:
+    def play(self, state: TrainState, stop: StopSignal) -> PlayBy:
         """Plays the tries that are learned from, by the weights of a state."""
         weights = self.weights(state)
 
@@ -286,15 +286,14 @@ check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPEN
 
 def stages_of(config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order; those of a kind differ in their first step alone."""
-    width = model.loaded.model.trunk.config.hidden_size
     by_kind = {
-        kind: make_stage(config, mesh, model, _rules(kind, config, width))
+        kind: make_stage(config, mesh, model, _rules(kind, config))
         for kind in dict.fromkeys(each.kind for each in config.plan)
     }
     return [by_kind[each.kind]._replace(first=each.first) for each in config.plan]
 
 
-def _rules(kind: str, config: LeretConfig, width: int) -> StageRules:
+def _rules(kind: str, config: LeretConfig) -> StageRules:
     """Of the first stage of a kind."""
     algorithm: Any = getattr(config, kind)
     steps = algorithm.steps * getattr(algorithm, "epochs", 1)
@@ -311,7 +310,7 @@ def _rules(kind: str, config: LeretConfig, width: int) -> StageRules:
     return StageRules(
         kind=kind,
         algorithm=algorithm,
-        parts=Parts(make_optimizer(optimizer), None, False, width),
+        parts=Parts(make_optimizer(optimizer)),
         weights=(),
         schedule=lambda step: schedule((step - firsts[0]) % period),
         make_update=make_preference_update if kind == PREFERENCE else make_token_update,

@@ -14,7 +14,7 @@ from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types

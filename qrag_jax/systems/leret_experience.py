@@ -33,8 +33,8 @@ from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
 from qrag_jax.feedback.preference_pairs import StatePairs, pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
-from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
+from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.outcomes import Failure
@@ -294,7 +294,7 @@ class LessonExperience:
         self._reference: dict[int, np.ndarray] = {}
         self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
 
-    def next(self, state: PolicyState, number: int, stop: StopSignal) -> Any:
+    def next(self, state: TrainState, number: int, stop: StopSignal) -> Any:
         """See `Experience`."""
         stop.check()
         stage = self._system.config.stage_at(number)
@@ -428,7 +428,7 @@ class LessonExperience:
     # ---------------------------------------------------------------- lessons
 
     def _prepared(
-        self, stage: StagePlan, state: PolicyState, number: int, stop: StopSignal
+        self, stage: StagePlan, state: TrainState, number: int, stop: StopSignal
     ) -> Lessons:
         """The lessons of an iteration; for pairs, the reference is there as well."""
         if stage.iteration not in self._lessons:
@@ -443,7 +443,7 @@ class LessonExperience:
             check_some(len(lessons.imitated), "queries to imitate", SFT)
         return lessons
 
-    def _made(self, iteration: int, state: PolicyState, number: int, stop: StopSignal) -> Lessons:
+    def _made(self, iteration: int, state: TrainState, number: int, stop: StopSignal) -> Lessons:
         system = self._system
         config = system.config
         inputs, folder = system.inputs, system.inputs.library.corpus.folder
@@ -485,7 +485,7 @@ class LessonExperience:
     def _folder(self, iteration: int) -> Path:
         return self._system.workdir / FOLDER / f"iteration-{iteration}"
 
-    def _weights(self, iteration: int, state: PolicyState, number: int) -> tuple[str, bool]:
+    def _weights(self, iteration: int, state: TrainState, number: int) -> tuple[str, bool]:
         """A digest of the weights that make the tries of an iteration; whether they are these."""
         path = self._folder(iteration) / START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
@@ -507,7 +507,7 @@ class LessonExperience:
         self,
         stage: StagePlan,
         lessons: Lessons,
-        now: tuple[PolicyState, int],
+        now: tuple[TrainState, int],
         stop: StopSignal,
     ) -> np.ndarray:
         """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.

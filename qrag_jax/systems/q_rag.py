@@ -29,11 +29,16 @@ from qrag_jax.feedback.service import (
     leave_room,
     open_service,
 )
-from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.learners.two_towers import (
+    TwoTowers,
+    make_learn_step,
+    make_play_step,
+    make_step,
+    make_train_step,
+    scored_shapes,
+)
 from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
@@ -194,7 +199,7 @@ class QRag:
     def programs(self) -> list[Program]:
         """See `System`."""
         towers, inputs, config = self.towers, self.inputs, self.config
-        state = towers.state_shapes(inputs.encoder.trained)
+        state = towers.parts.shapes(inputs.encoder.trained)
         batch = inputs.batch_shapes(config.train.batch_size)
         scored = inputs.batch_shapes(config.eval.batch_size)
         base = self._base

@@ -21,9 +21,8 @@ from qrag_jax.feedback.deferred_reward import DeferredReward
 from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.language_model import METRICS, ModelReward
 from qrag_jax.feedback.own_reward import OWN, OwnReward
-from qrag_jax.learners.imitation import ImitateConfig
+from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder

@@ -27,12 +27,12 @@ from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import score
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.optimizers import (
     learning_rate_schedule,
     make_optimizer,
 )
-from qrag_jax.learners.policy_state import Parts
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
     make_token_update,
@@ -296,11 +296,10 @@ def open_system(
 
 def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order."""
-    width = model.loaded.model.trunk.config.hidden_size
-    return [make_stage(config, mesh, model, _rules(kind, config, width)) for kind in config.stages]
+    return [make_stage(config, mesh, model, _rules(kind, config)) for kind in config.stages]
 
 
-def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
+def _rules(kind: str, config: RlvrConfig) -> StageRules:
     algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
     optimizer = config.optimizer
     if kind == SFT:
@@ -312,7 +311,7 @@ def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
     return StageRules(
         kind=kind,
         algorithm=algorithm,
-        parts=Parts(make_optimizer(optimizer), None, keeps, width),
+        parts=Parts(make_optimizer(optimizer), keeps_reference=keeps),
         # A part that groups must differ by is a second reward, of no weight.
         weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
         schedule=lambda step: schedule(step - first * algorithm.epochs),

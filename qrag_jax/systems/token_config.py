@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError, check_above, check_least
+from qrag_jax.learners.config import SFTConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.llm.config import Needs, ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig

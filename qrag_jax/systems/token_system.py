@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -23,17 +22,9 @@ from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
+from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.policy_state import (
-    Parts,
-    PolicyState,
-    first_state,
-    next_stage,
-    state_shapes,
-    state_shardings,
-)
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.text.prompts import Messages
@@ -73,7 +64,6 @@ class Stage(NamedTuple):
         kind: names what is learned.
         policy: how it learns.
         update: the jitted update.
-        parts: what its state is made of.
         begin: state → the state with which it begins behind another stage.
         first: its first step.
     """
@@ -81,7 +71,6 @@ class Stage(NamedTuple):
     kind: str
     policy: TokenPolicy[Any]
     update: Any
-    parts: Parts
     begin: Any
     first: int
 
@@ -98,7 +87,6 @@ class StageRules:
         schedule: optimizer step of the run → learning rate.
         make_update: makes the jitted update of a policy.
         first: its first step.
-        critic_optimizer: None: there is no critic.
         rests_until: the step of the run before which the critic learns alone.
     """
 
@@ -109,7 +97,6 @@ class StageRules:
     schedule: Callable[[Any], Any]
     make_update: Callable[[TokenPolicy[Any]], Any]
     first: int
-    critic_optimizer: optax.GradientTransformation | None = None
     rests_until: int = 0
 
 
@@ -127,20 +114,19 @@ def make_stage(
         of_base = placement.base_shardings(mesh, partition, model.base)
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
-        shardings=state_shardings(mesh, partition, parts, model.trained),
+        shardings=parts.shardings(mesh, partition, model.trained),
         trunk=trunk,
         vocabulary=Vocabulary(temperature, products=trunk.precision.products),
         config=rules.algorithm,
         weights=rules.weights,
-        optimizer=parts.optimizer,
+        parts=parts,
         schedule=rules.schedule,
         base_shardings=of_base,
         lora_scale=loaded.model.lora_scale,
-        critic_optimizer=rules.critic_optimizer,
         rests_until=rules.rests_until,
     )
-    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
-    return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)
+    begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
+    return Stage(rules.kind, policy, rules.make_update(policy), begin, rules.first)
 
 
 def model_of(
@@ -263,10 +249,12 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     # ---------------------------------------------------------------- learning
 
-    def first_state(self) -> PolicyState:
+    def first_state(self) -> TrainState:
         """See `System`."""
-        stage, given = self.stages[0], (self.inputs.model.trained, self.config.seed)
-        return first_state(stage.policy.shardings, stage.parts, *given)
+        policy = self.stages[0].policy
+        return policy.parts.first_state(
+            policy.shardings, self.inputs.model.trained, self.config.seed
+        )
 
     @property
     def param_shardings(self) -> Any:
@@ -287,12 +275,12 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         put = placement.place if self.placed else placement.shapes_on
         return (put(self.inputs.model.loaded.stored, shardings),)
 
-    def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
         """See `System`."""
         stage, state = self._at_stage(state)
         return self._learned(stage, state, episodes)
 
-    def _at_stage(self, state: PolicyState) -> tuple[Stage, PolicyState]:
+    def _at_stage(self, state: TrainState) -> tuple[Stage, TrainState]:
         """The stage of the next update, and the state, which begins anew with a later stage."""
         step = self._updates(state)
         stage = next(each for each in reversed(self.stages) if each.first <= step)
@@ -303,14 +291,14 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         return stage, state
 
     def _learned(
-        self, stage: Stage, state: PolicyState, episodes: Any
-    ) -> tuple[PolicyState, dict[str, Any]]:
+        self, stage: Stage, state: TrainState, episodes: Any
+    ) -> tuple[TrainState, dict[str, Any]]:
         arguments = (state, episodes, *self.base)
         with jax.transfer_guard("disallow"):
             self._first_calls.before(self._name(stage), stage.update, arguments)
             return stage.update(*arguments)
 
-    def _updates(self, state: PolicyState) -> int:
+    def _updates(self, state: TrainState) -> int:
         """Updates that the state has seen; asked of the device once, which would wait each time."""
         if self._step is None:
             self._step = int(jax.device_get(state.step))
@@ -348,8 +336,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
         )
-        model = self.inputs.model
-        state = state_shapes(stage.parts, model.trained)
+        state = stage.policy.parts.shapes(self.inputs.model.trained)
         return Program(name, stage.update, (state, shapes, *self.base))
 
     # ---------------------------------------------------------------- play
@@ -376,7 +363,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """Most tokens of a turn that is learned from; 0: as many as in evaluation."""
         return 0
 
-    def weights(self, state: PolicyState) -> Any:
+    def weights(self, state: TrainState) -> Any:
         """What plays: parameters, or a version of them for the server.
 
         Parameters that play while there are updates are copied, since updates overwrite them.
@@ -384,7 +371,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         params = _copied(state.params) if self.staleness(self.config) else state.params
         return params if self.served is None else Versioned(params, self._updates(state))
 
-    def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
         return self._scores.evaluate(state.params, step, stop)
 

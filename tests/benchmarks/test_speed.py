@@ -19,12 +19,12 @@ from benchmarks.speed.measure import OURS, Setting, beside, forward_flops
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Player, make_play
-from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
+from qrag_jax.learners.config import ImitateConfig
+from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.placement import params_shardings, state_shardings
-from qrag_jax.learners.state import init_state
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.learners.placement import params_shardings
+from qrag_jax.learners.state import Parts
+from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import family_of
 from qrag_jax.models.trunks import bert
@@ -86,15 +86,15 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 @cache
 def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
     """Steps of the package's own program: the actions that PQN drew, the metrics, the state."""
-    mesh, optimizer = mesh_of(), make_optimizer(OPTIMIZER)
-    state = replicate(mesh, init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
+    mesh, parts = mesh_of(), Parts(make_optimizer(OPTIMIZER), has_targets=True)
+    state = replicate(mesh, parts.build(towers(ENCODER, 0), jax.random.key(3)))
     actor = Actor(ENCODER, ONE_BUCKET, STOPPING)
     two_towers = TwoTowers(
         mesh=mesh,
-        shardings=state_shardings(mesh, (), tower(ENCODER, 0), optimizer),
+        shardings=parts.shardings(mesh, (), tower(ENCODER, 0)),
+        parts=parts,
         actor=actor,
         config=EXPLOITING,
-        optimizer=optimizer,
         schedule=SCHEDULE,
         peak=OPTIMIZER.learning_rate,
     )

@@ -13,7 +13,7 @@ import pytest
 
 from qrag_jax.data.episodes import NO_FACT
 from qrag_jax.evaluators import episodes as evaluation
-from qrag_jax.learners.token_config import SFTConfig
+from qrag_jax.learners.config import SFTConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime import sharding

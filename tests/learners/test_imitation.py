@@ -14,7 +14,8 @@ import pytest
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN
-from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
+from qrag_jax.learners.config import ImitateConfig
+from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.pqn import Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
 from tests import reference
@@ -185,7 +186,7 @@ def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
     gradient, sums = jitted_gradient(learns, Towers(ONLINE, ONLINE), batch, DRAWS)
     assert float(sums.transitions) == len(states)
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
-    assert float(sums.right) == hits
+    assert float(sums.by_transition["accuracy"]) == hits
     assert 0 < float(sums.means()["accuracy"]) < 1
     largest = max(float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected))
     assert largest > 1e-2

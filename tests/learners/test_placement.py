@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
+from qrag_jax.learners.state import Parts
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
@@ -60,12 +61,13 @@ def test_what_is_placed_is_what_was_read(tmp_path: Path, dtype: Any) -> None:
             assert leaf.dtype == np.float32
             np.testing.assert_array_equal(leaf, array)
     optimizer = optax.adam(1.0)
-    shardings = placement.state_shardings(mesh, ALL_SPLIT, tree, optimizer)
-    both = [placement.first_state(shardings, each, optimizer, 1) for each in (tree, host)]
+    parts = Parts(optimizer, has_targets=True)
+    shardings = parts.shardings(mesh, ALL_SPLIT, tree)
+    both = [parts.first_state(shardings, each, 1) for each in (tree, host)]
     for one, other in zip(*(jax.tree.leaves(each._replace(key=())) for each in both), strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.sharding == other.sharding
-    online, targets = both[0][:2]
+    online, targets = both[0].params, both[0].target_params
     jax.tree.map(np.testing.assert_array_equal, online, targets)
 
 

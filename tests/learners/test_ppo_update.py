@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.learners.ppo_config import NONE, TokenPPOConfig
-from qrag_jax.learners.ppo_update import ppo_episodes
+from qrag_jax.learners.config import NONE, TokenPPOConfig
+from qrag_jax.learners.token_update import token_episodes
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from tests.learners.updates import (
     BLOCKS,
@@ -81,22 +80,6 @@ def test_only_the_critic_learns_while_it_warms_up_and_it_regresses_on_the_return
 def test_batches_that_cannot_be_learned_from_are_refused() -> None:
     policy = tokens(dataclasses.replace(PLAIN, minibatches=5)).program.policy
     with pytest.raises(ValueError, match="minibatches"):
-        ppo_episodes(policy, one_row_each(), BLOCKS)
+        token_episodes(policy, one_row_each(), BLOCKS)
     with pytest.raises(ValueError, match="episode 5 has 2 rows"):
-        ppo_episodes(tokens(PLAIN).program.policy, made_batch(), BLOCKS)
-
-
-@pytest.mark.parametrize(
-    ("named", "fields"),
-    [
-        ("gamma", {"gamma": 1.5}),
-        ("minibatches", {"minibatches": 0}),
-        ("kl_in", {"kl_in": "both"}),
-        ("kl", {"kl": -0.1}),
-        ("critic_warmup", {"critic": NONE, "critic_warmup": 2}),
-        ("sampler_cap", {"sampler_cap": 0.5}),
-    ],
-)
-def test_wrong_constants_are_named(named: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=rf"config\.ppo\.{named} "):
-        TokenPPOConfig(**fields)
+        token_episodes(tokens(PLAIN).program.policy, made_batch(), BLOCKS)

@@ -15,9 +15,8 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.deferred import ScoredGradient, make_learn_step, make_play_step
-from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Towers
+from qrag_jax.learners.two_towers import make_learn_step, make_play_step, make_train_step
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
@@ -200,19 +199,20 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
     expected = {
         "transitions": valid.sum(),
         "episodes": batch.chunk_mask.any(1).sum(),
-        "q": played.q[valid].sum(),
-        "target": goals.sum(),
+        "mean_q": played.q[valid].sum(),
+        "mean_target": goals.sum(),
         "td_error": np.abs(played.q[valid] - goals).sum(),
         "entropy": played.entropy[valid].sum(),
-        "reward": rewards.sum(),
-        "solved": solved,
+        "return": rewards.sum(),
+        "fact_em": solved,
     }
+    totals = sums._asdict() | sums.by_transition | sums.by_episode
     for name, value in expected.items():
-        assert float(getattr(sums, name)) == pytest.approx(float(value), rel=1e-4), name
+        assert float(totals[name]) == pytest.approx(float(value), rel=1e-4), name
     rows = unique_tokens(played.state_tokens, played.state_lengths)
     rows += unique_tokens(played.chunk_tokens, played.chunk_lengths)
-    assert float(sums.real_tokens) == float(played.tokens.real) + rows
-    assert float(sums.computed_tokens) > float(sums.real_tokens)
+    assert float(sums.tokens.real) == float(played.tokens.real) + rows
+    assert float(sums.tokens.computed) > float(sums.tokens.real)
 
 
 def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
@@ -224,9 +224,9 @@ def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
         found.append(jitted_gradient(learns, both, BATCH, DRAWS, None))
     (once, sums), (twice, sums_of_two) = found
     assert_close(once, twice, 1e-6)
-    for name in ("loss", "q", "target", "transitions"):
-        assert getattr(sums, name) == pytest.approx(float(getattr(sums_of_two, name)), rel=1e-6)
-    assert sums_of_two.real_tokens > sums.real_tokens
+    for name in ("loss", "mean_q", "mean_target"):
+        assert sums.means()[name] == pytest.approx(float(sums_of_two.means()[name]), rel=1e-6)
+    assert sums_of_two.tokens.real > sums.tokens.real
 
 
 def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
@@ -309,5 +309,5 @@ def test_an_episode_cut_at_its_first_step_ends_there() -> None:
     began = first.sum()
     assert 0 < began < valid.sum()
     assert float(sums.transitions) == float(sums.episodes) == began
-    assert float(sums.reward) == pytest.approx(0.7 * began, rel=1e-5)
-    assert float(sums.target) == pytest.approx(0.7 * began, rel=1e-5)
+    assert float(sums.by_episode["return"]) == pytest.approx(0.7 * began, rel=1e-5)
+    assert float(sums.by_transition["mean_target"]) == pytest.approx(0.7 * began, rel=1e-5)

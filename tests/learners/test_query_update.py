@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.policy_state import Critic
-from qrag_jax.learners.query_update import minibatch_order
+from qrag_jax.learners.config import SearchGRPOConfig
+from qrag_jax.learners.query_encoder import minibatch_order
+from qrag_jax.learners.state import Critic
 from qrag_jax.policies.plackett_luce import entropy
 from qrag_jax.rollouts.hop_batch import HopBatch
 from tests.learners.updates import (
@@ -33,7 +32,7 @@ from tests.learners.updates import (
 )
 
 TOWER = hop_tower()
-FRESH = GRPOConfig(members=QUESTION_MEMBERS)
+FRESH = SearchGRPOConfig(members=QUESTION_MEMBERS)
 
 
 def normal(values: np.ndarray) -> np.ndarray:
@@ -55,7 +54,7 @@ def advantages(given: HopBatch) -> np.ndarray:
     return found
 
 
-def grpo_loss(params: Any, given: HopBatch, config: GRPOConfig, old: Any, own: Any) -> Any:
+def grpo_loss(params: Any, given: HopBatch, config: SearchGRPOConfig, old: Any, own: Any) -> Any:
     """Eq. 12 of HARR with a KL and the entropy, over the episodes `own`.
 
     The mean over searches of each episode, then over episodes; of BNPO: over all searches. What
@@ -190,18 +189,3 @@ def test_minibatches_are_not_drawn_by_the_keys_of_episodes() -> None:
     of_episodes = jax.random.split(jax.random.fold_in(state.key, state.step), 16)
     others = jax.vmap(lambda key: jax.random.permutation(key, 16))(of_episodes)
     assert order.tolist() not in others.tolist()
-
-
-@pytest.mark.parametrize(
-    ("kind", "named", "value"),
-    [
-        (GRPOConfig, "grpo.members", 1),
-        (GRPOConfig, "grpo.beta", -0.1),
-        (GRPOConfig, "grpo.aggregation", "mean"),
-        (PPOConfig, "ppo.lambda_", 1.5),
-        (PPOConfig, "ppo.critic_learning_rate", 0.0),
-    ],
-)
-def test_refusals_name_the_field(kind: type, named: str, value: Any) -> None:
-    with pytest.raises(InputError, match=rf"config\.{named} "):
-        kind(**{named.partition(".")[2]: value})

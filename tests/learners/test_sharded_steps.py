@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.errors import InputError
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.trunks import bert, gte, qwen3
 from qrag_jax.models.trunks.bert import Bert, BertConfig

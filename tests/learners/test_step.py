@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ import pytest
 
 from qrag_jax.learners.optimizers import OptimizerConfig, make_optimizer
 from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.learners.state import Total, apply_update, dropout_key, init_state
-from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.state import Parts, TrainState, dropout_key
+from qrag_jax.learners.two_towers import make_train_step
+from qrag_jax.learners.update import Learner, counted
 from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.mesh import shard_batch
@@ -68,14 +70,10 @@ def test_three_steps_by_hand() -> None:
         state, metrics = step(state, shard_batch(towers.mesh, batch))
         expected = {
             "loss": sums.loss / transitions,
-            "mean_q": sums.q / transitions,
-            "mean_target": sums.target / transitions,
-            "td_error": sums.td_error / transitions,
-            "entropy": sums.entropy / transitions,
-            "return": sums.reward / present,
-            "fact_em": sums.solved / present,
+            **{name: total / transitions for name, total in sums.by_transition.items()},
+            **{name: total / present for name, total in sums.by_episode.items()},
             "grad_norm": norm / transitions,
-            "padding_share": 1 - sums.real_tokens / sums.computed_tokens,
+            "padding_share": 1 - sums.tokens.real / sums.tokens.computed,
             "env_steps": taken,
             "learning_rate": rate,
             "alpha": alpha,
@@ -108,6 +106,30 @@ def test_three_steps_by_hand() -> None:
 # ------------------------------------------------------------------------ the state
 
 
+class Total(NamedTuple):
+    """A summed loss and its number of transitions."""
+
+    loss: jax.Array
+    transitions: jax.Array
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def update(
+    state: TrainState, gradient: Any, total: Total, optimizer: Any, tau: float
+) -> tuple[TrainState, jax.Array, jax.Array]:
+    """One step of a learner with this optimizer: the state, the norm, whether it was finite."""
+    parts: Any = Parts(optimizer, has_targets=True)
+    nowhere: Any = None
+    learner = Learner(mesh=nowhere, shardings=nowhere, parts=parts, schedule=SCHEDULE)
+    divisor = jnp.maximum(total.transitions, 1.0)
+    state, told = learner.learn(state, (gradient, None), total.loss, divisor, tau=tau)
+    return counted(state, total.transitions, {})[0], told.norm, told.finite
+
+
+def begun(params: Any, optimizer: Any, seed: int = 0) -> TrainState:
+    return Parts(optimizer, has_targets=True).build(params, jax.random.key(seed))
+
+
 @pytest.fixture(scope="module")
 def found() -> tuple[Any, Total]:
     """The gradient of a summed loss, large in some parameters and small in others."""
@@ -120,18 +142,17 @@ def found() -> tuple[Any, Total]:
     return jax.tree.map(leaf, online()), Total(jnp.float32(21.5), jnp.float32(14))
 
 
-UPDATE = jax.jit(apply_update, static_argnums=(3, 4))
 ADAM = make_optimizer(CONSTANT)
 
 
 def beginning() -> Any:
-    state = init_state(jax.tree.map(jnp.asarray, online()), ADAM, jax.random.key(0))
+    state = begun(jax.tree.map(jnp.asarray, online()), ADAM)
     return state._replace(target_params=target(), env_steps=jnp.int32(5))
 
 
 def test_an_update_is_one_step_on_the_mean_and_moves_the_targets(found) -> None:
     (gradient, total), state = found, beginning()
-    new, norm, finite = UPDATE(state, gradient, total, ADAM, 0.1)
+    new, norm, finite = update(state, gradient, total, ADAM, 0.1)
     assert bool(finite)
     mean = jax.tree.map(lambda g: np.asarray(g) / float(total.transitions), gradient)
     length = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(mean)))
@@ -148,7 +169,7 @@ def test_an_update_is_one_step_on_the_mean_and_moves_the_targets(found) -> None:
 @pytest.mark.parametrize("where", ["loss", "gradient", "norm"])
 def test_an_update_without_finite_numbers_changes_nothing_but_the_time(found, where: str) -> None:
     gradient, total = found
-    state, _, _ = UPDATE(beginning(), gradient, total, ADAM, 0.1)
+    state, _, _ = update(beginning(), gradient, total, ADAM, 0.1)
     leaves, tree = jax.tree.flatten(gradient)
     if where == "loss":
         total = total._replace(loss=jnp.float32(np.inf))
@@ -156,7 +177,7 @@ def test_an_update_without_finite_numbers_changes_nothing_but_the_time(found, wh
         leaves[3] = leaves[3].at[(0,) * leaves[3].ndim].set(np.nan)
     else:  # every number is finite, the sum of their squares is not
         leaves[3] = jnp.full_like(leaves[3], 1e30)
-    new, _, finite = UPDATE(state, jax.tree.unflatten(tree, leaves), total, ADAM, 0.1)
+    new, _, finite = update(state, jax.tree.unflatten(tree, leaves), total, ADAM, 0.1)
     assert not bool(finite)
 
     def kept(state: Any) -> Any:
@@ -171,10 +192,10 @@ def test_an_update_without_finite_numbers_changes_nothing_but_the_time(found, wh
 
 def test_an_element_whose_update_overflows_keeps_its_value() -> None:
     optimizer = make_optimizer(dataclasses.replace(CONSTANT, learning_rate=1e38, eps=1e-12))
-    state = init_state({"w": jnp.array([-3e38, 1.0])}, optimizer, jax.random.key(0))
+    state = begun({"w": jnp.array([-3e38, 1.0])}, optimizer)
     one = Total(jnp.float32(1), jnp.float32(1))
     for _ in range(9):
-        state, _, finite = UPDATE(state, {"w": jnp.ones(2)}, one, optimizer, 0.25)
+        state, _, finite = update(state, {"w": jnp.ones(2)}, one, optimizer, 0.25)
         assert bool(finite)
     for leaf in jax.tree.leaves((state.params, state.target_params, state.opt_state)):
         assert np.isfinite(leaf).all()
@@ -182,16 +203,16 @@ def test_an_element_whose_update_overflows_keeps_its_value() -> None:
 
 
 def test_a_batch_without_a_transition_is_no_division_by_zero() -> None:
-    state = init_state({"w": jnp.arange(3.0)}, optax.sgd(1.0), jax.random.key(0))
+    state = begun({"w": jnp.arange(3.0)}, optax.sgd(1.0))
     nothing = Total(jnp.float32(0), jnp.float32(0))
-    new, norm, _ = apply_update(state, {"w": jnp.zeros(3)}, nothing, optax.sgd(1.0), 0.5)
+    new, norm, _ = update(state, {"w": jnp.zeros(3)}, nothing, optax.sgd(1.0), 0.5)
     assert float(norm) == int(new.env_steps) == 0
     for params in (new.params, new.target_params):
         np.testing.assert_array_equal(params["w"], [0, 1, 2])
 
 
 def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
-    state = init_state({}, optax.sgd(1.0), jax.random.key(42))
+    state = begun({}, optax.sgd(1.0), 42)
     keys = set()
     for step in range(5):
         key = dropout_key(state._replace(step=jnp.int32(step)))

@@ -39,15 +39,19 @@ import optax
 import pytest
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
-from qrag_jax.learners.policy_state import Critic, first_state
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.action_loss import PerAction, Sums
+from qrag_jax.learners.config import (
+    RATIOS,
+    SEQUENCE,
+    PreferenceConfig,
+    SFTConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
+)
 from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
-from qrag_jax.learners.token_config import RATIOS, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_losses import PerToken, Sums
-from qrag_jax.learners.token_policy import BlockPasses, TokenPasses
-from qrag_jax.learners.token_update import given_tokens, token_episodes
+from qrag_jax.learners.state import Critic
+from qrag_jax.learners.token_policy import BlockPasses, Learned
+from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
@@ -59,6 +63,7 @@ from tests.support.decoders import (
     Size,
     by_name,
     decoder,
+    given_tokens,
     policy_of,
 )
 from tests.support.torch_ppo import Rates, TorchPpo
@@ -109,29 +114,30 @@ class Ours:
         self.old = self.loaded.params
         self.new, self.reference = (jax.tree.map(moved, self.old) for _ in range(2))
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
-        policy, _ = policy_of(self.loaded, config_of("grpo", "token", 0.0))
-        self.log_probs = jax.jit(TokenPasses(policy).log_probs)
+        policy = policy_of(self.loaded, config_of("grpo", "token", 0.0))
+        self.log_probs = jax.jit(BlockPasses(policy, ActionLoss(policy.config)).log_probs)
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
-    def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerToken, float]:
+    def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerAction, float]:
         """Blocks, what their tokens are learned with by the three sets of weights, the divisor."""
-        policy, _ = policy_of(self.loaded, config)
+        policy = policy_of(self.loaded, config)
         episodes = token_episodes(policy, self.batch, self.shape)
-        given, divisor, _ = given_tokens(policy, episodes)
+        blocks, given, divisor = given_tokens(policy, episodes)
         old, reference = (
-            np.asarray(self.log_probs(params, None, episodes.blocks))
+            np.asarray(self.log_probs(params, None, blocks))
             for params in (self.old, self.reference)
         )
-        return episodes.blocks, given._replace(old=old, reference=reference), float(divisor)
+        return blocks, given._replace(old=old, reference=reference), float(divisor)
 
-    def sums(self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerToken) -> Any:
+    def sums(self, config: TokenGRPOConfig, blocks: TokenBlocks, given: PerAction) -> Any:
         """The gradient of the summed loss by the weights that have moved, and the sums."""
         # An aggregation is in the numbers that are given, not in the program.
         key = dataclasses.replace(config, aggregation="grpo", members=MEMBERS)
         if key not in self._programs:
-            policy, _ = policy_of(self.loaded, key)
-            self._programs[key] = jax.jit(TokenPasses(policy).gradient)
-        return self._programs[key](self.new, None, blocks, given)
+            policy = policy_of(self.loaded, key)
+            self._programs[key] = jax.jit(BlockPasses(policy, ActionLoss(key)).gradient)
+        learned, sums = self._programs[key](Learned(self.new), None, blocks, given)
+        return learned.params, sums
 
     def loss(
         self, config: TokenGRPOConfig, *, corrected: bool
@@ -244,48 +250,6 @@ def test_advantages_are_those_of_trl(ours: Ours, theirs: Theirs, scaled: bool) -
     assert sorted(set(blocks.episode[blocks.learned].tolist())) == ours.learned_episodes
 
 
-def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
-    config = config_of("grpo", SEQUENCE, BETA)
-    blocks, given, _ = ours.given(config)
-    apart = np.asarray(ours.log_probs(ours.new, None, blocks)) - given.old
-    clipped = 0
-    for episode in ours.learned_episodes:
-        own = blocks.learned & (blocks.episode == episode)
-        ratio, advantage = np.exp(apart[own].mean()), np.asarray(given.advantages)[own][0]
-        is_out = ratio > 1 + config.clip_high if advantage > 0 else ratio < 1 - config.clip_low
-        clipped += int(is_out) * int(own.sum())
-    _, sums = ours.sums(config, blocks, given)
-    assert sums.departure.clipped == clipped > 0
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "beta", "expected"),
-    [
-        ("grpo", 0.0, 0.01414014),
-        ("bnpo", 0.0, -0.02545224),
-        ("dapo", BETA, -0.02545224 + 0.06137056),
-        ("dr_grpo", BETA, -0.00795382 + 0.01917830),
-    ],
-)
-def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected: float) -> None:
-    """G = 2, each token's ratio 1.2, of which 1.15 is the most, and weight 3, of which 2 is.
-
-    The stored episodes by twos: of each pair that differs the first has the reward 0 and the second
-    1, so advantages are ∓0.5 / (√0.5 + 1e-4) = ∓0.7070068, a token's losses 2 · 1.2 · 0.7070068 =
-    1.6968163 and −2 · 1.15 · 0.7070068 = −1.6261156. The first ones have 11 and 13 tokens, the
-    second 14 and 13; the 10 scored episodes have 125. The KL with π_ref/π = 2 is 2 − 1 − log 2 =
-    0.3068528.
-    """
-    config = dataclasses.replace(config_of(aggregation, "token", beta), members=2)
-    blocks, given, divisor = ours.given(config)
-    new = np.asarray(ours.log_probs(ours.new, None, blocks))
-    old = new - np.log(np.float32(1.2))
-    given = given._replace(old=old, reference=new + np.log(np.float32(2)))
-    _, sums = ours.sums(config, blocks._replace(sampler=old - np.log(np.float32(3))), given)
-    assert float(sums.loss) / divisor == pytest.approx(expected, abs=1e-5)
-    assert (sums.departure.actions, sums.departure.clipped) == (125 if beta else 51, 27)
-
-
 # ------------------------------------------------------------------------ pairs, imitation
 
 
@@ -305,15 +269,15 @@ PAIR_SHAPE = choose_shape(made_pairs(), 64, 2, whole=True)
 
 def of_pairs(ours: Ours, config: PreferenceConfig) -> tuple[float, Any, PairSums, np.ndarray]:
     """The loss, its gradient by Hugging Face's names, the sums, and by the reference."""
-    policy, _ = policy_of(ours.loaded, config, 1.0)
+    policy = policy_of(ours.loaded, config, 1.0)
     batch = made_pairs()
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
     blocks, by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference, WEIGHTS)
     assert (blocks.lengths > 0).any(axis=1).sum() > 1
-    gradient, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
-        ours.new, None, blocks, by_pair
+    learned, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
+        Learned(ours.new), None, blocks, by_pair
     )
-    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, gradient))
+    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.params))
     return float(sums.loss / sums.weight), named, sums, reference
 
 
@@ -354,14 +318,15 @@ def test_imitation_is_that_of_trl(ours: Ours) -> None:
     pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
     from tests.learners.trl_trainer import imitated
 
-    policy, _ = policy_of(ours.loaded, SFTConfig(), 1.0)
+    policy = policy_of(ours.loaded, SFTConfig(), 1.0)
     episodes = token_episodes(policy, ours.batch, ours.shape)
-    given, divisor, _ = given_tokens(policy, episodes)
-    gradient, sums = jax.jit(TokenPasses(policy).gradient)(ours.old, None, episodes.blocks, given)
+    blocks, given, divisor = given_tokens(policy, episodes)
+    passes = BlockPasses(policy, ActionLoss(policy.config))
+    learned, sums = jax.jit(passes.gradient)(Learned(ours.old), None, blocks, given)
     expected, of_theirs = imitated(ours.folder, ours.loaded.tokenizer, ours.batch)
     assert divisor == ours.batch.loss_mask.sum()
     assert float(sums.loss / divisor) == pytest.approx(expected, abs=EQUAL_LOSS)
-    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient)), of_theirs)
+    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, learned.params)), of_theirs)
 
 
 # ------------------------------------------------------------------------ PPO
@@ -393,9 +358,9 @@ def test_ppo_is_that_of_torch(
     import torch
 
     plain = optax.sgd(RATE), optax.sgd(of_critic)
-    policy, parts = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
-    update, shape = make_ppo_update(policy), choose_shape(ours.batch, 256, 1)
-    state = first_state(policy.shardings, parts, ours.old, 0)
+    policy = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
+    update, shape = make_token_update(policy), choose_shape(ours.batch, 256, 1)
+    state = policy.parts.first_state(policy.shardings, ours.old, 0)
     theirs = TorchPpo(ours.folder, config, TEMPERATURE, Rates(RATE, of_critic))
     optimizers = [
         torch.optim.SGD(each.param_groups[0]["params"], each.param_groups[0]["lr"])
@@ -412,7 +377,7 @@ def test_ppo_is_that_of_torch(
             losses.append(theirs.gradients(part)[0])
             for optimizer in optimizers:
                 optimizer.step()
-        state, metrics = update(state, ppo_episodes(policy, ours.batch, shape))
+        state, metrics = update(state, token_episodes(policy, ours.batch, shape))
         after = tensors_of(state)
         expected = dict(zip(("loss", "value_loss"), np.mean(losses, axis=0), strict=True))
         for name, value in expected.items():

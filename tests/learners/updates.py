@@ -17,23 +17,23 @@ import optax
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import make_learn_step
-from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
+from qrag_jax.learners.config import (
+    NONE,
+    ImitateConfig,
+    PPOConfig,
+    PreferenceConfig,
+    SearchGRPOConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
+)
+from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.policy_state import Parts, PolicyState, state_shardings
-from qrag_jax.learners.ppo_config import NONE, TokenPPOConfig
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes
-from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.preference_update import make_preference_update, pair_episodes
-from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_update import make_update
-from qrag_jax.learners.state import TrainState, init_state
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update, token_episodes
-from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.bert import PARTITION_RULES
@@ -89,7 +89,7 @@ class Learning:
 
     def __init__(self, program: Any, params: Params) -> None:
         self.program = program
-        self.state: PolicyState | TrainState = program.begin(params)
+        self.state: TrainState = program.begin(params)
 
     @property
     def learned(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ TEMPERATURE, WEIGHTS = 0.7, (0.8, 0.3)
 QUESTION_MEMBERS = 4  # of the query encoder's groups
 GRPO = TokenGRPOConfig(members=MEMBERS, aggregation="grpo", scaled=True, beta=0.3, longest=16)
 PPO = TokenPPOConfig(kl=0.05, lambda_=0.9, gamma=0.97)
-HARR_GRPO = GRPOConfig(
+HARR_GRPO = SearchGRPOConfig(
     members=QUESTION_MEMBERS,
     clip_low=0.05,
     clip_high=0.1,
@@ -211,7 +211,7 @@ class DecoderProgram:
         of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != NONE else None
         parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
         rules = resolve(((".*", "model"),), split_rules(Qwen3.SPLIT.columns, Qwen3.SPLIT.rows))
-        shardings = state_shardings(mesh, rules, parts, trained)
+        shardings = parts.shardings(mesh, rules, trained)
         of_base = shardings_of(mesh, rules, whole, whole) if adapted else None
         self.base = (jax.device_put(whole, of_base),) if adapted else ()
         self.policy: TokenPolicy[Any] = TokenPolicy(
@@ -221,29 +221,27 @@ class DecoderProgram:
             vocabulary=Vocabulary(TEMPERATURE, numbers=10 * shape.sampled),
             config=config,
             weights=WEIGHTS,
-            optimizer=parts.optimizer,
-            critic_optimizer=of_critic,
+            parts=parts,
             schedule=optax.constant_schedule(rate),
             base_shardings=of_base,
             rests_until=rests_until,
         )
-        make = {TokenPPOConfig: make_ppo_update, PreferenceConfig: make_preference_update}
-        self.update: Any = make.get(type(config), make_token_update)(self.policy)
+        prefers = isinstance(config, PreferenceConfig)
+        make = make_preference_update if prefers else make_token_update
+        self.update: Any = make(self.policy)
         self.begin = _beginning(parts, shardings)
 
     def episodes(self, batch: TokenBatch, *given: Any) -> Any:
         """What the update takes of a batch; of pairs also the reference and the weights."""
         if isinstance(self.config, PreferenceConfig):
             return pair_episodes(self.policy, batch, self.shape, *given)
-        if isinstance(self.config, TokenPPOConfig):
-            return ppo_episodes(self.policy, batch, self.shape)
         return token_episodes(self.policy, batch, self.shape)
 
 
-def _beginning(parts: Parts, shardings: PolicyState) -> Any:
+def _beginning(parts: Parts, shardings: TrainState) -> Any:
     """The first state of given parameters; a critic's linear map is not zero."""
 
-    def begin(params: Params) -> PolicyState:
+    def begin(params: Params) -> TrainState:
         state = parts.build(params, jax.random.key(42))
         if state.critic is None:
             return state
@@ -352,12 +350,12 @@ class HopsProgram:
         of_critic = optax.sgd(HOP_RATE) if is_ppo else None
         keeps = (config.kl if is_ppo else config.beta) > 0
         parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
-        shardings = state_shardings(self.mesh, PARTITION_RULES, parts, trained)
+        shardings = parts.shardings(self.mesh, PARTITION_RULES, trained)
         of_base = (
             shardings_of(self.mesh, PARTITION_RULES, hop_tower(), hop_tower()) if adapted else None
         )
         self.base = (jax.device_put(hop_tower(), of_base),) if adapted else ()
-        self.update = make_update(
+        self.update = make_query_update(
             QueryEncoder(
                 mesh=self.mesh,
                 shardings=shardings,
@@ -366,8 +364,7 @@ class HopsProgram:
                 config=config,
                 tau=POLICY.tau,
                 weights=HOP_WEIGHTS,
-                optimizer=parts.optimizer,
-                critic_optimizer=of_critic,
+                parts=parts,
                 schedule=optax.constant_schedule(HOP_RATE),
                 base_shardings=of_base,
                 is_fresh=is_fresh,
@@ -389,7 +386,7 @@ def tower_adapters(seed: int) -> Params:
 
 
 def searches(
-    config: GRPOConfig | PPOConfig,
+    config: SearchGRPOConfig | PPOConfig,
     where: tuple[int, int, int] = ALONE,
     params: Params | None = None,
     *,
@@ -426,14 +423,14 @@ def two_towers(
     config: Any = PQN,
 ) -> TwoTowers:
     """How towers like this one, or adapters on a base, are trained in these tests."""
-    mesh = mesh_of(*where)
+    mesh, parts = mesh_of(*where), Parts(optimizer, has_targets=True)
     of_base = None if base is None else placement.base_shardings(mesh, rules, base)
     return TwoTowers(
         mesh=mesh,
-        shardings=placement.state_shardings(mesh, rules, one, optimizer),
+        shardings=parts.shardings(mesh, rules, one),
+        parts=parts,
         actor=actor,
         config=config,
-        optimizer=optimizer,
         schedule=SCHEDULE,
         peak=PEAK,
         accumulation=accumulation,
@@ -461,7 +458,7 @@ class TowersProgram:
         towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
         if kind == IMITATED:
             of_stage = towers.imitating(OPTIMIZER_CONFIG)
-            towers = dataclasses.replace(of_stage, optimizer=towers.optimizer)
+            towers = dataclasses.replace(of_stage, parts=towers.parts)
             learns = ImitationGradient(towers.actor, ImitateConfig(temperature=0.3), ACTS, feedback)
             self.update = make_step(towers, learns)
         elif kind == LATER:
@@ -470,7 +467,7 @@ class TowersProgram:
             self.update = make_train_step(towers, feedback)
         self.mesh, self.towers = towers.mesh, towers
         self.base = () if towers.base is None else (towers.base,)
-        build = partial(init_state, optimizer=towers.optimizer, key=jax.random.key(42))
+        build = partial(towers.parts.build, key=jax.random.key(42))
         self.begin = jax.jit(lambda params: build(params), out_shardings=towers.shardings)
 
     def episodes(self, given: Any) -> Any:

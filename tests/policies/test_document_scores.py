@@ -132,13 +132,6 @@ def test_equal_values_go_to_the_lowest_index() -> None:
     assert index[0, 0].tolist() == [1, 3]
 
 
-def test_random_is_played_as_absolute() -> None:
-    values, index = on_one_device("random", K)
-    other_values, other_index = found(CASES["random"]._replace(kind="absolute"), mesh_of())
-    np.testing.assert_array_equal(index, other_index)
-    np.testing.assert_allclose(values, other_values, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["relative", RANDOM_PUBLISHED])
 def test_memory_is_that_of_one_block(kind: str) -> None:
     """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""

@@ -81,14 +81,6 @@ def test_the_uniform_policy() -> None:
     np.testing.assert_allclose(soft_q.entropy(found), expected, atol=1e-6)
 
 
-def test_soft_value_takes_the_top_k_of_each_half_on_its_own() -> None:
-    twin = np.array([[3.0, 0.0], [2.0, 1.0], [0.0, 5.0]], np.float32)
-    everything = np.ones(3, bool)
-    assert float(soft_value(twin, everything, 0.7, 1)) == pytest.approx(3.0 + 5.0)
-    pairs = 0.7 * np.log(np.exp(np.array([[3.0, 2.0], [5.0, 1.0]]) / 0.7).sum(1)).sum()
-    assert float(soft_value(twin, everything, 0.7, 2)) == pytest.approx(pairs, rel=1e-5)
-
-
 def test_without_any_action() -> None:
     twin, nothing = random_rows(5)[0][0], np.zeros(CHUNKS, bool)
     assert float(soft_value(twin, nothing, 0.1, TOP_K)) == 0.0

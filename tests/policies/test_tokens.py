@@ -108,15 +108,6 @@ def test_no_array_of_tokens_by_vocabulary() -> None:
     assert temporary[0] < temporary[1] - 2 * rows * words
 
 
-def test_bfloat16_products_are_close() -> None:
-    hidden, head, tokens = setting()
-    half = Vocabulary(numbers=20 * ROWS, products=jnp.dtype(jnp.bfloat16))
-    scores = token_scores(half, hidden, head, tokens)
-    assert scores.log_probs.dtype == jnp.float32
-    expected = plain(1.0, hidden, head, tokens)
-    np.testing.assert_allclose(scores.log_probs, expected.log_probs, atol=0.1)
-
-
 def test_a_head_in_parts() -> None:
     """Each of four devices has rows of its own and a quarter of the head."""
     hidden, head, tokens = setting()

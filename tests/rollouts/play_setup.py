@@ -18,8 +18,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import ScoredGradient
-from qrag_jax.learners.pqn import FusedGradient, PQNConfig, Sums, Towers
+from qrag_jax.learners.config import PQNConfig
+from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Sums, Towers
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params

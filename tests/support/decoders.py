@@ -10,11 +10,14 @@ import jax
 import numpy as np
 import optax
 
-from qrag_jax.learners.policy_state import Parts, state_shardings
+from qrag_jax.learners.action_loss import PerAction
+from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
 from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import make_mesh
 
 EQUAL_LOSS, EQUAL_GRADIENT = 1e-5, 1e-4  # differences allowed; of gradients: over the largest one
@@ -60,8 +63,8 @@ def policy_of(
     temperature: float = TEMPERATURE,
     optimizer: optax.GradientTransformation | None = None,
     critic: optax.GradientTransformation | None = None,
-) -> tuple[TokenPolicy[Any], Parts]:
-    """The learner of a decoder on one device, and the parts of its state.
+) -> TokenPolicy[Any]:
+    """The learner of a decoder on one device.
 
     Args:
         optimizer: of the policy; None: AdamW at `RATE` without decay.
@@ -71,18 +74,25 @@ def policy_of(
     optimizer = optimizer or optax.adamw(RATE, weight_decay=0.0)
     width = loaded.model.trunk.config.hidden_size
     parts = Parts(optimizer, critic, keeps_reference=critic is not None, width=width)
-    policy: TokenPolicy[Any] = TokenPolicy(
+    return TokenPolicy(
         mesh=mesh,
-        shardings=state_shardings(mesh, loaded.partition_rules, parts, loaded.params),
+        shardings=parts.shardings(mesh, loaded.partition_rules, loaded.params),
         trunk=loaded.model.trunk,
         vocabulary=Vocabulary(temperature),
         config=config,
         weights=(1.0,),
-        optimizer=optimizer,
-        critic_optimizer=critic,
+        parts=parts,
         schedule=optax.constant_schedule(RATE),
     )
-    return policy, parts
+
+
+def given_tokens(
+    policy: TokenPolicy[Any], episodes: TokenEpisodes
+) -> tuple[TokenBlocks, PerAction, jax.Array]:
+    """The blocks of a batch, what GRPO or imitation learns from each token, and the divisor."""
+    nothing = np.zeros(episodes.blocks.target.shape, np.float32)
+    given, divisors, _ = grpo_tokens(policy, episodes, PerAction(*[nothing] * 6))
+    return jax.tree.map(lambda leaf: leaf[0], (episodes.blocks, given, divisors))
 
 
 def by_name(params: Any) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, AutoModelForCausalLM
 
-from qrag_jax.learners.ppo_config import LOSS, REWARD, TokenPPOConfig
+from qrag_jax.learners.config import LOSS, REWARD, TokenPPOConfig
 from qrag_jax.rollouts.token_batch import TokenBatch
 
 

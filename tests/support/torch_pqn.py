@@ -21,8 +21,8 @@ from transformers import BertModel
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.errors import InputError
+from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, GRPOTrainer
 from trl.trainer.grpo_trainer import add_fused_lm_head
 
-from qrag_jax.learners.preference_config import IPO, PreferenceConfig
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.config import IPO, PreferenceConfig, TokenGRPOConfig
 from qrag_jax.rollouts.token_batch import TokenBatch
 
 Inputs = dict[str, torch.Tensor]

@@ -20,10 +20,13 @@ from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Look, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_policy import ReadTokens
+from qrag_jax.learners.config import (
+    PreferenceConfig,
+    SFTConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
+)
+from qrag_jax.policies.tokens import token_scores
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal
@@ -103,7 +106,7 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     rules = StageRules(
         kind="",
         algorithm=algorithm,
-        parts=system.stages[0].parts,
+        parts=system.stages[0].policy.parts,
         weights=(1.0,),
         schedule=lambda step: step,
         make_update=lambda policy: None,
@@ -112,7 +115,7 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     config = dataclasses.replace(system.config, sampling=sampling)
     stage = make_stage(config, system.mesh, system.inputs.model, rules)
     hidden, head = np.eye(2, 8, dtype=np.float32), np.eye(3, 8, dtype=np.float32)
-    found = ReadTokens(stage.policy.vocabulary)(hidden, head, (), np.array([0, 0]))
+    found = token_scores(stage.policy.vocabulary, hidden, head, np.array([0, 0]))
     expected = jax.nn.log_softmax(hidden @ head.T / divisor)[:, 0]
     np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 

@@ -1,0 +1,146 @@
+"""The loss of an action, which is a search or a sampled token: GRPO's, PPO's, or imitation's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.algorithms.policy_gradient import (
+    USUAL,
+    Correction,
+    Departure,
+    clipped,
+    clipped_weight,
+    departure,
+    kl_k3,
+    of_sequence,
+    sampler_weights,
+    weighted_sum,
+)
+from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig
+from qrag_jax.learners.update import Metrics
+from qrag_jax.models.compute.ragged import TokenCount
+from qrag_jax.policies.tokens import TokenScores
+
+
+class PerAction(NamedTuple):
+    """What is learned from each action; float32 of one shape.
+
+    old: log-probabilities before the update; read if it has several steps, or acted before.
+    reference: by the first weights of the stage; read if a KL is to them.
+    advantages: A.
+    weight: of the action's losses in their sums; 0: it is not learned from.
+    value: PPO's, by the critic before the update.
+    returns: PPO's, what values are regressed on.
+    """
+
+    old: jax.Array
+    reference: jax.Array
+    advantages: jax.Array
+    weight: jax.Array
+    value: jax.Array
+    returns: jax.Array
+
+
+class Losses(NamedTuple):
+    """Of each action.
+
+    each: the losses.
+    ratios: log-probabilities whose ratio to `old` the losses have.
+    old: log-probabilities before the update.
+    kl: to the reference.
+    """
+
+    each: jax.Array
+    ratios: jax.Array
+    old: jax.Array
+    kl: jax.Array
+
+
+class Sums(NamedTuple):
+    """Totals over the actions that are learned from; `correction` is of a sampler, if any."""
+
+    loss: jax.Array
+    entropy: jax.Array
+    reference_kl: jax.Array
+    departure: Departure
+    correction: Correction | None
+    tokens: TokenCount
+
+
+def action_losses(
+    config: Any,
+    scores: TokenScores,
+    given: PerAction,
+    *,
+    is_fresh: bool,
+    sampler: jax.Array | None = None,
+    rows: jax.Array | None = None,
+) -> Losses:
+    """The clipped surrogate, weighted for the sampler, the KL and the entropy; or `−log π`.
+
+    Args:
+        config: of GRPO, PPO or imitation.
+        is_fresh: the actions are of the policy that learns.
+        sampler: log-probabilities by what sampled; None: the policy itself did.
+        rows: `[R, N]`, which action is of which row, where a ratio is of a whole row.
+    """
+    new, nothing = scores.log_probs, jnp.zeros_like(scores.log_probs)
+    if isinstance(config, SFTConfig):
+        return Losses(-new, new, jax.lax.stop_gradient(new), nothing)
+    old = jax.lax.stop_gradient(new) if is_fresh else given.old
+    ratio, ratios, kl = getattr(config, "ratio", None), new, nothing
+    if ratio == SEQUENCE:
+        assert rows is not None
+        ratios = _of_rows(new, old, rows & (given.weight > 0)[None])
+    surrogate = clipped_weight if ratio == CISPO else clipped
+    losses = surrogate(ratios, old, given.advantages, config.clip)
+    if sampler is not None:
+        losses = losses * sampler_weights(old, sampler, config.sampler_cap)
+    if config.kl_weight:
+        kl = kl_k3(new, given.reference)
+        losses += config.kl_weight * kl
+    if entropy := getattr(config, "entropy", 0.0):
+        losses -= entropy * scores.entropy
+    return Losses(losses, ratios, old, kl)
+
+
+def summed(
+    config: Any,
+    losses: Losses,
+    scores: TokenScores,
+    given: PerAction,
+    tokens: TokenCount,
+    correction: Correction | None = None,
+) -> Sums:
+    """The weighed loss, and the sums beside it."""
+    valid, clip = given.weight > 0, getattr(config, "clip", USUAL)
+    # What is clipped is of the ratios that the loss has; a KL is of actions.
+    away = departure(losses.ratios, losses.old, given.advantages, valid, clip)
+    apart = departure(scores.log_probs, losses.old, given.advantages, valid, clip)
+    return Sums(
+        loss=weighted_sum(losses.each, given.weight),
+        entropy=jnp.where(valid, scores.entropy, 0.0).sum(),
+        reference_kl=jnp.where(valid, losses.kl, 0.0).sum(),
+        departure=away._replace(kl=apart.kl),
+        correction=correction,
+        tokens=tokens,
+    )
+
+
+def departure_metrics(sums: Sums) -> Metrics:
+    """How far the policy has gone from the one that acted, over all steps of an update."""
+    actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
+    return {
+        "clip_fraction": sums.departure.clipped.sum() / actions,
+        "kl_old": sums.departure.kl.sum() / actions,
+        "largest_ratio": sums.departure.largest.max(),
+    }
+
+
+def _of_rows(new: jax.Array, old: jax.Array, rows: jax.Array) -> jax.Array:
+    """`of_sequence` of tokens `[S]`, where `rows` `[R, S]` says which token is of which row."""
+    by_row = of_sequence(jnp.broadcast_to(new, rows.shape), jnp.broadcast_to(old, rows.shape), rows)
+    return jnp.where(rows.any(axis=0), jnp.where(rows, by_row, 0.0).sum(axis=0), new)
