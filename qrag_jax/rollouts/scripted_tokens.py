@@ -11,10 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Searched
-from qrag_jax.environments.query_writing.styles import Written
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.demonstrations import Written
+from qrag_jax.environments.episode import (
     Agent,
     Ended,
     Look,
@@ -24,6 +22,7 @@ from qrag_jax.environments.tools.episode import (
     ToolTally,
     ToolTask,
 )
+from qrag_jax.environments.queries import QueryPrompt, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import Agent
+from qrag_jax.environments.episode import Agent
 from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,

@@ -14,51 +14,46 @@ import pytest
 from examples.worlds.scripts import bridge_question, talkative_question
 from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
-from qrag_jax.environments.query_rewriting.styles import (
-    COPY,
-    NO_STOP_WORDS,
-    SOME_WORDS,
-    WRONG_CLAUSE,
-    RewriteStylesConfig,
-    draw_rewriting,
-    rewritten,
-)
-from qrag_jax.environments.query_rewriting.styles import ENTITY as ENTITY_WORDS
-from qrag_jax.environments.query_rewriting.styles import STYLES as REWRITE_STYLES
-from qrag_jax.environments.query_rewriting.styles import draw_style as draw_rewrite_style
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import QueryState, grown
-from qrag_jax.environments.query_writing.styles import (
+from qrag_jax.environments.demonstrations import (
     BRIDGE,
+    COPY,
     ENTITY,
+    EXPERT,
+    NO_STOP_WORDS,
     PASSAGE,
     QUESTION,
+    SOME_WORDS,
     STYLES,
+    WRONG_CLAUSE,
+    Demonstration,
+    DemonstrationsConfig,
+    RewriteStylesConfig,
     Start,
     Style,
     StyledPlay,
     StyledWriter,
     StylesConfig,
     Written,
+    draw_choices,
     draw_renamed,
+    draw_rewriting,
     draw_style,
     draw_styles,
+    rewritten,
     style_variants,
 )
-from qrag_jax.environments.tools.demonstrations import (
-    EXPERT,
-    Demonstration,
-    DemonstrationsConfig,
-    draw_choices,
-)
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.demonstrations import ENTITY as ENTITY_WORDS
+from qrag_jax.environments.demonstrations import STYLES as REWRITE_STYLES
+from qrag_jax.environments.demonstrations import draw_style as draw_rewrite_style
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import QueryPrompt, QueryState, grown
+from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import HERMES, read_calls
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
-from tests.environments.query_writing.trying import WorldSearch, world, world_state
+from tests.environments.trying import WorldSearch, world, world_state
 
 DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
 

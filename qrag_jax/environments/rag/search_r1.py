@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
     MALFORMED_CALL,
     Hop,
     Limits,
@@ -22,8 +22,9 @@ from qrag_jax.environments.rag.episode import (
     Seen,
     Step,
     Task,
+    Unplayable,
 )
-from qrag_jax.environments.rag.trail import Trail, Unplayable, played
+from qrag_jax.environments.rag.trail import Trail, played
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, CompletionRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line

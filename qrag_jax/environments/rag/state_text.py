@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qrag_jax.environments.rag.episode import Hop, Retrieve
+from qrag_jax.environments.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import least, one_line

@@ -10,8 +10,8 @@ import numpy as np
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.pretrained_lm import load_language_model

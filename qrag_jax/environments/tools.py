@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     FIELDS,
     Closed,
     Document,
@@ -31,9 +31,10 @@ from qrag_jax.environments.tools.episode import (
     Step,
     ToolTally,
     ToolTask,
+    Unplayable,
+    ask,
 )
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
     FORMATS,
@@ -128,22 +129,22 @@ class ToolAgent:
         trail = _Trail()
         try:
             return (yield from self._closed(task, trail))
-        except _CallFailedError as failed:
-            return Failed(failed.failure.cause, failed.failure.message, trail.tally)
+        except Unplayable as failed:
+            return Failed(failed.cause, str(failed), trail.tally)
 
     def _closed(self, task: ToolTask, trail: _Trail) -> Generator[Step, Reply, Ended]:
         messages = self.opening(task.question)
         while True:
             said = yield from trail.speak(messages)
             if said.finish == "length":
-                trail.count(truncated=1)
+                trail.tally = dataclasses.replace(trail.tally, truncated=True)
                 return trail.closed()
             calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
-                trail.count(completed=1)
+                trail.tally = dataclasses.replace(trail.tally, completed=True)
                 return trail.closed(last[-1].arguments)
-            if not calls or trail.counts["turns"] == self.max_turns:
+            if not calls or trail.tally.turns == self.max_turns:
                 return trail.closed()
             answers = []
             for call in calls:
@@ -211,60 +212,40 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
     return given, len(given) < len(FIELDS) or len(call.arguments) > len(given)
 
 
-class _CallFailedError(Exception):
-    """Ends an episode from within."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
 class _Trail:
     """What was asked for and seen in one episode."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys((each.name for each in dataclasses.fields(ToolTally)), 0)
+        self.tally = ToolTally()
         self._seen: dict[str, None] = {}
         self._asked: set[tuple[str, str]] = set()
 
     def count(self, **more: int) -> None:
         """Adds to the counts."""
-        for name, number in more.items():
-            self.counts[name] += number
+        new = {name: getattr(self.tally, name) + number for name, number in more.items()}
+        self.tally = dataclasses.replace(self.tally, **new)
 
     def speak(self, messages: Messages) -> Generator[Step, Reply, Said]:
         """One turn of the model."""
-        reply = yield Speak(messages)
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if not isinstance(reply, Said):
-            raise TypeError(f"the reply to Speak is a Said, not {type(reply).__name__}.")
+        said: Said = yield from ask(Speak(messages))
         self.count(turns=1)
-        return reply
+        return said
 
     def look(self, step: Look) -> Generator[Step, Reply, tuple[Document, ...]]:
         """One search."""
-        self._note("look", step.query)
-        reply = yield step
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if not isinstance(reply, tuple) or isinstance(reply, Said | Document):
-            raise TypeError(f"the reply to Look is documents, not {type(reply).__name__}.")
+        self._note("look", step.query.casefold())
+        documents: tuple[Document, ...] = yield from ask(step)
         self.count(searches=1)
-        self._seen |= dict.fromkeys(each.id for each in reply)
-        return reply
+        self._seen |= dict.fromkeys(each.id for each in documents)
+        return documents
 
     def open(self, step: Open) -> Generator[Step, Reply, Document | None]:
         """One document; None if there is none."""
         self._note("open", step.doc_id)
-        reply = yield step
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if reply is not None and not isinstance(reply, Document):
-            raise TypeError(f"the reply to Open is a document, not {type(reply).__name__}.")
-        if reply is not None:
-            self._seen[reply.id] = None
-        return reply
+        document: Document | None = yield from ask(step)
+        if document is not None:
+            self._seen[document.id] = None
+        return document
 
     def closed(self, given: Mapping[str, Any] = MappingProxyType({})) -> Closed:
         """The end, with the fields of `complete` that were given."""
@@ -277,15 +258,6 @@ class _Trail:
             tally=self.tally,
         )
 
-    @property
-    def tally(self) -> ToolTally:
-        """The counts so far."""
-        found: dict[str, Any] = dict(self.counts)
-        for flag in ("completed", "truncated"):
-            found[flag] = bool(found[flag])
-        return ToolTally(**found)
-
     def _note(self, kind: str, what: str) -> None:
-        key = (kind, what.casefold() if kind == "look" else what)
-        self.count(repeated=int(key in self._asked))
-        self._asked.add(key)
+        self.count(repeated=int((kind, what) in self._asked))
+        self._asked.add((kind, what))

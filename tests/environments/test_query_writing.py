@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from qrag_jax.environments.query_writing import few_shot, few_shot_file
-from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
-from qrag_jax.environments.query_writing.state import (
+
+from qrag_jax.environments import episode
+from qrag_jax.environments.queries import (
     BY_HOP,
     BY_PASSAGE,
     BY_SCORE,
@@ -24,18 +23,21 @@ from qrag_jax.environments.query_writing.state import (
     SEARCHED,
     STOPPED,
     TOO_LONG,
+    Example,
     Pool,
+    QueryAgent,
+    QueryPrompt,
     QueryState,
     Searched,
+    Variant,
     grown,
     key_of,
     normalised_title,
 )
-from qrag_jax.environments.tools import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
-from tests.environments.query_writing.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE
+from tests.environments.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE
 
 PROMPT = QueryPrompt(load("bare_query"), (Variant("bridge", mark="style: bridge"),))
 AGENT = QueryAgent(PROMPT, k=2, stop="Done")

@@ -10,14 +10,7 @@ import pytest
 
 from qrag_jax.data.dataset_parts import TitledSample
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.tools.documents import (
-    TasksConfig,
-    cleaned,
-    task_of,
-    tasks_of,
-    with_number_forms,
-)
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Closed,
     Document,
     Ended,
@@ -30,7 +23,14 @@ from qrag_jax.environments.tools.episode import (
     ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.tools.play import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
+from qrag_jax.environments.tasks import (
+    TasksConfig,
+    cleaned,
+    task_of,
+    tasks_of,
+    with_number_forms,
+)
+from qrag_jax.environments.tools import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load

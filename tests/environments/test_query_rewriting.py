@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from qrag_jax.environments.query_rewriting import output, prompt
-from qrag_jax.environments.query_rewriting.agent import RewriteAgent
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools import episode
+
+from qrag_jax.environments import episode
+from qrag_jax.environments.queries import RewriteAgent, RewriteTask, Rewritten
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
-from tests.environments.query_writing.trying import OSLO, RAIN
+from tests.environments.trying import OSLO, RAIN
 
 FENCED = '```json\n{"query": "Oslo"}\n```'
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.decompositions import Decomposition, SubQuestion
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
     AMBIGUOUS,
     FOUND,
     NOT_FOUND,
@@ -28,14 +28,12 @@ from qrag_jax.environments.rag.episode import (
     Step,
     Task,
 )
-from qrag_jax.environments.rag.own import OwnAgent
-from qrag_jax.environments.rag.planner import Planner
-from qrag_jax.environments.rag.react import STOP, ReAct
-from qrag_jax.environments.rag.reading import Reader
-from qrag_jax.environments.rag.scripted import Scripted, named
+from qrag_jax.environments.rag.planners import STOP, Planner, ReAct
+from qrag_jax.environments.rag.scripted import OwnAgent, Scripted, named
 from qrag_jax.environments.rag.search_r1 import CORRECTION, LAST, SearchR1, read
 from qrag_jax.environments.rag.search_r1 import STOP as R1_STOP
 from qrag_jax.environments.rag.state_text import STATEFUL, STATELESS, Fitted, StateText, as_json
+from qrag_jax.environments.rag.trail import Reader
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
 from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation, in_template
