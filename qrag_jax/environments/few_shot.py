@@ -246,9 +246,10 @@ def ranked(
     for candidate, given in zip(candidates, rewards, strict=True):
         scored = [each for each in given if each is not None]
         if scored and len(scored) >= _RANKED_FROM * len(given):
-            counts = {"scored": len(scored), "masked": len(given) - len(scored)}
-            mean = sum(scored) / len(scored)
-            found.append(dataclasses.replace(candidate, score=mean, **counts))
+            mean, masked = sum(scored) / len(scored), len(given) - len(scored)
+            found.append(
+                dataclasses.replace(candidate, score=mean, scored=len(scored), masked=masked)
+            )
     return tuple(sorted(found, key=lambda each: -each.score))
 
 

@@ -1,7 +1,7 @@
 """The process that plays environments of `verifiers`, as the trainer sees it.
 
 Its Python is another, since `verifiers` cannot share the trainer's environment. Both sides speak
-lines of JSON; `verifiers_side.wire` says which.
+lines of JSON; `verifiers_side.program` says which.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class About:
         version: of verifiers.
         sizes: number of tasks of the splits "train" and "eval".
         prompts: the first messages of some tasks.
-        tools: schemas of its tools, as far as they are known before an episode.
-        grouped: rewards compare the episodes of a task, so these are played together.
         digest: of the tasks.
         code: a digest of its package's Python files.
     """
@@ -48,8 +46,6 @@ class About:
     version: str
     sizes: Mapping[str, int]
     prompts: list[list[dict[str, Any]]]
-    tools: list[dict[str, Any]]
-    grouped: bool
     digest: str
     code: str
 
