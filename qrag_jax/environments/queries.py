@@ -233,14 +233,6 @@ class QueryPrompt:
     def __post_init__(self) -> None:
         check_least("writing", self, passage_words=0)
         _check_slots(self.prompt, "question", "passages")
-        shown = [self.tried(each) for each in (None, *self.variants)]
-        for number, each in enumerate(shown):
-            if each in shown[:number]:
-                same = self.names[shown.index(each)]
-                raise InputError(
-                    f"the prompts {same!r} and {self.names[number]!r} are the same text, so their "
-                    "tries differ by chance only; give other examples, or ask for fewer prompts."
-                )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -154,7 +154,6 @@ def test_the_best_prompts_of_all_rounds_are_kept_once() -> None:
     rounds = [ranks(0.4, 0.2), ranks(0.6, 0.1, name="few_shot_2")]
     kept = few_shot.kept_variants(rounds, BARE_PROMPT, 3)
     assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
-    QueryPrompt(load("bare_query"), kept)  # refuses equal ones
     with pytest.raises(InputError, match="prompts"):
         few_shot.kept_variants([()], BARE_PROMPT, 3)
     for given in ({"bootstrap_questions": 2}, {"candidates": 2}):

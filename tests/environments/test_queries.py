@@ -393,18 +393,10 @@ def test_hostile_texts_cannot_end_a_turn(text: str) -> None:
             content.encode()
 
 
-def test_passages_are_cut_by_words_and_prompts_that_read_alike_are_refused() -> None:
+def test_passages_are_cut_by_words() -> None:
     prompt = QueryPrompt(load("bare_query"), passage_words=4)
     shown = "[1] # Ada Berg She\n\n[2] # Bergen It is"
     assert prompt.messages(LATER) == (("user", f"{shown}\n\n{QUESTION}"),)
-    one, other = (
-        Variant(name, (Example("Who?", (f"one two three {last}",), "x"),))
-        for name, last in (("one", "four"), ("other", "five"))
-    )
-    QueryPrompt(load("bare_query"), (one, other), passage_words=4)
-    for variants, words in (((one, other), 3), ((Variant("one"),), 0)):
-        with pytest.raises(InputError, match="one"):
-            QueryPrompt(load("bare_query"), variants, passage_words=words)
 
 
 def test_a_prompt_of_a_file_needs_its_form(tmp_path: Path) -> None:

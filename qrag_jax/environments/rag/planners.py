@@ -20,12 +20,11 @@ from qrag_jax.environments.episode import (
     MALFORMED_CALL,
     NO_RETRIEVAL,
     Limits,
-    Play,
     Reply,
     Step,
     Task,
 )
-from qrag_jax.environments.rag.trail import Reader, Trail, Wrong, listed, played
+from qrag_jax.environments.rag.trail import Reader, SearchingAgent, Trail, Wrong, listed
 from qrag_jax.llm.outcomes import Answer, ChatRequest
 from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
 from qrag_jax.llm.text.generation import Generation
@@ -50,7 +49,7 @@ class Move(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReAct:
+class ReAct(SearchingAgent):
     """Plays episodes with a planner and a reader.
 
     Attributes:
@@ -71,12 +70,8 @@ class ReAct:
         self.planner.fill({"question": "", "max_hops": ""})
         self.final.fill({"question": "", "searches": ""})
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
-        trail = Trail()
-        return played(trail, self._answer(task, trail))
-
-    def _answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
         talk = self.planner.fill(texts)
         while len(trail.hops) < self.limits.max_hops:
@@ -119,7 +114,7 @@ class ReAct:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planner:
+class Planner(SearchingAgent):
     """Plays episodes in which a model asks one sub-question after the other.
 
     Attributes:
@@ -140,12 +135,8 @@ class Planner:
         self.steps.fill({"question": "", "steps": "", "max_hops": ""})
         self.synthesis.fill({"question": "", "steps": ""})
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
-        trail = Trail()
-        return played(trail, self._answer(task, trail))
-
-    def _answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         request, read = self.generation.request, partial(self._read, trail)
         texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
         while len(trail.hops) < self.limits.max_hops:

@@ -36,13 +36,12 @@ from qrag_jax.environments.episode import (
     OWN_CODE,
     Hop,
     Limits,
-    Play,
     Reply,
     Step,
     Task,
     Unplayable,
 )
-from qrag_jax.environments.rag.trail import Trail, played
+from qrag_jax.environments.rag.trail import SearchingAgent, Trail
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.runtime import own_code
@@ -54,7 +53,7 @@ _JOINED = re.compile(r"[-‐‑–—−/]")  # "French-American" says "French"
 
 
 @dataclasses.dataclass(frozen=True)
-class Scripted:
+class Scripted(SearchingAgent):
     """Plays episodes by decompositions.
 
     A sub-question whose answer stands in the passages found has the status FOUND, else NOT_FOUND,
@@ -78,18 +77,14 @@ class Scripted:
                     f"{self.limits.max_hops}; raise it, or leave out such questions."
                 )
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         if task.id not in self.decompositions:
             raise InputError(
                 f"question {task.id} has no decomposition, without which the scripted agent cannot "
                 "play; leave it out, or use an agent with a language model."
             )
-        trail = Trail()
-        return played(trail, self._answer(self.decompositions[task.id], trail))
-
-    def _answer(self, whole: Decomposition, trail: Trail) -> Generator[Step, Reply, str]:
-        answers: list[str] = []
+        whole, answers = self.decompositions[task.id], list[str]()
         for hop in whole.hops:
             sub_query, found = hop.filled(answers), ""
             while not found:
@@ -118,7 +113,7 @@ def _words(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnAgent:
+class OwnAgent(SearchingAgent):
     """Plays episodes by a user's generator.
 
     Attributes:
@@ -133,12 +128,8 @@ class OwnAgent:
         """Runs the file."""
         return cls(own_code.load(path, PATH, _TAKES), limits)
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
-        trail = Trail()
-        return played(trail, self._steps(task, trail))
-
-    def _steps(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         most, texts, last = self.limits.max_hops, None, ""
         steps = self._next(lambda: self.code.function(question=task.question, max_searches=most))
         if not inspect.isgenerator(steps):

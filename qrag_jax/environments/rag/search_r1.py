@@ -17,14 +17,13 @@ from qrag_jax.environments.episode import (
     MALFORMED_CALL,
     Hop,
     Limits,
-    Play,
     Reply,
     Seen,
     Step,
     Task,
     Unplayable,
 )
-from qrag_jax.environments.rag.trail import Trail, played
+from qrag_jax.environments.rag.trail import SearchingAgent, Trail
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, CompletionRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
@@ -60,7 +59,7 @@ class Turn(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchR1:
+class SearchR1(SearchingAgent):
     """Plays episodes of one growing text.
 
     The history's answer of a hop is what the model thought of that hop's passages, that is, in its
@@ -85,12 +84,8 @@ class SearchR1:
     def __post_init__(self) -> None:
         self.prompt.fill({"question": ""})
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
-        trail = Trail()
-        return played(trail, self._answer(task, trail))
-
-    def _answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
         for _ in range(self.limits.max_turns):

@@ -20,6 +20,7 @@ from qrag_jax.environments.episode import (
     Retrieve,
     Seen,
     Step,
+    Task,
     Unplayable,
     ask,
 )
@@ -95,18 +96,26 @@ class Trail:
         return found
 
 
-def played(trail: Trail, steps: Generator[Step, Reply, str]) -> Play:
-    """Plays the steps, which return the answer; this is the only way to a `Closed`.
+class SearchingAgent:
+    """What all these agents are: `answer` plays the steps of one episode."""
 
-    An episode without a retrieval fails whatever it says: the retriever has no part in it.
-    """
-    try:
-        answer = yield from steps
-        if not trail.searches:
-            raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
-    except Unplayable as why:
-        return Failed(why.cause, str(why), history=tuple(trail.hops))
-    return Closed(answer, history=tuple(trail.hops))
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """The answer. What cannot be played raises `Unplayable`."""
+        raise NotImplementedError
+
+    def play(self, task: Task) -> Play:
+        """One episode.
+
+        Without a retrieval it fails whatever it says: the retriever has no part in it.
+        """
+        trail = Trail()
+        try:
+            answer = yield from self.answer(task, trail)
+            if not trail.searches:
+                raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
+        except Unplayable as why:
+            return Failed(why.cause, str(why), history=tuple(trail.hops))
+        return Closed(answer, history=tuple(trail.hops))
 
 
 def listed(hops: list[Hop]) -> str:
