@@ -16,6 +16,7 @@ from qrag_jax.environments.episode import (
     Agent,
     Ended,
     Look,
+    Open,
     Reply,
     Said,
     Speak,
@@ -65,6 +66,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library
         elif isinstance(step, Look):
             (reply,) = library.look([(task, step)])
         else:
+            assert isinstance(step, Open)
             reply = library.open(task, step)
         try:
             step = play.send(reply)
