@@ -96,22 +96,6 @@ class DemonstrationsConfig:
         return found
 
 
-# Every episode takes the good way.
-EXPERT = DemonstrationsConfig(
-    search_entity=1.0,
-    search_question=0.0,
-    search_relations=0.0,
-    then_bridge=1.0,
-    then_again=0.0,
-    then_answer=0.0,
-    answer_right=1.0,
-    answer_other=0.0,
-    cite_right=1.0,
-    cite_all=0.0,
-    cite_none=0.0,
-)
-
-
 class Choices(NamedTuple):
     """What one episode does: for each decision the name of a field of `DemonstrationsConfig`.
 

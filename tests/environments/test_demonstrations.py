@@ -19,7 +19,6 @@ from qrag_jax.environments.demonstrations import (
     COPY,
     ENTITY,
     ENTITY_WORDS,
-    EXPERT,
     NO_STOP_WORDS,
     PASSAGE,
     QUESTION,
@@ -51,7 +50,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import HERMES, read_calls
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
-from tests.environments.trying import WorldSearch, world, world_state
+from tests.environments.trying import EXPERT, WorldSearch, world, world_state
 
 DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
 

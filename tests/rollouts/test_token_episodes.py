@@ -15,7 +15,6 @@ import pytest
 from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
-    EXPERT,
     PASSAGE,
     Demonstration,
     Start,
@@ -53,7 +52,7 @@ from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout,
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, BatchRules, TokenTrajectory, token_batch
 from qrag_jax.runtime.interrupt import Stopped
-from tests.environments.trying import WorldSearch, world, world_state
+from tests.environments.trying import EXPERT, WorldSearch, world, world_state
 
 SIZES = TinyLMConfig(
     layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400

@@ -40,6 +40,14 @@ _malformed = partial(Wrong, MALFORMED_CALL)
 _ENDLESS = _malformed("Your thinking did not end; think in fewer words.")
 
 
+def _final_answer(
+    trail: Trail, messages: Messages, generation: Generation
+) -> Generator[Step, Reply, str]:
+    """The answer of a reply that ends with a line "Final answer: …"."""
+    request = generation.request(messages, generation.reads_answer)
+    return (yield from trail.final_answer(request, generation.final_answer))
+
+
 class Move(NamedTuple):
     """What a reply of ReAct asks for: a search, or else that the text is the answer."""
 
@@ -82,8 +90,7 @@ class ReAct(SearchingAgent):
             line = f"{hop.status}: {hop.answer}".rstrip()
             talk = (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
         filled = self.final.fill({"question": task.question, "searches": listed(trail.hops)})
-        answer = yield from trail.final_answer(filled, self.generation)
-        return answer
+        return (yield from _final_answer(trail, filled, self.generation))
 
     def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
         request = self.generation.request(talk, reads)
@@ -146,8 +153,7 @@ class Planner(SearchingAgent):
                 break
             yield from self.reader.hop(trail, sub_query)
         filled = self.synthesis.fill({"question": task.question, "steps": listed(trail.hops)})
-        answer = yield from trail.final_answer(filled, self.generation)
-        return answer
+        return (yield from _final_answer(trail, filled, self.generation))
 
     def _read(self, trail: Trail, answer: Answer) -> str | Wrong:
         """The sub-question; "" to stop.

@@ -25,6 +25,7 @@ from qrag_jax.environments.episode import (
 )
 from qrag_jax.environments.rag.trail import SearchingAgent, Trail
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, CompletionRequest
+from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 
@@ -107,8 +108,8 @@ class SearchR1(SearchingAgent):
         _note(trail, sub_query, thought)
         if not trail.searches:
             raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-        answer = yield from trail.ask(self._request(text + LAST, STOP[1:], _reads_forced))
-        return forced(answer)
+        request = self._request(text + LAST, STOP[1:], _reads_forced)
+        return (yield from trail.final_answer(request, forced))
 
     def _request(
         self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
@@ -155,18 +156,14 @@ def informed(passages: tuple[Seen, ...]) -> str:
     )
 
 
-def forced(answer: Answer) -> str:
-    """The answer in a reply to `LAST`.
-
-    Raises:
-        Unplayable: it was cut off, or there is none.
-    """
+def forced(answer: Answer) -> str | NoAnswer:
+    """The answer in a reply to `LAST`."""
     text, closed, _ = answer.text.partition("</answer>")
     if answer.finish_reason == "length" and not closed:
-        raise Unplayable("cut_off", "the final answer was cut off; raise max_tokens.")
+        return NoAnswer("cut_off", "the final answer was cut off; raise max_tokens.")
     said = _thought(text)
     if not any(map(str.isalnum, said)):
-        raise Unplayable("no_text", "there is no text to read an answer from.")
+        return NoAnswer("no_text", "there is no text to read an answer from.")
     return said
 
 
@@ -175,11 +172,7 @@ def _reads_turn(answer: Answer) -> str:
 
 
 def _reads_forced(answer: Answer) -> str:
-    try:
-        forced(answer)
-    except Unplayable:
-        return UNREAD
-    return READ
+    return UNREAD if isinstance(forced(answer), NoAnswer) else READ
 
 
 def _thought(text: str) -> str:

@@ -86,11 +86,12 @@ class Trail:
         return tuple(passages)
 
     def final_answer(
-        self, messages: Messages, generation: Generation
+        self,
+        request: ChatRequest | CompletionRequest,
+        read: Callable[[Answer], str | NoAnswer],
     ) -> Generator[Step, Reply, str]:
-        """The answer of a reply that ends with a line "Final answer: …"."""
-        answer = yield from self.ask(generation.request(messages, generation.reads_answer))
-        found = generation.final_answer(answer)
+        """The answer that is read from the model's reply."""
+        found = read((yield from self.ask(request)))
         if isinstance(found, NoAnswer):
             raise Unplayable(found.cause, found.message)
         return found
