@@ -43,17 +43,11 @@ class ChunksConfig:
 
 
 class ChunksState(NamedTuple):
-    """The current state of a batch of episodes.
+    """The current state of a batch of episodes."""
 
-    Attributes:
-        taken: `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come.
-        available: `[B, C]`, chunks that may be taken now.
-        done: `[B]`, whether the episode has ended; further steps do not change it.
-    """
-
-    taken: jax.Array
-    available: jax.Array
-    done: jax.Array
+    taken: jax.Array  # `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come
+    available: jax.Array  # `[B, C]`, chunks that may be taken now
+    done: jax.Array  # `[B]`, whether the episode has ended; further steps do not change it
 
 
 def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:

@@ -110,13 +110,7 @@ class Choices(NamedTuple):
 
 
 def draw_choices(config: DemonstrationsConfig, seed: int, index: int) -> Choices:
-    """The choices of episode `index`; they depend on the arguments only.
-
-    Args:
-        config: the shares.
-        seed: from 0 to 2^63 - 1.
-        index: from 0; the episodes of one question have different ones.
-    """
+    """The choices of episode `index`, from 0; they depend on the arguments only."""
     draw = Draw(seed, _TOOLS, index)
     chosen = {name: _at(shares, _point(draw)) for name, shares in config.decisions.items()}
     return Choices(**chosen, luck=_point(draw))
@@ -128,16 +122,11 @@ class Demonstration:
 
     It knows the question's names and reads passages by script, but only those that the environment
     has shown. So it also reads a wrong passage, as if it were the right one.
-
-    Attributes:
-        question: what is asked.
-        choices: see `draw_choices`.
-        form: how tool calls are written, one of `tool_calls.FORMATS`.
     """
 
-    question: BridgeQuestion
-    choices: Choices
-    form: str = HERMES
+    question: BridgeQuestion  # what is asked
+    choices: Choices  # see `draw_choices`
+    form: str = HERMES  # how tool calls are written, one of `tool_calls.FORMATS`
 
     def say(self, shown: Sequence[str]) -> str:
         """The text of the next turn, which is one tool call.
@@ -285,14 +274,7 @@ def style_variants() -> tuple[Variant, ...]:
 
 
 def draw_styles(config: StylesConfig, seed: int, index: int, hops: int) -> tuple[Style, ...]:
-    """The style of each hop of demonstration `index`; they depend on the arguments only.
-
-    Args:
-        config: the shares.
-        seed: from 0 to 2^63 - 1.
-        index: from 0; the demonstrations of one question have different ones.
-        hops: how many.
-    """
+    """The styles of the hops of demonstration `index`, from 0, by the arguments alone."""
     draw = Draw(seed, _STYLES, index)
 
     def drawn() -> Style:
@@ -327,46 +309,28 @@ def styled_query(
 
 
 class Start(NamedTuple):
-    """A demonstration to play.
+    """A demonstration to play."""
 
-    Attributes:
-        state: of the first hop.
-        question: the same question, with all that a script knows of it.
-        styles: of its hops, as many as are played.
-    """
-
-    state: QueryState
-    question: BridgeQuestion
-    styles: tuple[Style, ...]
+    state: QueryState  # of the first hop
+    question: BridgeQuestion  # the same question, with all that a script knows of it
+    styles: tuple[Style, ...]  # of its hops, as many as are played
 
 
 class Written(NamedTuple):
-    """One hop to imitate.
+    """One hop to imitate."""
 
-    Attributes:
-        state: what the query was written for, with the number of its prompt.
-        query: what is imitated.
-        found: what it found.
-    """
-
-    state: QueryState
-    query: str
-    found: Pool
+    state: QueryState  # what the query was written for, with the number of its prompt
+    query: str  # what is imitated
+    found: Pool  # what it found
 
 
 @dataclasses.dataclass(frozen=True)
 class StyledPlay:
-    """Plays demonstrations side by side, hop by hop, with one call of the search for each hop.
+    """Plays demonstrations side by side, hop by hop, with one call of the search for each hop."""
 
-    Attributes:
-        search: queries → what each finds.
-        order: of the pool, one of `state.ORDERS`.
-        most_words: see `StylesConfig`.
-    """
-
-    search: Search
-    order: str = BY_HOP
-    most_words: int = StylesConfig.most_words
+    search: Search  # queries → what each finds
+    order: str = BY_HOP  # of the pool, one of `queries.ORDERS`
+    most_words: int = StylesConfig.most_words  # see `StylesConfig`
 
     def play(self, starts: Sequence[Start]) -> list[tuple[Written, ...]]:
         """The hops of each demonstration, in the places of their starts.
@@ -450,26 +414,17 @@ class RewriteStylesConfig:
 def draw_rewriting(
     config: RewriteStylesConfig, seed: int, index: int, question: TalkativeQuestion
 ) -> tuple[str, str]:
-    """The style of demonstration `index`, and a rewriting in it.
-
-    Args:
-        config: the shares.
-        seed: from 0 to 2^63 - 1.
-        index: from 0; the demonstrations of one question have different ones.
-    """
+    """The style of demonstration `index`, from 0, and a rewriting in it."""
     draw = Draw(seed, _REWRITING, index)
     style = _at(config.shares, _point(draw))
     return style, rewritten(style, question, draw)
 
 
 def rewritten(style: str, question: TalkativeQuestion, draw: Draw) -> str:
-    """The question rewritten in a style.
+    """The question rewritten in one of the `REWRITE_STYLES`.
 
-    Args:
-        style: one of `REWRITE_STYLES`.
-        question: what is rewritten.
-        draw: chooses the words of `SOME_WORDS` and the clause of `WRONG_CLAUSE`. It must not begin
-            with the number that chose the style.
+    `draw` chooses the words of `SOME_WORDS` and the clause of `WRONG_CLAUSE`. It must not begin
+    with the number that chose the style.
     """
     if style == COPY:
         return question.question

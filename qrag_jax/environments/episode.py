@@ -100,17 +100,11 @@ class ToolTask(Task):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hop:
-    """What a search and the reading of its passages gave.
+    """What a search and the reading of its passages gave."""
 
-    Attributes:
-        sub_query: what was searched for.
-        answer: what its passages say to it, in a few words; may be "".
-        status: one of `STATUSES`; "" if the agent has no such judgement (Search-R1).
-    """
-
-    sub_query: str
-    answer: str
-    status: str = ""
+    sub_query: str  # what was searched for
+    answer: str  # what its passages say to it, in a few words; may be ""
+    status: str = ""  # one of `STATUSES`; "" if the agent has no such judgement (Search-R1)
 
 
 History = tuple[Hop, ...]  # the oldest first
@@ -132,15 +126,10 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retrieve:
-    """Search the corpus by the policy. The reply is the passages, as they are read, or a `Failure`.
+    """Search by the policy. The reply is the passages, as they are read, or a `Failure`."""
 
-    Attributes:
-        sub_query: what to search for.
-        history: the hops before this one, each with the evidence that it found.
-    """
-
-    sub_query: str
-    history: History
+    sub_query: str  # what to search for
+    history: History  # the hops before this one, each with the evidence that it found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,15 +153,10 @@ class Said(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Look:
-    """Search by a tool. The reply is documents, best first, or a `Failure`.
+    """Search by a tool. The reply is documents, best first, or a `Failure`."""
 
-    Attributes:
-        query: what to search for.
-        most: how many documents to give, at least 1.
-    """
-
-    query: str
-    most: int
+    query: str  # what to search for
+    most: int  # how many documents to give, at least 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,25 +172,15 @@ Reply = Outcome | Sequence[Seen] | Said | tuple[Document, ...] | Document | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolTally:
-    """What happened in an episode of a policy that speaks, for counting.
+    """What happened in an episode of a policy that speaks, for counting."""
 
-    Attributes:
-        turns: turns of the model.
-        searches: `Look`s that were answered.
-        malformed: calls that could not be read, or whose arguments are wrong.
-        unknown_tool: calls of a tool that is not there; they are not among `malformed`.
-        repeated: searches and openings with the same arguments as one before.
-        completed: the model said that it is done.
-        truncated: its last turn was cut off at the limit of its length.
-    """
-
-    turns: int = 0
-    searches: int = 0
-    malformed: int = 0
-    unknown_tool: int = 0
-    repeated: int = 0
-    completed: bool = False
-    truncated: bool = False
+    turns: int = 0  # turns of the model
+    searches: int = 0  # `Look`s that were answered
+    malformed: int = 0  # calls that could not be read, or whose arguments are wrong
+    unknown_tool: int = 0  # calls of a tool that is not there; they are not among `malformed`
+    repeated: int = 0  # searches and openings with the same arguments as one before
+    completed: bool = False  # the model said that it is done
+    truncated: bool = False  # its last turn was cut off at the limit of its length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,19 +206,12 @@ class Closed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-    """An episode without a reward; it may be played again.
+    """An episode without a reward; it may be played again."""
 
-    Attributes:
-        cause: one of `FAILED_CAUSES`.
-        message: one sentence.
-        tally: the counts until then.
-        history: the hops until then.
-    """
-
-    cause: str
-    message: str
-    tally: ToolTally = ToolTally()
-    history: History = ()
+    cause: str  # one of `FAILED_CAUSES`
+    message: str  # one sentence
+    tally: ToolTally = ToolTally()  # the counts until then
+    history: History = ()  # the hops until then
 
 
 Ended = Closed | Failed

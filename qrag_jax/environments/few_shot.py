@@ -70,70 +70,42 @@ class FewShotConfig:
 
 
 class Split(NamedTuple):
-    """Places of questions, each in one part.
+    """Places of questions, each in one part."""
 
-    Attributes:
-        bootstrap: those whose tries become examples.
-        rank: those by which prompts are ranked.
-        training: all others, in their order.
-    """
-
-    bootstrap: tuple[int, ...]
-    rank: tuple[int, ...]
-    training: tuple[int, ...]
+    bootstrap: tuple[int, ...]  # those whose tries become examples
+    rank: tuple[int, ...]  # those by which prompts are ranked
+    training: tuple[int, ...]  # all others, in their order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tried:
-    """A try, as far as it says whether it may be shown.
+    """A try, as far as it says whether it may be shown."""
 
-    Attributes:
-        state: what the query was written for.
-        query: "" if there is none.
-        pool: that of the state, grown by what the query found.
-        reward: average precision of this pool; None: the try was masked.
-    """
-
-    state: QueryState
-    query: str
-    pool: Pool
-    reward: float | None
+    state: QueryState  # what the query was written for
+    query: str  # "" if there is none
+    pool: Pool  # that of the state, grown by what the query found
+    reward: float | None  # average precision of this pool; None: the try was masked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Solved:
-    """A try that prompts may show.
+    """A try that prompts may show."""
 
-    Attributes:
-        question_id: of its question.
-        hop: of its state.
-        reward: see `Tried`.
-        example: what is shown.
-    """
-
-    question_id: str
-    hop: int
-    reward: float
-    example: Example
+    question_id: str  # of its question
+    hop: int  # of its state
+    reward: float  # see `Tried`
+    example: Example  # what is shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt with examples, and what its tries were worth.
+    """A prompt with examples, and what its tries were worth."""
 
-    Attributes:
-        name: unique over all rounds.
-        shown: its examples, of different questions, by hop.
-        score: mean average precision of its scored tries.
-        scored: how many these are.
-        masked: how many others there are.
-    """
-
-    name: str
-    shown: tuple[Solved, ...]
-    score: float = 0.0
-    scored: int = 0
-    masked: int = 0
+    name: str  # unique over all rounds
+    shown: tuple[Solved, ...]  # its examples, of different questions, by hop
+    score: float = 0.0  # mean average precision of its scored tries
+    scored: int = 0  # how many these are
+    masked: int = 0  # how many others there are
 
     @property
     def variant(self) -> Variant:
@@ -169,7 +141,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     Args:
         tries: all that are compared, by whatever prompts.
         hops: H.
-        key: by what a page is known, one of `state.KEYS`.
+        key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
     best: dict[tuple[str, int, tuple[str, ...]], float] = {}
@@ -301,17 +273,11 @@ def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved,
 
 @dataclasses.dataclass(frozen=True)
 class FewShotPrompts:
-    """The rounds of a bootstrap so far.
+    """The rounds of a bootstrap so far."""
 
-    Attributes:
-        template: fingerprint of the prompt's file, see `prompts.Prompt`.
-        rounds: the ranked prompts of each finished round.
-        kept: names of those that are used, best first; () until they are chosen.
-    """
-
-    template: str
-    rounds: tuple[tuple[Candidate, ...], ...] = ()
-    kept: tuple[str, ...] = ()
+    template: str  # fingerprint of the prompt's file, see `prompts.Prompt`
+    rounds: tuple[tuple[Candidate, ...], ...] = ()  # the ranked prompts of each finished round
+    kept: tuple[str, ...] = ()  # names of those that are used, best first; () until they are chosen
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -63,20 +63,13 @@ class QueryState(ToolTask):
 
     `gold_ids` are the passages of the gold pages; `documents` are empty, since all questions search
     one corpus.
-
-    Attributes:
-        pages: keys of the gold pages, each once.
-        source: of the question; see `data.query_question`.
-        hop: number of the next hop, from 1.
-        pool: passages found so far.
-        variant: number of the prompt that asks for the query; 0 is the bare one.
     """
 
-    pages: tuple[str, ...] = ()
-    source: str = ""
-    hop: int = 1
-    pool: Pool = ()
-    variant: int = 0
+    pages: tuple[str, ...] = ()  # keys of the gold pages, each once
+    source: str = ""  # of the question; see `data.query_question`
+    hop: int = 1  # number of the next hop, from 1
+    pool: Pool = ()  # passages found so far
+    variant: int = 0  # number of the prompt that asks for the query; 0 is the bare one
 
     def asked_by(self, variant: int) -> QueryState:
         """The same state, asked by another prompt."""
@@ -115,15 +108,7 @@ class RewriteTask(ToolTask):
         collection: str = "",
         until: str = "",
     ) -> RewriteTask:
-        """A task from judgements, of which only the relevant ones, 1 or more, count.
-
-        Args:
-            id: the query's own in its data set.
-            question: the original query.
-            judgements: document id → relevance.
-            answers: for rewards by the answers in the documents found.
-            collection, until: see the class.
-        """
+        """A task from judgements, document id → relevance, of which those of 1 or more count."""
         grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
         gold = tuple(name for name, _ in grades)
         return cls(id, question, answers, (), 1, gold, grades, collection, until)
@@ -131,23 +116,17 @@ class RewriteTask(ToolTask):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Searched(Closed):
-    """How one turn ended; `answer` is the query, "" if there is none.
+    """How one turn ended; `answer` is the query, "" if there is none."""
 
-    Attributes:
-        outcome: one of `OUTCOMES`, or of `query_output.OUTCOMES`.
-        found: what the query found, best first; () if it was not searched for.
-    """
-
-    outcome: str = SEARCHED
-    found: Pool = ()
+    outcome: str = SEARCHED  # one of `OUTCOMES`, or of `query_output.OUTCOMES`
+    found: Pool = ()  # what the query found, best first; () if it was not searched for
 
 
 def grown(pool: Sequence[Document], found: Iterable[Document], order: str) -> Pool:
     """The pool with what a hop has found; a passage that is there already stays in its place.
 
-    Args:
-        order: "hop": by hop, then by rank; "score": by raw score, as LeReT has it, and by hop and
-            rank where scores are equal.
+    The order "hop" is by hop, then by rank; "score" by raw score, as LeReT has it, and by hop and
+    rank where scores are equal.
     """
     together: dict[str, Document] = {}
     for each in (*pool, *found):
@@ -184,32 +163,20 @@ def normalised_title(title: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """A solved state that a prompt shows.
+    """A solved state that a prompt shows."""
 
-    Attributes:
-        question: its question.
-        passages: texts of its pool, in order.
-        query: the query that was written for it.
-    """
-
-    question: str
-    passages: tuple[str, ...]
-    query: str
+    question: str  # its question
+    passages: tuple[str, ...]  # texts of its pool, in order
+    query: str  # the query that was written for it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to ask.
+    """One way to ask."""
 
-    Attributes:
-        name: of it, unique.
-        examples: shown as earlier turns of the conversation.
-        mark: text on a line of its own before the last message; "": none.
-    """
-
-    name: str
-    examples: tuple[Example, ...] = ()
-    mark: str = ""
+    name: str  # of it, unique
+    examples: tuple[Example, ...] = ()  # shown as earlier turns of the conversation
+    mark: str = ""  # text on a line of its own before the last message; "": none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,13 +242,9 @@ class QueryPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class RewritePrompt:
-    """Asks for the rewritten query of a task.
+    """Asks for the rewritten query of a task."""
 
-    Attributes:
-        prompt: with the slot `query`.
-    """
-
-    prompt: Prompt
+    prompt: Prompt  # with the slot `query`
 
     def __post_init__(self) -> None:
         _check_slots(self.prompt, "query")
@@ -363,17 +326,11 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
 
 @dataclasses.dataclass(frozen=True)
 class QueryAgent:
-    """Plays one try at the next hop of a `QueryState`.
+    """Plays one try at the next hop of a `QueryState`."""
 
-    Attributes:
-        prompt: asks for the query.
-        k: passages that a query finds.
-        stop: what the model writes to end the search; "": it cannot.
-    """
-
-    prompt: QueryPrompt
-    k: int = 3
-    stop: str = ""
+    prompt: QueryPrompt  # asks for the query
+    k: int = 3  # passages that a query finds
+    stop: str = ""  # what the model writes to end the search; "": it cannot
 
     def __post_init__(self) -> None:
         check_least("writing", self, k=1)

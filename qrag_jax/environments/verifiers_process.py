@@ -33,36 +33,22 @@ class ProcessLost(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an environment says of itself.
+    """What an environment says of itself."""
 
-    Attributes:
-        version: of verifiers.
-        sizes: number of tasks of the splits "train" and "eval".
-        prompts: the first messages of some tasks.
-        digest: of the tasks.
-        code: a digest of its package's Python files.
-    """
-
-    version: str
-    sizes: Mapping[str, int]
-    prompts: list[list[dict[str, Any]]]
-    digest: str
-    code: str
+    version: str  # of verifiers
+    sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
+    prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
+    digest: str  # of the tasks
+    code: str  # a digest of its package's Python files
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSpec:
-    """How the process is started.
+    """How the process is started."""
 
-    Attributes:
-        python: its Python.
-        log: a file that takes what it prints.
-        fields: of the message `open`.
-    """
-
-    python: str
-    log: Path
-    fields: Mapping[str, Any]
+    python: str  # its Python
+    log: Path  # a file that takes what it prints
+    fields: Mapping[str, Any]  # of the message `open`
 
 
 class EnvironmentProcess:

@@ -122,21 +122,13 @@ class ReAct(SearchingAgent):
 
 @dataclasses.dataclass(frozen=True)
 class Planner(SearchingAgent):
-    """Plays episodes in which a model asks one sub-question after the other.
+    """Plays episodes in which a model asks one sub-question after the other."""
 
-    Attributes:
-        steps: the prompt of a step, with the slots `question`, `steps` and `max_hops`.
-        synthesis: the prompt for the answer, with the slots `question` and `steps`.
-        reader: reads the passages.
-        generation: how steps and the answer are sampled.
-        limits: `max_hops` counts.
-    """
-
-    steps: Prompt
-    synthesis: Prompt
-    reader: Reader
-    generation: Generation
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    steps: Prompt  # the prompt of a step, with the slots `question`, `steps` and `max_hops`
+    synthesis: Prompt  # the prompt for the answer, with the slots `question` and `steps`
+    reader: Reader  # reads the passages
+    generation: Generation  # how steps and the answer are sampled
+    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
 
     def __post_init__(self) -> None:
         self.steps.fill({"question": "", "steps": "", "max_hops": ""})

@@ -60,14 +60,10 @@ class Scripted(SearchingAgent):
     and is asked again. If the retrievals are used up before all answers are found, the agent gives
     up with the answer "". Otherwise its answer is that of the last hop or, where the hops' answers
     are compared, the data's own.
-
-    Attributes:
-        decompositions: by the question's id.
-        limits: `max_hops` counts.
     """
 
-    decompositions: Mapping[str, Decomposition]
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    decompositions: Mapping[str, Decomposition]  # by the question's id
+    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
 
     def __post_init__(self) -> None:
         for name, each in self.decompositions.items():
@@ -114,14 +110,10 @@ def _words(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OwnAgent(SearchingAgent):
-    """Plays episodes by a user's generator.
-
-    Attributes:
-        limits: `max_hops` counts.
-    """
+    """Plays episodes by a user's generator."""
 
     code: OwnCode
-    limits: Limits
+    limits: Limits  # `max_hops` counts
 
     @classmethod
     def load(cls, path: str, limits: Limits) -> OwnAgent:

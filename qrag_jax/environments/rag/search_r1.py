@@ -44,19 +44,12 @@ LAST = "\nI have no searches left, so I will now give my answer.\n<answer>"
 
 
 class Turn(NamedTuple):
-    """One reply of the model.
+    """One reply of the model."""
 
-    Attributes:
-        text: the reply up to the end of its action; all of it if it has none.
-        action: "search", "answer" or "".
-        content: what stands between the action's tags.
-        thought: the text before the action, without tags.
-    """
-
-    text: str
-    action: str
-    content: str
-    thought: str
+    text: str  # the reply up to the end of its action; all of it if it has none
+    action: str  # "search", "answer" or ""
+    content: str  # what stands between the action's tags
+    thought: str  # the text before the action, without tags
 
 
 @dataclasses.dataclass(frozen=True)

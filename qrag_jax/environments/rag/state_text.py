@@ -94,16 +94,11 @@ class StateText:
 
 
 class Fitted(NamedTuple):
-    """The text of a state, and what was left out of it.
-
-    Attributes:
-        hops: number of hops, the oldest ones.
-        words: number of words of the original question, the last ones.
-    """
+    """The text of a state, and what was left out of it."""
 
     text: str
-    hops: int = 0
-    words: int = 0
+    hops: int = 0  # number of hops, the oldest ones
+    words: int = 0  # number of words of the original question, the last ones
 
 
 def as_json(history: tuple[Hop, ...]) -> str:

@@ -133,14 +133,10 @@ class Reader:
     """Reads passages: a second call of the model says what they answer to a sub-query.
 
     It is shown the bare sub-query, not the history: that is the retriever's.
-
-    Attributes:
-        prompt: with the slots `question` and `passages`.
-        generation: how replies are sampled.
     """
 
-    prompt: Prompt
-    generation: Generation
+    prompt: Prompt  # with the slots `question` and `passages`
+    generation: Generation  # how replies are sampled
 
     def __post_init__(self) -> None:
         self.prompt.fill({"question": "", "passages": ""})
