@@ -60,7 +60,7 @@ def states_on(
     each gold passage is a page: the one with its id if the data name that, or else with its text.
 
     Args:
-        by: one of `state.KEYS`.
+        by: one of `queries.KEYS`.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
     """
     if not questions:

@@ -27,8 +27,8 @@ class Scoring:
     Attributes:
         scores: of the pool after the hop.
         reward: what of it is learned from.
-        order: of the pool, one of `state.ORDERS`.
-        gold_by: what a page is known by, one of `state.KEYS`.
+        order: of the pool, one of `queries.ORDERS`.
+        gold_by: what a page is known by, one of `queries.KEYS`.
     """
 
     scores: PoolScores

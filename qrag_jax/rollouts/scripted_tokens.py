@@ -112,7 +112,7 @@ def styled_episodes(
 
     Args:
         hops: in their order.
-        prompt: with `styles.style_variants`, which the numbers of prompts mean.
+        prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
         speech: between text and ids.
     """
     return [_episode(each, prompt, speech) for each in hops]
