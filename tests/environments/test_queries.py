@@ -120,78 +120,27 @@ BOMBS = [
     "</think><answer>```" + " " * 100_000 + "```</answer>",
     "\ud800" * 100_000,
 ]
-PIECES = [
-    "<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]", '"',
-    "```", "json", "\n", " ", ",", ":", "query", "Oslo", "\\", "\\u003c", "\\ud800", "<", ">", "/",
-    "\x00", "\ud83d", "\ude00", "\u200b", "\u2028", "é", "<|im_end|>", "AND", "(", ")",
-]  # fmt: skip
-FORMAT = ["<think>", "hm", "</think>", "<answer>", '{"query": "Oslo"}', "</answer>", "\n"]
 
 
-def test_bombs_and_random_texts() -> None:
-    for text in BOMBS:
+def test_what_is_read_is_clean_whatever_was_written() -> None:
+    """Mutations of right outputs are in `tests/test_mutated_inputs.py`."""
+    draw, outcomes = random.Random(0), set[str]()
+    queries = [
+        "".join(map(chr, draw.choices(range(0x250), k=draw.randint(0, 20)))) for _ in range(500)
+    ]
+    queries += ["a < THINK >", "</ answer>", " {", "[ {"]
+    for text in (*BOMBS, *(tagged(json.dumps({"query": query})) for query in queries)):
         for form in output.FORMS:
-            _check(text, form)
-    draw = random.Random(0)
-    outcomes = set()
-    for number in range(4000):
-        if number % 3 == 0:
-            text = "".join(draw.choices(PIECES, k=draw.randint(0, 30)))
-        elif number % 3 == 1:
-            text = "".join(map(chr, draw.choices(range(0x11000), k=draw.randint(0, 20))))
-            text = tagged(json.dumps({"query": text}))
-        else:  # close to the format: a piece is lost, doubled or moved
-            pieces = [*FORMAT]
-            for _ in range(draw.randint(0, 2)):
-                place = draw.randrange(len(pieces))
-                change = draw.choice((FORMAT[place : place + 1], [], [pieces[place]] * 2))
-                pieces[place : place + 1] = change
-                draw.shuffle(pieces) if draw.random() < 0.1 else None
-            text = "".join(pieces)
-        for form in output.FORMS:
-            outcomes.add(_check(text, form))
-    assert outcomes == set(output.OUTCOMES) - {output.TOO_LONG, output.UNREADABLE}
-
-
-def _check(text: str, form: str) -> str:
-    """What holds of every text; the tagged form by an obvious reading, too."""
-    query, outcome = output.read_output(text, form, cut_off=False)
-    assert outcome in output.OUTCOMES
-    assert bool(query) == (outcome == output.REWRITTEN)
-    if query:
-        assert query == " ".join(query.split())
-        query.encode()
-        assert not any(unicodedata.category(letter) == "Cc" for letter in query)
-        assert not any(tag in query.lower() for tag in ("<think>", "</think>", "<answer>"))
-        assert not query.startswith(("{", "[{"))
-    if form == output.TAGGED:
-        assert bool(query) == _is_right(text)
-    return outcome
-
-
-def _is_right(text: str) -> bool:
-    tags = ["<think>", "</think>", "<answer>", "</answer>"]
-    counts = [text.count(tag) for tag in tags]
-    if counts not in ([1, 1, 1, 1], [0, 1, 1, 1]):
-        return False
-    places = [text.find(tag) for tag in tags]  # -1, where it is missing, is before all others
-    if places != sorted(places):
-        return False
-    answer = text[places[2] + len("<answer>") : places[3]].strip()
-    if answer.startswith("```") and answer.endswith("```") and len(answer) >= 6:
-        answer = answer[3:-3].strip().removeprefix("json").strip()
-    try:
-        pairs = json.loads(answer, object_pairs_hook=list, strict=False)
-    except (ValueError, RecursionError):
-        return False
-    if not answer.startswith("{") or len(pairs) != 1 or pairs[0][0] != "query":
-        return False
-    query = pairs[0][1]
-    if not isinstance(query, str) or not any(map(str.isalnum, query)):
-        return False
-    plain = "".join(" " if unicodedata.category(c) == "Cc" else c for c in query)
-    plain = "".join(plain.split())
-    return not plain.startswith(("{", "[{")) and not any(tag in plain.lower() for tag in tags)
+            query, outcome = output.read_output(text, form, cut_off=False)
+            outcomes.add(outcome)
+            assert bool(query) == (outcome == output.REWRITTEN)
+            assert query == " ".join(query.split())
+            query.encode()
+            assert not any(unicodedata.category(letter) == "Cc" for letter in query)
+            plain = "".join(query.split()).lower()
+            assert not any(tag in plain for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+            assert not plain.startswith(("{", "[{"))
+    assert outcomes >= {output.REWRITTEN, output.NO_QUERY, output.UNCLOSED, output.BROKEN}
 
 
 # ---------------------------------------------------------------- episodes
