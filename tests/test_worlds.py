@@ -23,7 +23,7 @@ from qrag_jax.data.sources import own
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import Passage, Queries
-from tests.environments.query_writing.trying import Listed
+from tests.environments.trying import Listed
 
 MIXED: dict[str, Any] = {"comparison": 0.4}
 FINGERPRINT = "4fd3cddf882500fa"  # of the first 25 questions of training

@@ -8,28 +8,46 @@ action, which is an empty chunk after the others (`with_stop`), taking it also e
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
+from qrag_jax.environments import positions
+from qrag_jax.errors import check_known, check_least
 
 NOT_TAKEN = -1
 
 
+@dataclasses.dataclass(frozen=True)
+class ChunksConfig:
+    """Section `env`."""
+
+    # T, chunks taken per episode; 0: as many as the training question with the most supporting
+    # facts needs, or 2 where no facts are known
+    max_steps: int = 2
+    # Continue after all supporting facts are found or, with rewards of a language model, after a
+    # reward completes the episode (config.reward.completion_threshold).
+    never_terminate: bool = True
+    sort_by_index: bool = False  # states list chunks in document order, else in the order taken
+    # Positions at which chunk embeddings are rotated: none, absolute, random, random_published or
+    # relative.
+    positions: str = "none"
+    stop_action: bool = False  # adds an action STOP, which ends the episode
+
+    def __post_init__(self) -> None:
+        check_least("env", self, max_steps=0)
+        check_known("env", self, "positions", positions.KINDS)
+
+
 class ChunksState(NamedTuple):
-    """The current state of a batch of episodes.
+    """The current state of a batch of episodes."""
 
-    Attributes:
-        taken: `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come.
-        available: `[B, C]`, chunks that may be taken now.
-        done: `[B]`, whether the episode has ended; further steps do not change it.
-    """
-
-    taken: jax.Array
-    available: jax.Array
-    done: jax.Array
+    taken: jax.Array  # `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come
+    available: jax.Array  # `[B, C]`, chunks that may be taken now
+    done: jax.Array  # `[B]`, whether the episode has ended; further steps do not change it
 
 
 def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:

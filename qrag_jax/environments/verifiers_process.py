@@ -1,7 +1,7 @@
 """The process that plays environments of `verifiers`, as the trainer sees it.
 
 Its Python is another, since `verifiers` cannot share the trainer's environment. Both sides speak
-lines of JSON; `verifiers_side.wire` says which.
+lines of JSON; `verifiers_side.program` says which.
 """
 
 from __future__ import annotations
@@ -33,40 +33,22 @@ class ProcessLost(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an environment says of itself.
+    """What an environment says of itself."""
 
-    Attributes:
-        version: of verifiers.
-        sizes: number of tasks of the splits "train" and "eval".
-        prompts: the first messages of some tasks.
-        tools: schemas of its tools, as far as they are known before an episode.
-        grouped: rewards compare the episodes of a task, so these are played together.
-        digest: of the tasks.
-        code: a digest of its package's Python files.
-    """
-
-    version: str
-    sizes: Mapping[str, int]
-    prompts: list[list[dict[str, Any]]]
-    tools: list[dict[str, Any]]
-    grouped: bool
-    digest: str
-    code: str
+    version: str  # of verifiers
+    sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
+    prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
+    digest: str  # of the tasks
+    code: str  # a digest of its package's Python files
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSpec:
-    """How the process is started.
+    """How the process is started."""
 
-    Attributes:
-        python: its Python.
-        log: a file that takes what it prints.
-        fields: of the message `open`.
-    """
-
-    python: str
-    log: Path
-    fields: Mapping[str, Any]
+    python: str  # its Python
+    log: Path  # a file that takes what it prints
+    fields: Mapping[str, Any]  # of the message `open`
 
 
 class EnvironmentProcess:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.rag.episode import Broken
+from qrag_jax.environments.episode import Failed
 from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.episode_views import AGENTS
 from qrag_jax.evaluators.training_scores import Evaluation
@@ -124,15 +124,15 @@ def agent_row(gold: Gold, episode: Episode) -> AgentRow:
     """The row of an episode, whose question has this gold."""
     ended = episode.ended
     names = [each.names for each in episode.searches]
-    broken = isinstance(ended, Broken)
-    answer = "" if isinstance(ended, Broken) else ended.answer
+    broken = isinstance(ended, Failed)
+    answer = "" if isinstance(ended, Failed) else ended.answer
     em_f1 = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
     return AgentRow(
         id=gold.id,
         question=gold.question,
         golds=gold.answers,
         answer=answer,
-        broken=ended.cause if isinstance(ended, Broken) else "",
+        broken=ended.cause if isinstance(ended, Failed) else "",
         em=0.0 if broken else em_f1.em,
         f1=0.0 if broken else em_f1.f1,
         recall=hops.recall(gold.relevant, names) if gold.relevant else None,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from qrag_jax.environments.query_writing.state import BY_PASSAGE, KEYS, normalised_title
-from qrag_jax.environments.tools.documents import document_text
+from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
+from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.facts import fact_em, fact_f1

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG, QueryState
+from qrag_jax.environments.queries import EMPTY, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
 from qrag_jax.evaluators.episode_views import HOPS
 from qrag_jax.evaluators.training_scores import Evaluation

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Failed
+from qrag_jax.environments.episode import Failed
+from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.evaluators.episode_sample import played_sampler
 from qrag_jax.evaluators.episode_views import REWRITES
 from qrag_jax.evaluators.rewrite_log import RewriteRow
@@ -82,7 +82,7 @@ def rankings_of(episodes: Sequence[TokenEpisode]) -> list[tuple[str, ...] | None
     """What each episode found, best first; () if it has no query, None if it failed."""
     return [
         tuple(each.id for each in episode.ended.found)
-        if isinstance(episode.ended, Rewritten)
+        if isinstance(episode.ended, Searched)
         else None
         for episode in episodes
     ]
@@ -119,7 +119,7 @@ def shape_of_queries(
         ended = episode.ended
         if isinstance(ended, Failed):
             continue
-        assert isinstance(ended, Rewritten)
+        assert isinstance(ended, Searched)
         tokens = sum(len(turn.sampled) for segment in episode.segments for turn in segment)
         rows.append({"format": float(bool(ended.answer)), "sampled_tokens": float(tokens)})
         if ended.answer:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.evaluators.episode_sample import played_sampler
 from qrag_jax.evaluators.episode_views import TOKENS
 from qrag_jax.evaluators.training_scores import Evaluation

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.feedback.language_model import Reward
 from qrag_jax.feedback.own_reward import number_of
 from qrag_jax.feedback.rubric import Rubric

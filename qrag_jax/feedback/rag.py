@@ -24,7 +24,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from qrag_jax.environments.rag.episode import Broken, Ended
+from qrag_jax.environments.episode import Ended, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.metrics import answers, hops
@@ -165,7 +165,7 @@ class Mixture:
             llm: the verdict on the answer; not needed for an answer without a word, which is wrong.
             relevance: `[hop]`, if the mixture has that reward.
         """
-        if isinstance(ended, Broken):
+        if isinstance(ended, Failed):
             return Unscored(ended.cause, ended.message)
         if len(found) != len(ended.history):
             raise ValueError(f"{len(ended.history)} hops found the passages of {len(found)}.")

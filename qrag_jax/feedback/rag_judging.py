@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from qrag_jax.environments.rag.episode import Seen
+from qrag_jax.environments.episode import Seen
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.questions import judge_request
 from qrag_jax.feedback.rag import Gold

@@ -25,7 +25,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
 
-from qrag_jax.environments.tools.episode import FIELDS, Closed, ToolTask
+from qrag_jax.environments.episode import FIELDS, Closed, ToolTask
 from qrag_jax.errors import InputError, check_known
 from qrag_jax.metrics import answers
 

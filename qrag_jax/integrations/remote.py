@@ -22,14 +22,10 @@ class RemoteRetriever:
     Any thread may search, and the server searches for several at once. Unlike `Retriever` it
     refuses empty questions, those that are longer than in training, and more passages than the
     corpus has.
-
-    Attributes:
-        url: of the server, such as http://127.0.0.1:8000.
-        timeout: seconds that a request may take.
     """
 
-    url: str
-    timeout: float = 60.0
+    url: str  # of the server, such as http://127.0.0.1:8000
+    timeout: float = 60.0  # seconds that a request may take
 
     def __post_init__(self) -> None:
         check_url(self.url, "url", "http://127.0.0.1:8000", "")

@@ -7,23 +7,13 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.protocol import Where
 
 
 @runtime_checkable
 class Searches(Protocol):
     """`qrag_jax.Retriever` with an index open, or `remote.RemoteRetriever`."""
 
-    def search(
-        self,
-        questions: str,
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
-    ) -> list[Hit]:
+    def search(self, *questions: Any, **settings: Any) -> list[Hit]:
         """See `Retriever.search`."""
 
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
     Agent,
-    Broken,
     Complete,
     Ended,
+    Failed,
     Play,
     Reply,
     Retrieve,
@@ -253,7 +253,7 @@ class _Course:
             self._searches.append((each, step))
         elif isinstance(step, Complete):
             self._begin(each, step)
-        elif isinstance(each.ended, Broken):
+        elif isinstance(each.ended, Failed):
             self._counts.broken += 1
             if each.attempt < self._config.attempts:
                 again = _Playing(each.start, self._agent, each.attempt + 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from qrag_jax.environments.tools.documents import document_text
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.tasks import document_text
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of

@@ -12,9 +12,8 @@ from typing import Any
 
 import jax
 
-from qrag_jax.environments.query_rewriting.task import Rewritten
-from qrag_jax.environments.query_writing.state import Searched
-from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed
+from qrag_jax.environments.episode import Closed, Document, Ended, Failed
+from qrag_jax.environments.queries import Searched
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.rollouts.trajectories import segments_from_json, segments_to_json
@@ -22,7 +21,7 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.typed_json import made
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Rewritten, Searched)}
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
 _FOUND = "found"  # the field that has documents
 
 
@@ -73,7 +72,7 @@ def _fields(ended: Ended, number: Callable[[Document], tuple[int, float]]) -> di
 def _ended(kind: str, fields: Mapping[str, Any], documents: Sequence[Document]) -> Ended:
     given = {name: value for name, value in fields.items() if name != _FOUND}
     ended: Ended = made(_KINDS[kind], given)
-    if not isinstance(ended, Rewritten | Searched):
+    if not isinstance(ended, Searched):
         return ended
     found = tuple(documents[n]._replace(score=score) for n, score in fields[_FOUND])
     return dataclasses.replace(ended, found=found)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qrag_jax.environments.rag.episode import MALFORMED_CALL, NO_RETRIEVAL, OWN_CODE, Broken
+from qrag_jax.environments.episode import MALFORMED_CALL, NO_RETRIEVAL, OWN_CODE, Failed
 from qrag_jax.feedback.language_model import PERMANENT
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
 from qrag_jax.metrics.answer_table import causes_text
@@ -44,7 +44,7 @@ class Patience:
     max_broken_share: float
     stop: Checks
     log: Callable[[str], None]
-    broken: type = Broken
+    broken: type = Failed
     advice: str = ADVICE
 
     def play(self, starts: Sequence[Any], play: PlayAll) -> list[Any]:

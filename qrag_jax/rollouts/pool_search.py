@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.rag.episode import Retrieve, Seen
+from qrag_jax.environments.episode import Retrieve, Seen
 from qrag_jax.environments.rag.state_text import Fitted, StateText
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.policies import plackett_luce

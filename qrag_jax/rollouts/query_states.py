@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from qrag_jax.data.sample import Page, QueryQuestion
-from qrag_jax.environments.query_writing.state import (
+from qrag_jax.environments.queries import (
     BY_PASSAGE,
     BY_TITLE,
     QueryState,
@@ -55,12 +55,12 @@ def states_on(
 ) -> QueryStates:
     """The states before the first hop.
 
-    Gold pages are keyed as `environments.query_writing.state.key_of` keys what is found. By title,
+    Gold pages are keyed as `environments.queries.key_of` keys what is found. By title,
     all passages of a page are its gold passages, and pages of one title are one page. By passage,
     each gold passage is a page: the one with its id if the data name that, or else with its text.
 
     Args:
-        by: one of `state.KEYS`.
+        by: one of `queries.KEYS`.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
     """
     if not questions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from qrag_jax.environments.query_writing.state import (
+from qrag_jax.environments.episode import Document, Failed
+from qrag_jax.environments.queries import (
     SEARCHED,
     STOPPED,
     Pool,
@@ -14,7 +15,6 @@ from qrag_jax.environments.query_writing.state import (
     grown,
     key_of,
 )
-from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -27,8 +27,8 @@ class Scoring:
     Attributes:
         scores: of the pool after the hop.
         reward: what of it is learned from.
-        order: of the pool, one of `state.ORDERS`.
-        gold_by: what a page is known by, one of `state.KEYS`.
+        order: of the pool, one of `queries.ORDERS`.
+        gold_by: what a page is known by, one of `queries.KEYS`.
     """
 
     scores: PoolScores

@@ -11,19 +11,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Searched
-from qrag_jax.environments.query_writing.styles import Written
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.demonstrations import Written
+from qrag_jax.environments.episode import (
     Agent,
     Ended,
     Look,
+    Open,
     Reply,
     Said,
     Speak,
     ToolTally,
     ToolTask,
 )
+from qrag_jax.environments.queries import QueryPrompt, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode
@@ -66,6 +66,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library
         elif isinstance(step, Look):
             (reply,) = library.look([(task, step)])
         else:
+            assert isinstance(step, Open)
             reply = library.open(task, step)
         try:
             step = play.send(reply)
@@ -111,7 +112,7 @@ def styled_episodes(
 
     Args:
         hops: in their order.
-        prompt: with `styles.style_variants`, which the numbers of prompts mean.
+        prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
         speech: between text and ids.
     """
     return [_episode(each, prompt, speech) for each in hops]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Agent,
     Closed,
     Document,
@@ -301,7 +301,7 @@ class _Course:
                 self._ready.append((each, Said("", "length"), False))
             else:
                 self._speaking.append((each, request))
-        elif step is not None:
+        elif isinstance(step, Look | Open):
             self._looking.append((each, step))
         elif isinstance(each.ended, Failed):
             self._counts.failed += 1

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row

@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from qrag_jax.data.scripted import BLOCK
-from qrag_jax.environments.query_rewriting.prompt import PromptKind, prompt_kind
-from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
+from qrag_jax.environments.demonstrations import RewriteStylesConfig
+from qrag_jax.environments.queries import PromptKind, prompt_kind
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.environments.episode import Document, Look
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import REWRITTEN
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.feedback.rewrite_guards import (
     GUARD_MEASURES,
@@ -109,7 +110,7 @@ class RewriteEpisodes:
         for place, number in enumerate(numbers):
             shown = inputs.script.at(config, number, step * config.script.batch_size + place)
             talk = Talk(
-                Rewritten(answer=shown.query),
+                Searched(shown.query, outcome=REWRITTEN),
                 ((inputs.agent.prompt.messages(shown.task), shown.query),),
             )
             episode = encoded(talk, inputs.speech)
@@ -166,7 +167,7 @@ class RewriteEpisodes:
         ended, status, parts = episode.ended, episode.status, {}
         if isinstance(original, Failure):
             status = original.cause
-        elif isinstance(ended, Rewritten):
+        elif isinstance(ended, Searched):
             parts = self.reward.of(task, ended, original)
         return TokenTrajectory(
             question=of[0],

@@ -17,10 +17,8 @@ from qrag_jax.data.files import queries
 from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
-from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
-from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask, any_query
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.outcomes import Failure

@@ -21,10 +21,9 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.files.queries import read_query_list
 from qrag_jax.data.generators.dropped_words import content_words
-from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
-from qrag_jax.environments.query_rewriting.prompt import prompt_kind
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import RewriteTask, prompt_kind
+from qrag_jax.environments.query_output import REWRITTEN, TAGGED
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_comparison, rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.tools.episode import Agent, Failed, ToolTask
+from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.trunks.trunk import Params

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.rag.episode import Agent, Task
+from qrag_jax.environments.episode import Agent, Task
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.environments.rag.episode import Limits
-from qrag_jax.environments.rag.own import PATH
+from qrag_jax.environments.episode import Limits
+from qrag_jax.environments.rag.scripted import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture

@@ -11,13 +11,11 @@ from typing import Any
 
 import jax
 
-from qrag_jax.environments.rag.episode import Agent, Finished, Seen
-from qrag_jax.environments.rag.own import PATH, OwnAgent
-from qrag_jax.environments.rag.planner import Planner
-from qrag_jax.environments.rag.react import ReAct
-from qrag_jax.environments.rag.reading import Reader
-from qrag_jax.environments.rag.scripted import Scripted
+from qrag_jax.environments.episode import Agent, Closed, Seen
+from qrag_jax.environments.rag.planners import Planner, ReAct
+from qrag_jax.environments.rag.scripted import PATH, OwnAgent, Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
+from qrag_jax.environments.rag.trail import Reader
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import rag_judging
 from qrag_jax.feedback.deferred_reward import metrics_of_all
@@ -133,7 +131,7 @@ class AgentRewards:
         prompt = prompts.load(JUDGE)
         requests: list[Request | None] = [
             rag_judging.correctness_request(prompt, gold, each.ended.answer, judge.generation)
-            if isinstance(each.ended, Finished)
+            if isinstance(each.ended, Closed)
             else None
             for gold, each in zip(golds, episodes, strict=True)
         ]
@@ -150,7 +148,7 @@ class AgentRewards:
             return [()] * len(episodes)
         searches = [
             [*zip(each.ended.history, each.searches, strict=True)]
-            if isinstance(each.ended, Finished)
+            if isinstance(each.ended, Closed)
             else []
             for each in episodes
         ]

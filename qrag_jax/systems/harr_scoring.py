@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.rag.episode import Task
+from qrag_jax.environments.episode import Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 
 from jax.sharding import Mesh
 
-from qrag_jax.environments.query_writing.few_shot import split_questions
-from qrag_jax.environments.query_writing.few_shot_file import NAME
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.few_shot import NAME, split_questions
+from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.feedback.pool_scores import PoolScores

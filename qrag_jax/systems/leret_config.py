@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_writing.few_shot import FewShotConfig
-from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
-from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
+from qrag_jax.environments.demonstrations import STYLES, StylesConfig
+from qrag_jax.environments.few_shot import FewShotConfig
+from qrag_jax.environments.queries import BY_HOP, ORDERS
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Pool, QueryState
-from qrag_jax.environments.query_writing.styles import (
+from qrag_jax.environments.demonstrations import (
     Start,
     StyledPlay,
     draw_renamed,
     draw_styles,
     style_variants,
 )
-from qrag_jax.environments.tools.episode import Look
+from qrag_jax.environments.episode import Look
+from qrag_jax.environments.queries import Pool, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of

@@ -13,12 +13,10 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import read_query_questions, unseen
 from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.query_writing.styles import (
+from qrag_jax.environments.demonstrations import (
     style_variants,
 )
+from qrag_jax.environments.queries import QueryAgent, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.server.model_digest import model_digest

@@ -18,9 +18,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_writing.few_shot_file import NAME as EXAMPLES
-from qrag_jax.environments.query_writing.few_shot_file import read_few_shot
-from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.environments.few_shot import NAME as EXAMPLES
+from qrag_jax.environments.few_shot import read_few_shot
+from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged

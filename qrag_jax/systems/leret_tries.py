@@ -17,24 +17,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_writing.few_shot import (
+from qrag_jax.environments.episode import Document, Look
+from qrag_jax.environments.few_shot import (
+    NAME,
     FewShotConfig,
+    FewShotPrompts,
     Split,
     Tried,
     drawn_candidates,
     full_credit,
     kept_variants,
     ranked,
-)
-from qrag_jax.environments.query_writing.few_shot_file import (
-    NAME,
-    FewShotPrompts,
     read_few_shot,
     write_few_shot,
 )
-from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
-from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QueryState, grown
-from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.next_states import choose
@@ -413,13 +410,13 @@ class PromptMaker:
         kept = kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
         _write(path, made)
-        scores = {each.candidate.name: each.score for one in made.rounds for each in one}
+        scores = {each.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
         return made.variants
 
     def _round(self, made: FewShotPrompts, number: int, play: PlayBy):
-        best = () if not made.rounds else (made.rounds[-1][0].candidate.variant,)
+        best = () if not made.rounds else (made.rounds[-1][0].variant,)
         stream = _STREAM + 100 * number
         tried = self._tried(self.split.bootstrap, best, play, stream)
         solved = full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)

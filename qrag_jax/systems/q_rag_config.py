@@ -14,7 +14,7 @@ from qrag_jax.data.config import (
     DataConfig,
 )
 from qrag_jax.data.sources import own
-from qrag_jax.environments.chunks_config import ChunksConfig
+from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import EvalConfig
 from qrag_jax.feedback.deferred_reward import DeferredReward

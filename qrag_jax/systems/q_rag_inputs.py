@@ -21,7 +21,7 @@ from qrag_jax.data.loading import (
 )
 from qrag_jax.data.sample import OF_VALUES, Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
-from qrag_jax.environments.chunks_config import ChunksConfig
+from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import UNTIL_FOUND
 from qrag_jax.feedback.answer_labels import labelled

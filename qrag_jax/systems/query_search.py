@@ -14,9 +14,8 @@ from pathlib import Path
 
 from qrag_jax.data.files.corpora import read_corpus
 from qrag_jax.data.sample import Page
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval import corpus, manifest

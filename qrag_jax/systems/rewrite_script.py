@@ -19,9 +19,8 @@ from qrag_jax.data.generators.dropped_words import (
     sentences_of,
 )
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
-from qrag_jax.environments.query_rewriting.agent import RewriteAgent
-from qrag_jax.environments.query_rewriting.styles import draw_rewriting
-from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.demonstrations import draw_rewriting
+from qrag_jax.environments.queries import RewriteAgent, RewriteTask
 from qrag_jax.errors import InputError, check_least
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class RewriteScript:
             draw = Draw(config.seed, STREAM, index)
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
             return Demonstrated(task, self._dropped(config.dropped, one, draw))
-        query = draw_rewriting(config.styles, config.seed, index, one).query
+        _, query = draw_rewriting(config.styles, config.seed, index, one)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
         return Demonstrated(task, query)

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.environments.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.episode import Closed, ToolTask
+from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.feedback import own_rubric

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
-from qrag_jax.environments.tools.documents import TasksConfig
-from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
+from qrag_jax.environments.demonstrations import DemonstrationsConfig
+from qrag_jax.environments.tasks import TasksConfig
+from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import Agent
+from qrag_jax.environments.episode import Agent
 from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,
@@ -244,7 +244,7 @@ def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> 
         if not messages:
             continue
         try:
-            ids = renderer.opening(messages, about.tools)
+            ids = renderer.opening(messages, [])
         except TextLost as lost:
             raise InputError(
                 f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
@@ -344,11 +344,10 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
             keys: uint32 `[task, member, 2]`.
             greedy: the likeliest tokens.
         """
-        grouped = self.inputs.about.grouped
         units = [
-            Unit(tasks.split, tasks.number(place), part)
+            Unit(tasks.split, tasks.number(place), (key,))
             for place, own in zip(places, keys, strict=True)
-            for part in ([tuple(own)] if grouped else [(key,) for key in own])
+            for key in own
         ]
         player, play = self.player, self._environment(greedy)
 

@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import parse_parts, read_part
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import bridge_task, tasks_of
-from qrag_jax.environments.tools.episode import ToolTask
-from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.environments.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.episode import ToolTask
+from qrag_jax.environments.tasks import bridge_task, tasks_of
+from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.client import Client

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import ToolTask
+from qrag_jax.environments.episode import ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores, predictions

@@ -14,51 +14,43 @@ import pytest
 from examples.worlds.scripts import bridge_question, talkative_question
 from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
-from qrag_jax.environments.query_rewriting.styles import (
-    COPY,
-    NO_STOP_WORDS,
-    SOME_WORDS,
-    WRONG_CLAUSE,
-    RewriteStylesConfig,
-    draw_rewriting,
-    rewritten,
-)
-from qrag_jax.environments.query_rewriting.styles import ENTITY as ENTITY_WORDS
-from qrag_jax.environments.query_rewriting.styles import STYLES as REWRITE_STYLES
-from qrag_jax.environments.query_rewriting.styles import draw_style as draw_rewrite_style
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import QueryState, grown
-from qrag_jax.environments.query_writing.styles import (
+from qrag_jax.environments.demonstrations import (
     BRIDGE,
+    COPY,
     ENTITY,
+    ENTITY_WORDS,
+    NO_STOP_WORDS,
     PASSAGE,
     QUESTION,
+    REWRITE_STYLES,
+    SOME_WORDS,
     STYLES,
+    WRONG_CLAUSE,
+    Demonstration,
+    DemonstrationsConfig,
+    RewriteStylesConfig,
     Start,
     Style,
     StyledPlay,
-    StyledWriter,
     StylesConfig,
     Written,
-    draw_renamed,
-    draw_style,
-    draw_styles,
-    style_variants,
-)
-from qrag_jax.environments.tools.demonstrations import (
-    EXPERT,
-    Demonstration,
-    DemonstrationsConfig,
     draw_choices,
+    draw_renamed,
+    draw_rewriting,
+    draw_styles,
+    rewritten,
+    style_variants,
+    styled_query,
 )
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import QueryPrompt, QueryState, grown
+from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import HERMES, read_calls
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
-from tests.environments.query_writing.trying import WorldSearch, world, world_state
+from tests.environments.trying import EXPERT, WorldSearch, world, world_state
 
 DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
 
@@ -161,14 +153,13 @@ def test_what_each_style_of_rewriting_leaves_out() -> None:
 def test_shares_of_rewritings_are_met_by_seed_and_index() -> None:
     config = RewriteStylesConfig(0.1, 0.15, 0.2, 0.25, 0.3)
     made = [draw_rewriting(config, 0, index, talkative()) for index in range(DRAWS)]
-    assert [each.style for each in made] == [draw_rewrite_style(config, 0, n) for n in range(DRAWS)]
     assert made[:50] == [draw_rewriting(config, 0, index, talkative()) for index in range(50)]
     assert made[:50] != [draw_rewriting(config, 1, index, talkative()) for index in range(50)]
-    counts = Counter(each.style for each in made)
+    counts = Counter(style for style, _ in made)
     for name, share in config.shares.items():
         near(counts[name], DRAWS, share, name)
     # What is chosen within a style does not depend on the number that chose the style.
-    clauses = Counter(each.query for each in made if each.style == WRONG_CLAUSE)
+    clauses = Counter(query for style, query in made if style == WRONG_CLAUSE)
     assert len(clauses) == 2
     for count in clauses.values():
         near(count, clauses.total(), 0.5)
@@ -204,9 +195,8 @@ def test_queries_of_each_style_by_hand() -> None:
         BRIDGE: (question.entity, question.bridge),
     }
     for style, (one, other) in wanted.items():
-        writer = StyledWriter(style)
-        later = start.after((own,))
-        assert (writer.query(start, question), writer.query(later, question)) == (one, other)
+        assert styled_query(style, start, question) == one
+        assert styled_query(style, start.after((own,)), question) == other
     for pool, said in (
         ((document_of(1, 0), own), question.bridge),
         ((own, document_of(0, 1)), second.title),
@@ -215,9 +205,9 @@ def test_queries_of_each_style_by_hand() -> None:
         ((own._replace(text=document_of(1, 0).text),), question.entity),
         ((own._replace(title="Other"),), question.entity),
     ):
-        assert StyledWriter(BRIDGE).query(start.after(pool), question) == said
+        assert styled_query(BRIDGE, start.after(pool), question) == said
     lines = dataclasses.replace(question, question="Who\nis it?")
-    assert StyledWriter(QUESTION).query(QueryState("q", "", ()), lines) == "Who is it?"
+    assert styled_query(QUESTION, QueryState("q", "", ()), lines) == "Who is it?"
 
 
 def test_a_demonstration_with_other_names_is_as_true(search: WorldSearch) -> None:
@@ -249,19 +239,20 @@ def test_a_demonstration_with_other_names_is_as_true(search: WorldSearch) -> Non
 def test_styles_of_hops_are_drawn_apart_or_together_by_seed_and_index() -> None:
     config = StylesConfig(question=0.1, entity=0.2, passage=0.3, bridge=0.4, marked=0.7)
     pairs = [draw_styles(config, 0, index, 2) for index in range(DRAWS)]
-    first = [draw_style(config, 0, index) for index in range(DRAWS)]
+    first = [styles for index in range(DRAWS) for styles in draw_styles(config, 0, index, 1)]
     assert [each[0] for each in pairs] == first
-    assert first[:50] != [draw_style(config, 1, index) for index in range(50)]
+    assert first[:50] != [draw_styles(config, 1, index, 1)[0] for index in range(50)]
     near(sum(each.marked for each in first), DRAWS, 0.7)
     both = Counter((one.name, other.name) for one, other in pairs)
     for one, share in config.shares.items():
         for other, then in config.shares.items():
             near(both[one, other], DRAWS, share * then, (one, other))
     kept = dataclasses.replace(config, mixed=False)
-    assert draw_styles(kept, 0, 7, 3) == (draw_style(config, 0, 7),) * 3
+    assert draw_styles(kept, 0, 7, 3) == draw_styles(config, 0, 7, 1) * 3
     # The bridge may have a share of its own behind marks; the others have theirs of the rest.
     marked = dataclasses.replace(config, marked_bridge=0.8)
-    counts = Counter(each.name for n in range(DRAWS) if (each := draw_style(marked, 0, n)).marked)
+    drawn = [draw_styles(marked, 0, index, 1)[0] for index in range(DRAWS)]
+    counts = Counter(each.name for each in drawn if each.marked)
     for name, share in {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8}.items():
         near(counts[name], counts.total(), share, name)
 

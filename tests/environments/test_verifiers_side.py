@@ -6,18 +6,17 @@ import asyncio
 
 import pytest
 
-from qrag_jax.environments.verifiers_side import wire
-from qrag_jax.environments.verifiers_side.clock import Clock
+from qrag_jax.environments.verifiers_side import program
 
 
 def test_a_clock_ends_what_takes_too_long_without_the_time_of_the_model() -> None:
     async def slow() -> None:
         await asyncio.sleep(30)
 
-    with pytest.raises(wire.EpisodeFailed, match=r"config\.env\.seconds") as found:
-        asyncio.run(Clock(0.1).bounded(slow()))
+    with pytest.raises(program.EpisodeFailed, match=r"config\.env\.seconds") as found:
+        asyncio.run(program.Clock(0.1).bounded(slow()))
     assert found.value.cause == "timeout"
-    clock = Clock(0.3)
+    clock = program.Clock(0.3)
 
     async def asks() -> str:
         clock.speaks(on=True)
@@ -38,12 +37,12 @@ def test_the_code_of_a_package_is_all_its_files(tmp_path, monkeypatch) -> None:
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "inner" / "rubric.py").write_text("WEIGHT = 1")
-    module = wire.imported("qrag-made-folder", package.name)
-    before = wire.code_of(module)
-    assert wire.code_of(module) == before
+    module = program.imported("qrag-made-folder", package.name)
+    before = program.code_of(module)
+    assert program.code_of(module) == before
     (package / "inner" / "rubric.py").write_text("WEIGHT = 2")
-    assert wire.code_of(module) != before
+    assert program.code_of(module) != before
     (tmp_path / "qrag_broken.py").write_text("import qrag_not_there")
     for name in ("qrag_broken", "qrag_none"):
-        with pytest.raises(wire.Refused, match=name):
-            wire.imported(name, name)
+        with pytest.raises(program.Refused, match=name):
+            program.imported(name, name)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.environments.query_rewriting.output import TOO_LONG, UNREADABLE
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Failed
+from qrag_jax.environments.episode import Document, Failed
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import REWRITTEN, TOO_LONG, UNREADABLE
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
@@ -54,7 +54,9 @@ def episode(ended: Any, tokens: int = 3) -> TokenEpisode:
 
 
 def rewritten(query: str, *ids: str, tokens: int = 3, **more: Any) -> TokenEpisode:
-    return episode(Rewritten(answer=query, found=found(*ids), **more), tokens)
+    return episode(
+        Searched(answer=query, found=found(*ids), **{"outcome": REWRITTEN, **more}), tokens
+    )
 
 
 def test_measures_by_hand() -> None:
@@ -103,7 +105,7 @@ def test_shapes_are_means_over_what_did_not_fail() -> None:
 
 
 def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
-    ended = Rewritten(answer="(ada berg", outcome=UNREADABLE)
+    ended = Searched(answer="(ada berg", outcome=UNREADABLE)
     shapes = shape_of_queries([SMALL], [episode(ended)])
     reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)
     assert shapes["format"] == reward["format"] == 1

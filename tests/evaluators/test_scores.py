@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_writing.state import EMPTY, SEARCHED, STOPPED, TOO_LONG
-from qrag_jax.environments.rag.episode import BROKEN_CAUSES, Broken, Ended, Finished
+from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
+from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import means, score_rows
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores
@@ -23,7 +23,7 @@ from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.rlvr_config import EvalConfig
-from tests.environments.query_writing.trying import LATER, STATE
+from tests.environments.trying import LATER, STATE
 from tests.retrieval_logs import played_rows
 
 
@@ -77,20 +77,20 @@ GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
 
 
 def test_every_cause_has_its_side() -> None:
-    of_model = {*BROKEN_CAUSES, *OWN_CAUSES} - INFRASTRUCTURE
+    of_model = {*FAILED_CAUSES, *OWN_CAUSES} - INFRASTRUCTURE
     assert of_model == {
         *("empty", "too_long", "filtered", "tool_call"),
         *("unfinished_thinking", "cut_off", "no_text"),
         *("no_retrieval", "malformed_call", "own_code"),
     }
-    assert {*BROKEN_CAUSES, *OWN_CAUSES} >= INFRASTRUCTURE
+    assert {*FAILED_CAUSES, *OWN_CAUSES} >= INFRASTRUCTURE
 
 
 def test_agents() -> None:
     ends: list[Ended] = [
-        Finished("Oslo", ()),
-        *[Broken("malformed_call", "no call.")] * 3,
-        *[Broken("timeout", "no reply.")] * 2,
+        Closed("Oslo"),
+        *[Failed("malformed_call", "no call.")] * 3,
+        *[Failed("timeout", "no reply.")] * 2,
     ]
     found = means(score_rows([GOLD] * 6, [Episode(ended, (), 1) for ended in ends]))
     assert (found["em"], found["f1"], found["broken_share"]) == (0.25, 0.25, 0.5)

@@ -9,19 +9,20 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from qrag_jax.environments.query_rewriting.output import (
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import (
     BROKEN,
     NO_QUERY,
     OUTCOMES,
     REWRITTEN,
     UNREADABLE,
 )
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, Guards, GuardsConfig, guard_measures
 from qrag_jax.feedback.rewrite_reward import MEASURES, Entries, RewriteReward, RewriteRewardConfig
@@ -37,6 +38,7 @@ def documents(*ids: str) -> tuple[Document, ...]:
 
 
 FOUND = documents("x", "b", "a")
+written = partial(Searched, outcome=REWRITTEN)
 
 
 def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
@@ -45,21 +47,21 @@ def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
 
 def test_gain_and_costs_by_hand() -> None:
     item = reward("recall", k=2)
-    ended = Rewritten("Oslo  city", found=FOUND)
+    ended = written("Oslo  city", found=FOUND)
     parts = {"recall@2": 0.5, "gain": 0.5, "format": 1.0, "words": 2.0}
     assert item.of(TASK, ended, 0.0) == {"reward": 0.5, **parts}
     assert item.of(TASK, ended, 1.0)["reward"] == -0.5
     plain = reward("recall", k=2, gain=False).of(TASK, ended, 1.0)
     assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
-    long = item.of(TASK, Rewritten("x " * 99, found=FOUND), 0.25)
+    long = item.of(TASK, written("x " * 99, found=FOUND), 0.25)
     assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free unless it costs
     costly = reward("recall", k=2, length_cost=0.3)
     for query, cost in (("Oslo", 0.1), ("capital of Norway", 0.3), ("a b c d e f", 0.6)):
-        ended = Rewritten(query, found=FOUND)
+        ended = written(query, found=FOUND)
         paid, free = costly.of(TASK, ended, 0.2), item.of(TASK, ended, 0.2)
         assert paid.pop("reward") == pytest.approx(free.pop("reward") - cost)
         assert paid == free  # nothing else knows of it
-    nothing = Rewritten("", outcome=NO_QUERY)
+    nothing = written("", outcome=NO_QUERY)
     assert costly.of(TASK, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.3)
 
 
@@ -70,15 +72,15 @@ def test_the_cost_of_reading_by_hand() -> None:
     item, free = RewriteReward(config, {"": Entries.of(texts)}), reward("recall", k=2)
     task = dataclasses.replace(TASK, question="What is what, of what?")
     for query, share in (("what is what", 5 / 6), ("Norway Oslo", 2 / 6), ("unknown", 0.0)):
-        ended = Rewritten(query, found=FOUND)
+        ended = written(query, found=FOUND)
         paid, unpaid = item.of(task, ended, 0.2), free.of(task, ended, 0.2)
         assert paid.pop("read_share") == pytest.approx(share)
         assert paid.pop("reward") == pytest.approx(unpaid.pop("reward") - 0.6 * share)
         assert paid == unpaid
-    nothing = Rewritten("", outcome=NO_QUERY)
+    nothing = written("", outcome=NO_QUERY)
     assert item.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
     unknown = dataclasses.replace(TASK, question="unknown")  # the original reads nothing
-    assert item.of(unknown, Rewritten("what", found=FOUND), 0.2)["read_share"] == 1.0
+    assert item.of(unknown, written("what", found=FOUND), 0.2)["read_share"] == 1.0
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -88,11 +90,11 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
     for _ in range(50):
         found = documents(*draw.sample(pool, draw.randint(0, 10)))
         original = item.measure(TASK, found)
-        assert item.of(TASK, Rewritten(TASK.question, found=found), original)["reward"] == 0.0
-    nothing = item.of(TASK, Rewritten("Venus"), 0.75)
+        assert item.of(TASK, written(TASK.question, found=found), original)["reward"] == 0.0
+    nothing = item.of(TASK, written("Venus"), 0.75)
     assert (nothing["reward"], nothing["format"], nothing["words"]) == (-0.75, 1.0, 1.0)
     for outcome in {*OUTCOMES} - {REWRITTEN}:
-        ended = Rewritten("(Oslo" if outcome == UNREADABLE else "", outcome=outcome)
+        ended = written("(Oslo" if outcome == UNREADABLE else "", outcome=outcome)
         gained = item.of(TASK, ended, 0.75)
         assert gained["reward"] == gained["gain"] == -0.75
         assert gained["format"] == gained["words"] == (outcome == UNREADABLE)
@@ -107,7 +109,7 @@ def test_the_measure_is_trec_evals(measure: str) -> None:
         qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}
         task = RewriteTask.judged(str(number), "?", qrel)
         ids = draw.sample([*names, "sure"], 9)
-        parts = item.of(task, Rewritten("x", found=documents(*ids)), 0.0)
+        parts = item.of(task, written("x", found=documents(*ids)), 0.0)
         assert item.names == tuple(parts)
         (score,) = ranking_columns({"q": ids}, {"q": qrel}, [name])[name].values()
         assert parts["reward"] == parts[name] == pytest.approx(score, rel=0, abs=1e-9)
@@ -121,7 +123,7 @@ def test_the_place_of_an_answer() -> None:
         (("Kristiania",), 1.0),
         (("x", "y", "z", "Oslo"), 0.0),  # beyond k
     ):
-        parts = item.of(answered, Rewritten("x", found=documents(*ids)), 0.0)
+        parts = item.of(answered, written("x", found=documents(*ids)), 0.0)
         assert parts["reward"] == parts["answer_rr@3"] == worth
 
 
@@ -135,13 +137,13 @@ def test_what_cannot_be_rewarded_is_refused() -> None:
     for answers in ((), ("the", "?")):
         task = dataclasses.replace(TASK, answers=answers)
         with pytest.raises(InputError, match=r"config\.reward\.measure"):
-            reward("answer_rank").of(task, Rewritten("x"), 0.0)
+            reward("answer_rank").of(task, written("x"), 0.0)
     for measure in ("ndcg", "recall", "rr"):
         with pytest.raises(InputError):
             reward(measure).check(RewriteTask("q", "?", ("Oslo",)))
         reward(measure).check(TASK)
     with pytest.raises(ValueError):
-        reward().of(TASK, Rewritten("x"), float("nan"))
+        reward().of(TASK, written("x"), float("nan"))
 
 
 # ---------------------------------------------------------------- DeepRetrieval's tiers
@@ -203,13 +205,13 @@ def test_the_remakes_mix() -> None:
 )
 def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
     item = reward(TIERS[tiers].measure, k=3000, gain=False, tiers=tiers)
-    parts = item.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
+    parts = item.of(TASK, written(query, found=documents(*found)), 0.5)
     assert parts["reward"] == pytest.approx(worth)
     # What is reported as a measure is the measure, without a format.
     assert 0 <= parts[item.config.name] <= 1
     assert parts["gain"] == parts[item.config.name] - 0.5
     for outcome in (NO_QUERY, BROKEN):
-        assert item.of(TASK, Rewritten("", outcome=outcome), 0.5)["reward"] == none
+        assert item.of(TASK, written("", outcome=outcome), 0.5)["reward"] == none
 
 
 # ---------------------------------------------------------------- guards

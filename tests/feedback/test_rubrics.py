@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Seen
-from qrag_jax.environments.tools.episode import Closed, Document, ToolTask
+from qrag_jax.environments.episode import (
+    FOUND,
+    Closed,
+    Document,
+    Failed,
+    Hop,
+    Seen,
+    ToolTask,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import rag_judging
 from qrag_jax.feedback.language_model import Unscored
@@ -24,7 +31,7 @@ from qrag_jax.llm.text.prompts import load
 
 GOLD = Gold("q1", "Which country?", ("Norway", "Kingdom of Norway"), frozenset({"p1", "p3"}))
 HOPS = (Hop("a", "Oslo", FOUND), Hop("b", "Norway", FOUND))
-ENDED = Finished("the Norway", HOPS)
+ENDED = Closed("the Norway", history=HOPS)
 PASSAGES = [["p1", "p2"], ["p2", "p3"]]
 MODELS: dict[str, Any] = {"llm": 1.0, "relevance": (0.5, 0.25)}
 
@@ -51,19 +58,19 @@ def test_every_reward() -> None:
 def test_a_mixture_is_weighted_and_the_last_hop_has_the_episodes_rewards() -> None:
     mixture = Mixture.of("f1=1, recall=0.5 ,novelty=-0.25")
     assert mixture.weights == {"f1": 1, "recall": 0.5, "novelty": -0.25}
-    scored = mixture.score(GOLD, Finished("Norway Sweden", HOPS), PASSAGES)
+    scored = mixture.score(GOLD, Closed("Norway Sweden", history=HOPS), PASSAGES)
     assert isinstance(scored, Scored)
     steps = mixture.steps(scored)
     assert steps == pytest.approx((-0.25, 2 / 3 + 0.5 - 0.125))
     assert mixture.total(scored) == pytest.approx(sum(steps))
     # To give up is a wrong answer, also without a verdict: nobody asks about an empty answer.
-    scored = Mixture.of("f1,em,sub_em,llm,recall").score(GOLD, Finished("", HOPS), PASSAGES)
+    scored = Mixture.of("f1,em,sub_em,llm,recall").score(GOLD, Closed("", history=HOPS), PASSAGES)
     assert isinstance(scored, Scored)
     assert scored.episode == {"f1": 0, "em": 0, "sub_em": 0, "llm": 0, "recall": 1}
 
 
 def test_what_failed_has_no_reward() -> None:
-    for broken in (Broken("timeout", "no reply."), Broken("no_retrieval", "none.", HOPS)):
+    for broken in (Failed("timeout", "no reply."), Failed("no_retrieval", "none.", history=HOPS)):
         scored = Mixture.of("f1,recall").score(GOLD, broken, PASSAGES)
         assert scored == Unscored(broken.cause, broken.message)
     failed = Unscored("timeout", "no reply.")
@@ -80,13 +87,13 @@ def test_what_failed_has_no_reward() -> None:
 
 
 def test_the_data_sets_own_metric_counts() -> None:
-    said = Finished("yes, they are", HOPS)
+    said = Closed("yes, they are", history=HOPS)
     for rule, worth in ({"rule": "hotpotqa"}, 0), ({}, 0.5):
         gold = Gold("q1", "?", ("yes",), frozenset(), **rule)
         assert Mixture.of("f1").score(gold, said, PASSAGES) == Scored({"f1": worth}, {}, 2)
     gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")  # all values are needed
     for answer, f1, em in (("17", 0.5, 0), ("17, 23", 1, 1)):
-        scored = Mixture.of("f1,em,sub_em").score(gold, Finished(answer, HOPS), PASSAGES)
+        scored = Mixture.of("f1,em,sub_em").score(gold, Closed(answer, history=HOPS), PASSAGES)
         assert isinstance(scored, Scored)
         assert scored.episode == pytest.approx({"f1": f1, "em": em, "sub_em": em})
 

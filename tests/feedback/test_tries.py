@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import EMPTY, SEARCHED, STOPPED, QueryState
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.next_states import CHOICES, NextStatesConfig, choose, uniform

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.environments.tools.episode import Closed, Look, Said, Speak
-from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.environments.episode import Closed, Look, Said, Speak
+from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.own_documents import OwnRetriever

@@ -122,8 +122,6 @@ def main() -> None:
         version="0",
         sizes={"train": TASKS, "eval": 2},
         prompts=[[{"role": "user", "content": text}]] * TASKS,
-        tools=[],
-        grouped=does == "grouped",
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     )

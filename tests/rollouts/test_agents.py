@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.decompositions import Decomposition, SubQuestion
-from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Limits, Retrieve, Task
-from qrag_jax.environments.rag.react import ReAct
-from qrag_jax.environments.rag.reading import Reader
+from qrag_jax.environments.episode import FOUND, Closed, Failed, Hop, Limits, Retrieve, Task
+from qrag_jax.environments.rag.planners import ReAct
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.state_text import StateText
+from qrag_jax.environments.rag.trail import Reader
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
@@ -227,7 +227,7 @@ def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() 
     assert playing.counts.batches == max(len(item.searches) for item in played)
     assert playing.counts.searches == sum(len(item.searches) for item in played)
     right = [
-        isinstance(item.ended, Finished) and item.ended.answer == PEOPLE[start.task.id][1]
+        isinstance(item.ended, Closed) and item.ended.answer == PEOPLE[start.task.id][1]
         for start, item in zip(starts(8), played, strict=True)
     ]
     assert sum(right) >= len(right) // 2  # the others gave up
@@ -244,7 +244,7 @@ def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> Non
     model = Thinking(answers)
     playing = rollout(react(), model)
     played = playing.play(starts(4))
-    assert all(isinstance(item.ended, Finished) for item in played)
+    assert all(isinstance(item.ended, Closed) for item in played)
     assert {item.ended.answer for item in played} == {"Norway"}
     # One plan for each of two groups; then every episode reads and answers by itself.
     assert playing.counts.calls == len(model.asked) == 2 + 8 + 8
@@ -262,7 +262,7 @@ def test_an_episode_that_breaks_is_played_again_with_other_draws() -> None:
 
     playing = rollout(react(), Thinking(reply))
     (episode,) = playing.play(starts(1)[:1])
-    assert isinstance(episode.ended, Finished)
+    assert isinstance(episode.ended, Closed)
     assert (episode.attempts, playing.counts.broken) == (2, 1)
     assert len(episode.searches) == 1  # those of the attempt that counts
 
@@ -278,14 +278,14 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
     playing = rollout(react(), Thinking(reply))
     played = playing.play(starts(3)[:3])
-    assert [(type(item.ended), item.attempts) for item in played] == [(Finished, 2)] * 3
+    assert [(type(item.ended), item.attempts) for item in played] == [(Closed, 2)] * 3
     assert playing.counts.calls == 2 + 1 + 3 + 3  # both attempts share what comes before a search
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.5))
     played = playing.play(starts(2))
-    assert all(isinstance(item.ended, Broken) and item.ended.cause == "server" for item in played)
+    assert all(isinstance(item.ended, Failed) and item.ended.cause == "server" for item in played)
     assert [item.attempts for item in played] == [2] * 4
     # A failure is not shared with the next attempt: both groups ask twice.
     assert playing.counts.calls == 4
@@ -295,8 +295,8 @@ def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     first, second = rollout(agent).play(
         [starts(1)[0], starts(1)[0]._replace(task=Task("long", "?"))]
     )
-    assert isinstance(first.ended, Finished)
-    assert isinstance(second.ended, Broken)
+    assert isinstance(first.ended, Closed)
+    assert isinstance(second.ended, Failed)
     assert (second.ended.cause, second.searches) == ("too_long", ())
     with pytest.raises(InputError):  # it asks a language model, and there is none
         rollout(react()).play(starts(1))
@@ -307,7 +307,7 @@ def test_searches_of_a_moment_are_one_call_of_the_encoder() -> None:
     playing = rollout(react(), Thinking(answers, seconds=0.1), PlayConfig(gather=0.05))
     begun = time.monotonic()
     played = playing.play([s._replace(group=number) for number, s in enumerate(starts(8) * 4)])
-    assert all(isinstance(item.ended, Finished) for item in played)
+    assert all(isinstance(item.ended, Closed) for item in played)
     assert playing.counts.searches / playing.counts.batches >= 8
     assert time.monotonic() - begun < 15  # 64 episodes one after the other take 19 s
 

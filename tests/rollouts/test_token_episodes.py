@@ -13,19 +13,17 @@ import numpy as np
 import pytest
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Searched
-from qrag_jax.environments.query_writing.styles import (
+from qrag_jax.environments.demonstrations import (
     BRIDGE,
     PASSAGE,
+    Demonstration,
     Start,
     Style,
     StyledPlay,
+    draw_choices,
     style_variants,
 )
-from qrag_jax.environments.tools.demonstrations import EXPERT, Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Closed,
     Document,
     Failed,
@@ -36,7 +34,9 @@ from qrag_jax.environments.tools.episode import (
     ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.tools.play import COMPLETE, GET, RETRIEVE, ToolAgent
+from qrag_jax.environments.queries import QueryPrompt, Searched
+from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.environments.tools import COMPLETE, GET, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
@@ -52,7 +52,7 @@ from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout,
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, BatchRules, TokenTrajectory, token_batch
 from qrag_jax.runtime.interrupt import Stopped
-from tests.environments.query_writing.trying import WorldSearch, world, world_state
+from tests.environments.trying import EXPERT, WorldSearch, world, world_state
 
 SIZES = TinyLMConfig(
     layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400

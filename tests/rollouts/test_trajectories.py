@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qrag_jax.environments.query_rewriting.task import Rewritten
-from qrag_jax.environments.query_writing.state import (
+from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
+from qrag_jax.environments.queries import (
     BY_HOP,
     BY_PASSAGE,
     EMPTY,
@@ -22,7 +22,6 @@ from qrag_jax.environments.query_writing.state import (
     TOO_LONG,
     Searched,
 )
-from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.rollouts.episode_texts import from_text, to_text
@@ -41,7 +40,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from tests.environments.query_writing.trying import BERG, LATER, OSLO, RAIN, STATE
+from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE
 from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch, made_pairs
 
 PROMPT = [5, 6, 7, 8]
@@ -109,7 +108,7 @@ FOUND = (
 ENDED: tuple[Ended, ...] = (
     Closed("an answer", ("a",), ("a", "b"), 2, TALLY),
     Failed("timeout", "the service did not answer", TALLY),
-    Rewritten("a query", tally=TALLY, outcome="no_json", found=FOUND),
+    Searched("a query", tally=TALLY, outcome="no_json", found=FOUND),
     Searched("a query", tally=TALLY, found=FOUND[::-1]),
 )
 

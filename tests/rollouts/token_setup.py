@@ -15,7 +15,7 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
+from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.peft import read_adapters

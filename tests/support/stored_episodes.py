@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.tools.demonstrations import (
+from qrag_jax.environments.demonstrations import (
     Demonstration,
     DemonstrationsConfig,
     draw_choices,
 )
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Closed, ToolTask
-from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.environments.episode import Closed, ToolTask
+from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessSpec
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.outcomes import Failure

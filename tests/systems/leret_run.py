@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.tools.episode import Look, Said, Speak
+from qrag_jax.environments.episode import Look, Said, Speak
+from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.tries import Try
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.query_rewriting.output import BARE, TAGGED, TOO_LONG
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Failed, Look, Said, Speak, ToolTally
+from qrag_jax.environments.episode import Failed, Look, Said, Speak, ToolTally
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import BARE, TAGGED, TOO_LONG
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.found_scores import ndcg
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_costs_the_originals_measure(system: DeepRetrieval) 
     task = system.inputs.train[0]
     empty = system.episodes.trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
     assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
-    ended = Rewritten(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
+    ended = Searched(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
     cut = system.episodes.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
 

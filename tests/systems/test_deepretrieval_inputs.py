@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import pytest
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Look
+from qrag_jax.environments.episode import Look
+from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs

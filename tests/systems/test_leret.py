@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.tools.episode import Look
+from qrag_jax.environments.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints

@@ -13,11 +13,16 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.few_shot import FewShotConfig, Split
-from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
-from qrag_jax.environments.query_writing.state import BY_HOP, BY_PASSAGE, QueryState
-from qrag_jax.environments.tools.episode import Document, Failed, Look
+from qrag_jax.environments.episode import Document, Failed, Look
+from qrag_jax.environments.few_shot import FewShotConfig, Split
+from qrag_jax.environments.queries import (
+    BY_HOP,
+    BY_PASSAGE,
+    QueryAgent,
+    QueryPrompt,
+    QueryState,
+    Variant,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PAIRED, TIED, Pair, StatePairs
@@ -34,7 +39,7 @@ from qrag_jax.systems.leret_experience import (
     pairs_batch,
 )
 from qrag_jax.systems.leret_tries import HopPlayer, PromptMaker, TryMaker, kept_prompts
-from tests.environments.query_writing.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
+from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.leret_run import (
     FIRST_SFT,
     STOP,

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from configs import deepretrieval
 from qrag_jax import train
-from qrag_jax.environments.query_rewriting.output import BARE, OUTCOMES, REWRITTEN, read_output
-from qrag_jax.environments.tools.episode import Document, Look, ToolTask
+from qrag_jax.environments.episode import Document, Look, ToolTask
+from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_log import RewriteRow

@@ -16,8 +16,8 @@ import pytest
 from configs.rlvr import get_config
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.sample import Split
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Look, ToolTask
+from qrag_jax.environments.episode import Look, ToolTask
+from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.config import (

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Page
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.tools.episode import Document, Look, Open
+from qrag_jax.environments.episode import Document, Look, Open
+from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.bm25 import BM25Index

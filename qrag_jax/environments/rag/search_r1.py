@@ -13,18 +13,19 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
     MALFORMED_CALL,
     Hop,
     Limits,
-    Play,
     Reply,
     Seen,
     Step,
     Task,
+    Unplayable,
 )
-from qrag_jax.environments.rag.trail import Trail, Unplayable, played
+from qrag_jax.environments.rag.trail import SearchingAgent, Trail
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, CompletionRequest
+from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 
@@ -43,23 +44,16 @@ LAST = "\nI have no searches left, so I will now give my answer.\n<answer>"
 
 
 class Turn(NamedTuple):
-    """One reply of the model.
+    """One reply of the model."""
 
-    Attributes:
-        text: the reply up to the end of its action; all of it if it has none.
-        action: "search", "answer" or "".
-        content: what stands between the action's tags.
-        thought: the text before the action, without tags.
-    """
-
-    text: str
-    action: str
-    content: str
-    thought: str
+    text: str  # the reply up to the end of its action; all of it if it has none
+    action: str  # "search", "answer" or ""
+    content: str  # what stands between the action's tags
+    thought: str  # the text before the action, without tags
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchR1:
+class SearchR1(SearchingAgent):
     """Plays episodes of one growing text.
 
     The history's answer of a hop is what the model thought of that hop's passages, that is, in its
@@ -84,12 +78,8 @@ class SearchR1:
     def __post_init__(self) -> None:
         self.prompt.fill({"question": ""})
 
-    def play(self, task: Task) -> Play:
-        """One episode."""
-        trail = Trail()
-        return played(trail, self._answer(task, trail))
-
-    def _answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """See `SearchingAgent`."""
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
         for _ in range(self.limits.max_turns):
@@ -111,8 +101,8 @@ class SearchR1:
         _note(trail, sub_query, thought)
         if not trail.searches:
             raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-        answer = yield from trail.ask(self._request(text + LAST, STOP[1:], _reads_forced))
-        return forced(answer)
+        request = self._request(text + LAST, STOP[1:], _reads_forced)
+        return (yield from trail.final_answer(request, forced))
 
     def _request(
         self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
@@ -159,18 +149,14 @@ def informed(passages: tuple[Seen, ...]) -> str:
     )
 
 
-def forced(answer: Answer) -> str:
-    """The answer in a reply to `LAST`.
-
-    Raises:
-        Unplayable: it was cut off, or there is none.
-    """
+def forced(answer: Answer) -> str | NoAnswer:
+    """The answer in a reply to `LAST`."""
     text, closed, _ = answer.text.partition("</answer>")
     if answer.finish_reason == "length" and not closed:
-        raise Unplayable("cut_off", "the final answer was cut off; raise max_tokens.")
+        return NoAnswer("cut_off", "the final answer was cut off; raise max_tokens.")
     said = _thought(text)
     if not any(map(str.isalnum, said)):
-        raise Unplayable("no_text", "there is no text to read an answer from.")
+        return NoAnswer("no_text", "there is no text to read an answer from.")
     return said
 
 
@@ -179,11 +165,7 @@ def _reads_turn(answer: Answer) -> str:
 
 
 def _reads_forced(answer: Answer) -> str:
-    try:
-        forced(answer)
-    except Unplayable:
-        return UNREAD
-    return READ
+    return UNREAD if isinstance(forced(answer), NoAnswer) else READ
 
 
 def _thought(text: str) -> str:

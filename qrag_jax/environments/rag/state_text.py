@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qrag_jax.environments.rag.episode import Hop, Retrieve
+from qrag_jax.environments.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import least, one_line
@@ -94,16 +94,11 @@ class StateText:
 
 
 class Fitted(NamedTuple):
-    """The text of a state, and what was left out of it.
-
-    Attributes:
-        hops: number of hops, the oldest ones.
-        words: number of words of the original question, the last ones.
-    """
+    """The text of a state, and what was left out of it."""
 
     text: str
-    hops: int = 0
-    words: int = 0
+    hops: int = 0  # number of hops, the oldest ones
+    words: int = 0  # number of words of the original question, the last ones
 
 
 def as_json(history: tuple[Hop, ...]) -> str:

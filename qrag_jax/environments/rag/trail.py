@@ -1,48 +1,47 @@
-"""What all agents share: how they ask and search, and how their episodes end."""
+"""What the agents that retrieve share: how they ask, search and read, and how they end."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
+    AMBIGUOUS,
+    FOUND,
     NO_RETRIEVAL,
-    Broken,
+    STATUSES,
+    Closed,
     Complete,
-    Finished,
+    Failed,
     Hop,
     Play,
     Reply,
     Retrieve,
     Seen,
     Step,
+    Task,
+    Unplayable,
+    ask,
 )
-from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest, Failure
-from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
+from qrag_jax.llm.text.extraction import NoAnswer, last_object
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.llm.text.prompts import Messages, harmless, one_line
-
-
-class Unplayable(Exception):
-    """Ends an episode from within; `played` makes a `Broken` of it."""
-
-    def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
-        self.cause = cause
+from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 
 
 class Wrong(NamedTuple):
     """Why a model's reply cannot be used."""
 
     cause: str  # of the episode's end, if the model does not mend it
-    message: str  # one sentence, told to the model
+    message: str  # one sentence, which the model reads
 
 
 Read = TypeVar("Read")
 
 
 class Trail:
-    """What an agent has done in one episode.
+    """What an agent has done in one episode. What fails raises `Unplayable`.
 
     Attributes:
         hops: the retrievals whose passages have been read.
@@ -54,17 +53,9 @@ class Trail:
         self.searches = 0
 
     def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
-        """The model's answer.
-
-        Raises:
-            Unplayable: there is none.
-        """
-        reply = yield Complete(request, shared=not self.searches)
-        if isinstance(reply, Failure):
-            raise Unplayable(reply.cause, reply.message)
-        if not isinstance(reply, Answer):
-            raise TypeError(f"the reply to Complete is an outcome, not {type(reply).__name__}.")
-        return reply
+        """The model's answer."""
+        answer: Answer = yield from ask(Complete(request, shared=not self.searches))
+        return answer
 
     def ask_well(
         self,
@@ -72,11 +63,7 @@ class Trail:
         request: Callable[[Messages, Callable[[Answer], str]], ChatRequest],
         read: Callable[[Answer], Read | Wrong],
     ) -> Generator[Step, Reply, Read]:
-        """What is read from the model's reply; if it is wrong, the model is told so once.
-
-        Raises:
-            Unplayable: there is no reply, or the second one is wrong, too.
-        """
+        """What is read from the model's reply; if it is wrong, the model is corrected once."""
 
         def reads(answer: Answer) -> str:
             return UNREAD if isinstance(read(answer), Wrong) else READ
@@ -93,52 +80,47 @@ class Trail:
         raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
-        """The passages found, in the order in which they are read.
-
-        Raises:
-            Unplayable: the search failed.
-        """
-        if len(self.hops) != self.searches:
-            raise RuntimeError("an agent reads the passages of a search before it searches again.")
-        reply = yield Retrieve(sub_query, tuple(self.hops))
-        if isinstance(reply, Failure):
-            raise Unplayable(reply.cause, reply.message)
-        if isinstance(reply, Answer):
-            raise TypeError("the reply to Retrieve is passages, not an Answer.")
+        """The passages found, in the order in which they are read."""
+        passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
         self.searches += 1
-        return tuple(reply)
+        return tuple(passages)
 
     def final_answer(
-        self, messages: Messages, generation: Generation
+        self,
+        request: ChatRequest | CompletionRequest,
+        read: Callable[[Answer], str | NoAnswer],
     ) -> Generator[Step, Reply, str]:
-        """The answer of a reply that ends with a line "Final answer: …".
-
-        Raises:
-            Unplayable: there is no reply, or no answer in it.
-        """
-        answer = yield from self.ask(generation.request(messages, generation.reads_answer))
-        found = generation.final_answer(answer)
+        """The answer that is read from the model's reply."""
+        found = read((yield from self.ask(request)))
         if isinstance(found, NoAnswer):
             raise Unplayable(found.cause, found.message)
         return found
 
 
-def played(trail: Trail, steps: Generator[Step, Reply, str]) -> Play:
-    """Plays the steps, which return the answer; this is the only way to a `Finished`.
+class SearchingAgent:
+    """What all these agents are: `answer` plays the steps of one episode."""
 
-    An episode without a retrieval is broken whatever it says: the retriever has no part in it.
-    """
-    try:
-        answer = yield from steps
-        if not trail.searches:
-            raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
-    except Unplayable as why:
-        return Broken(why.cause, str(why), tuple(trail.hops))
-    return Finished(answer, tuple(trail.hops))
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """The answer. What cannot be played raises `Unplayable`."""
+        raise NotImplementedError
+
+    def play(self, task: Task) -> Play:
+        """One episode.
+
+        Without a retrieval it fails whatever it says: the retriever has no part in it.
+        """
+        trail = Trail()
+        try:
+            answer = yield from self.answer(task, trail)
+            if not trail.searches:
+                raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
+        except Unplayable as why:
+            return Failed(why.cause, str(why), history=tuple(trail.hops))
+        return Closed(answer, history=tuple(trail.hops))
 
 
-def told(hops: list[Hop]) -> str:
-    """The hops as a model is told them, two lines each; "none" if there are none."""
+def listed(hops: list[Hop]) -> str:
+    """The hops as a model reads them, two lines each; "none" if there are none."""
     lines = [
         f"{number}. {one_line(hop.sub_query)}\n   {hop.status}: {one_line(hop.answer)}"
         for number, hop in enumerate(hops, 1)
@@ -146,7 +128,53 @@ def told(hops: list[Hop]) -> str:
     return "\n".join(lines) or "none"
 
 
-def shown(passages: tuple[Seen, ...]) -> str:
-    """The passages as a model is shown them: numbered, a line each; "none" if there are none."""
-    lines = [f"[{number}] {passage.whole}" for number, passage in enumerate(passages, 1)]
-    return "\n".join(lines) or "none"
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads passages: a second call of the model says what they answer to a sub-query.
+
+    It is shown the bare sub-query, not the history: that is the retriever's.
+    """
+
+    prompt: Prompt  # with the slots `question` and `passages`
+    generation: Generation  # how replies are sampled
+
+    def __post_init__(self) -> None:
+        self.prompt.fill({"question": "", "passages": ""})
+
+    def hop(self, trail: Trail, sub_query: str) -> Generator[Step, Reply, Hop]:
+        """Searches, reads what is found, and adds the hop to the trail.
+
+        A reply that cannot be read counts as AMBIGUOUS with the answer "".
+        """
+        passages = yield from trail.search(sub_query)
+        lines = [f"[{number}] {passage.whole}" for number, passage in enumerate(passages, 1)]
+        texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
+        said = self.generation.said
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if read_evidence(sub_query, said(answer)) is None else READ
+
+        answer = yield from trail.ask(self.generation.request(self.prompt.fill(texts), reads))
+        hop = read_evidence(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
+        trail.hops.append(hop)
+        return hop
+
+
+def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
+    """What a reader's reply says; None if it has no JSON object with a status and an answer.
+
+    FOUND without an answer says nothing either.
+    """
+    found = None if isinstance(said, NoAnswer) else last_object(said, ("status", "answer"))
+    if found is None:
+        return None
+    status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
+    text = found["answer"]
+    if text is None:
+        text = ""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        text = str(text)
+    if status not in STATUSES or not isinstance(text, str):
+        return None
+    text = one_line(text)
+    return None if status == FOUND and not text else Hop(sub_query, text, status)

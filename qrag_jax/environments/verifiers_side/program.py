@@ -1,36 +1,224 @@
-"""Loads an environment and plays it, as the trainer says."""
+"""Loads an environment and plays it, as the trainer says in lines of JSON.
+
+The trainer says (`op`):
+    open    id, arguments, limits, server, …: load this environment
+    play    group, split, task, episodes: play these episodes of one task
+    speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
+    close   end
+The program says:
+    opened  version, sizes, prompts, digest, code
+    refused message: one sentence; the program ends
+    played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib
 import importlib.metadata
+import importlib.util
+import json
+import math
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
-from .wire import Link, Refused, told
-
+T = TypeVar("T")
 _WANTED = "'verifiers>=0.4,<0.5'"
+_LOOK_EVERY = 0.2  # seconds
 
 
-class Player(Protocol):
-    """An environment that is open."""
+class Refused(Exception):
+    """The environment cannot be used; the message is one sentence, which the user reads."""
 
-    def about(self) -> dict[str, Any]:
-        """The fields of `opened`: sizes, prompts, digest, code."""
-        ...
 
-    async def play(self, asked: Mapping[str, Any]) -> None:
-        """Plays the episodes of one task, and says `played` for each."""
-        ...
+class EpisodeFailed(Exception):
+    """An episode has no reward.
 
-    async def start(self) -> None:
-        """Before the first episode."""
-        ...
+    Attributes:
+        cause: a short word for counting.
+    """
 
-    async def stop(self) -> None:
-        """After the last one."""
-        ...
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def one_line(text: object, most: int = 300) -> str:
+    """A text in one line, cut."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
+def told(error: BaseException) -> str:
+    """What was raised, and what raised that, in one line."""
+    found, seen = list[str](), set[int]()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen and len(found) < 4:
+        seen.add(id(each))
+        text = one_line(each)
+        found.append(f"{type(each).__name__}: {text}" if text else type(each).__name__)
+        each = each.__cause__ or each.__context__
+    return one_line(" ← ".join(dict.fromkeys(found)), 400)
+
+
+def code_of(module: ModuleType) -> str:
+    """A digest of the Python files of a module or of its package."""
+    digest, path = hashlib.sha256(), Path(module.__file__ or "")
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(path.parent)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def imported(name: str, module: str) -> ModuleType:
+    """The module of an environment.
+
+    Args:
+        name: as the user gave it.
+        module: to import.
+
+    Raises:
+        Refused: it is not installed, or cannot be imported.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise Refused(
+            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
+            f"{module}; install it there"
+        )
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise Refused(
+            f"the package {module} cannot be imported ({told(error)}); install what it needs, or "
+            "mend it"
+        ) from error
+
+
+def finite(value: Any) -> Any:
+    """The value with None for numbers that JSON has not, at any depth."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value
+
+
+class Clock:
+    """Seconds that an environment has worked by itself.
+
+    Attributes:
+        limit: seconds; 0: none.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._began, self._spoken, self._speaking, self._since = time.monotonic(), 0.0, 0, 0.0
+
+    def speaks(self, *, on: bool) -> None:
+        """The model begins, or ends, to speak; several turns may overlap."""
+        if on and not self._speaking:
+            self._since = time.monotonic()
+        self._speaking += 1 if on else -1
+        if not on and not self._speaking:
+            self._spoken += time.monotonic() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Without those in which the model spoke."""
+        now = time.monotonic()
+        spoken = self._spoken + (now - self._since if self._speaking else 0.0)
+        return now - self._began - spoken
+
+    async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work gives.
+
+        Raises:
+            EpisodeFailed: it took too long, and was cancelled.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_EVERY))[0]:
+                if self.limit and self.seconds > self.limit:
+                    raise EpisodeFailed(
+                        "timeout",
+                        f"the environment worked for more than {self.limit:g} s "
+                        "(config.env.seconds)",
+                    )
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                # It may refuse to end; then nobody waits for it.
+                await asyncio.wait({task}, timeout=2.0)
+
+
+class Link:
+    """This process's end. What an environment prints goes to standard error, not between lines.
+
+    Attributes:
+        asked: the messages of the trainer; None: it has gone.
+        clocks: of the episodes whose calls come by HTTP, by their numbers.
+    """
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._in = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        sys.stdout = sys.stderr
+        self._lock = threading.Lock()
+        self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.clocks: dict[int, Any] = {}
+
+    def read(self) -> dict[str, Any] | None:
+        """The next message, before `listen` was called; None: the trainer has gone."""
+        line = self._in.readline()
+        return json.loads(line) if line else None
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Sends a message; it may be called from any thread."""
+        line = json.dumps({"op": op, **finite(fields)}, default=str, allow_nan=False)
+        with self._lock:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+    def listen(self) -> None:
+        """Begins to read in a thread; called from the loop that plays."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            try:
+                for line in self._in:
+                    message = json.loads(line)
+                    loop.call_soon_threadsafe(self._take, message)
+            finally:
+                # The trainer may have been killed; an environment must not go on without it.
+                try:
+                    loop.call_soon_threadsafe(self._take, None)
+                except RuntimeError:
+                    os._exit(1)
+                threading.Timer(10.0, os._exit, (1,)).start()
+
+        threading.Thread(target=read, name="trainer", daemon=True).start()
+
+    def _take(self, message: dict[str, Any] | None) -> None:
+        if message is not None and message["op"] == "speaks":
+            if clock := self.clocks.get(message["episode"]):
+                clock.speaks(on=message["on"])
+        else:
+            self.asked.put_nowait(message)
 
 
 def version_here() -> str:
@@ -53,12 +241,13 @@ def version_here() -> str:
     return version
 
 
-def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Player, dict[str, Any]]:
+def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The environment's player, and what the trainer reads of it."""
     version = version_here()
     try:
-        from .v1 import open_environment
+        from .v1 import TasksetPlayer
 
-        player: Player = open_environment(link, asked)
+        player = TasksetPlayer(link, asked)
         return player, {"version": version, **player.about()}
     except Refused:
         raise
@@ -69,7 +258,7 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Player, dict[str, Any
         ) from error
 
 
-async def _run(link: Link, player: Player, about: Mapping[str, Any]) -> None:
+async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:
     link.listen()
     await player.start()
     link.say("opened", **about)

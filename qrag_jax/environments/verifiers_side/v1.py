@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .clock import Clock
-from .wire import EpisodeFailed, Link, Refused, code_of, imported, one_line
+from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
 
 TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
 vf: Any = importlib.import_module("verifiers.v1")
@@ -38,11 +37,11 @@ _DIRECT = "qrag_direct_harness"  # the id of our harness
 _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError", "ToolsetError")
 
 
-def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
-    """Loads the package.
+def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
+    """The environment, and the digest of its package's code.
 
     Raises:
-        Refused: there is none, or it exports nothing that can be used.
+        Refused: there is no package, or it exports nothing that can be used.
     """
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
@@ -57,8 +56,7 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
         ) from None
     if asked["harness"] == "direct":
         sys.modules.setdefault(_DIRECT, importlib.import_module(f"{__package__}.direct"))
-    environment = _LOADERS.load_environment(_config(asked))
-    return TasksetPlayer(link, asked, environment, code_of(module))
+    return _LOADERS.load_environment(_config(asked)), code_of(module)
 
 
 def _config(asked: Mapping[str, Any]) -> Any:
@@ -93,35 +91,37 @@ def _config(asked: Mapping[str, Any]) -> Any:
 
 
 class TasksetPlayer:
-    """See `program.Player`."""
+    """An environment that is open."""
 
-    def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any, code: str) -> None:
-        self._link, self._environment, self._asked = link, environment, asked
-        self._code = code
-        taskset = environment.taskset
+    def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
+        self._link, self._asked = link, asked
+        self._environment, self._code = _loaded(asked)
+        taskset = self._environment.taskset
         most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
         self._tasks = [*itertools.islice(taskset, most)]
         self._serving = contextlib.AsyncExitStack()
 
     def about(self) -> dict[str, Any]:
+        """The fields of `opened`: sizes, prompts, digest, code."""
         rows = [task.data.model_dump(mode="json", exclude_none=True) for task in self._tasks]
         text = json.dumps(rows, sort_keys=True, default=str)
         return {
             "sizes": {"train": len(self._tasks), "eval": 0},
             "prompts": [_prompt(task.data) for task in self._tasks[:_PROMPTS]],
-            "tools": [],
-            "grouped": False,
             "code": self._code,
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 
     async def start(self) -> None:
+        """Before the first episode."""
         await self._serving.enter_async_context(self._environment.serving())
 
     async def stop(self) -> None:
+        """After the last one."""
         await self._serving.aclose()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
+        """Plays the episode of one task, and says `played`."""
         (episode,) = asked["episodes"]
         began, clock = time.monotonic(), Clock(self._asked["limits"]["seconds"])
         self._link.clocks[episode] = clock

@@ -1,6 +1,6 @@
 """The questions, the agent of RLVR that acts on them, and the rewards: without verifiers.
 
-The agent is qrag_jax's own (`qrag_jax.environments.tools.play`): a generator that is sent what the
+The agent is qrag_jax's own (`qrag_jax.environments.tools`): a generator that is sent what the
 model said, and asks for searches. It reads calls in their text, so calls that verifiers gives as
 objects are written again.
 """
@@ -16,8 +16,7 @@ from typing import Any
 from qrag_jax.data.dataset_parts import parse_parts, read_part
 from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.scripted import bridge_questions
-from qrag_jax.environments.tools.documents import TasksConfig, bridge_task, tasks_of
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Closed,
     Document,
     Look,
@@ -26,7 +25,8 @@ from qrag_jax.environments.tools.episode import (
     Speak,
     ToolTask,
 )
-from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE, ToolAgent
+from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
+from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call

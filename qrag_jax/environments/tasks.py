@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from qrag_jax.data.dataset_parts import TitledSample, untitled
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.environments.tools.episode import Document, ToolTask
+from qrag_jax.environments.episode import Document, ToolTask
 from qrag_jax.errors import InputError, check_least
 
 _SECTION = "tasks"

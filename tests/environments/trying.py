@@ -10,8 +10,9 @@ import numpy as np
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.environments.demonstrations import DemonstrationsConfig
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.pretrained_lm import load_language_model
@@ -30,6 +31,20 @@ SIZES = TinyLMConfig(
     layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
 )
 _K1, _B = 0.9, 0.4
+# Every episode takes the good way.
+EXPERT = DemonstrationsConfig(
+    search_entity=1.0,
+    search_question=0.0,
+    search_relations=0.0,
+    then_bridge=1.0,
+    then_again=0.0,
+    then_answer=0.0,
+    answer_right=1.0,
+    answer_other=0.0,
+    cite_right=1.0,
+    cite_all=0.0,
+    cite_none=0.0,
+)
 
 
 class Listed:

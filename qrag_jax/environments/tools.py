@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     FIELDS,
     Closed,
     Document,
@@ -26,14 +25,14 @@ from qrag_jax.environments.tools.episode import (
     Open,
     Play,
     Reply,
-    Said,
     Speak,
     Step,
     ToolTally,
     ToolTask,
+    Unplayable,
+    ask,
 )
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
     FORMATS,
@@ -86,7 +85,6 @@ class ToolAgent:
         top_n: documents of a search that does not say how many.
         most: how many a search may ask for; more are not given. Where it is `top_n`, the tool has
             no such argument.
-        role: of the messages that answer calls.
     """
 
     prompt: Prompt
@@ -95,7 +93,6 @@ class ToolAgent:
     max_turns: int = 10
     top_n: int = 2
     most: int = 20
-    role: str = "tool"
 
     def __post_init__(self) -> None:
         check_known(_SECTION, self, "form", FORMATS)
@@ -128,27 +125,28 @@ class ToolAgent:
         trail = _Trail()
         try:
             return (yield from self._closed(task, trail))
-        except _CallFailedError as failed:
-            return Failed(failed.failure.cause, failed.failure.message, trail.tally)
+        except Unplayable as failed:
+            return Failed(failed.cause, str(failed), trail.tally)
 
     def _closed(self, task: ToolTask, trail: _Trail) -> Generator[Step, Reply, Ended]:
         messages = self.opening(task.question)
         while True:
-            said = yield from trail.speak(messages)
+            said = yield from ask(Speak(messages))
+            trail.count(turns=1)
             if said.finish == "length":
-                trail.count(truncated=1)
-                return trail.closed()
+                trail.tally = dataclasses.replace(trail.tally, truncated=True)
+                return trail.closed({})
             calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
-                trail.count(completed=1)
+                trail.tally = dataclasses.replace(trail.tally, completed=True)
                 return trail.closed(last[-1].arguments)
-            if not calls or trail.counts["turns"] == self.max_turns:
-                return trail.closed()
+            if not calls or trail.tally.turns == self.max_turns:
+                return trail.closed({})
             answers = []
             for call in calls:
                 answers.append((yield from self._answer(call, trail)))
-            messages = tuple((self.role, answer) for answer in answers)
+            messages = tuple(("tool", answer) for answer in answers)
 
     def _checked(self, call: ToolCall | Malformed, trail: _Trail) -> ToolCall | Malformed:
         """The call with the arguments that can be used; what cannot be is counted."""
@@ -173,12 +171,11 @@ class ToolAgent:
             return call.message
         if call.name == GET:
             doc_id = call.arguments["doc_id"].strip()
-            document = yield from trail.open(Open(doc_id))
-            if document is None:
-                return f'There is no document with the id "{harmless(one_line(doc_id), _MARKS)}".'
-            return shown([document])
+            documents = yield from trail.read(Open(doc_id))
+            missing = f'There is no document with the id "{harmless(one_line(doc_id), _MARKS)}".'
+            return shown(documents) or missing
         most = min(call.arguments.get("top_n", self.top_n), self.most)
-        documents = yield from trail.look(Look(call.arguments["query"], most))
+        documents = yield from trail.read(Look(call.arguments["query"], most))
         return shown(documents) or NOTHING
 
     def _retrieve(self) -> ToolSpec:
@@ -211,62 +208,32 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
     return given, len(given) < len(FIELDS) or len(call.arguments) > len(given)
 
 
-class _CallFailedError(Exception):
-    """Ends an episode from within."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
 class _Trail:
     """What was asked for and seen in one episode."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys((each.name for each in dataclasses.fields(ToolTally)), 0)
+        self.tally = ToolTally()
         self._seen: dict[str, None] = {}
-        self._asked: set[tuple[str, str]] = set()
+        self._asked: set[Look | Open] = set()
 
     def count(self, **more: int) -> None:
         """Adds to the counts."""
-        for name, number in more.items():
-            self.counts[name] += number
+        new = {name: getattr(self.tally, name) + number for name, number in more.items()}
+        self.tally = dataclasses.replace(self.tally, **new)
 
-    def speak(self, messages: Messages) -> Generator[Step, Reply, Said]:
-        """One turn of the model."""
-        reply = yield Speak(messages)
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if not isinstance(reply, Said):
-            raise TypeError(f"the reply to Speak is a Said, not {type(reply).__name__}.")
-        self.count(turns=1)
-        return reply
+    def read(self, step: Look | Open) -> Generator[Step, Reply, tuple[Document, ...]]:
+        """The documents of a search, or the one that is opened; () if there is none."""
+        searches = isinstance(step, Look)
+        asked = Look(step.query.casefold(), 0) if isinstance(step, Look) else step
+        self.count(repeated=int(asked in self._asked))
+        self._asked.add(asked)
+        reply = yield from ask(step)
+        documents = reply if searches else () if reply is None else (reply,)
+        self.count(searches=int(searches))
+        self._seen |= dict.fromkeys(each.id for each in documents)
+        return documents
 
-    def look(self, step: Look) -> Generator[Step, Reply, tuple[Document, ...]]:
-        """One search."""
-        self._note("look", step.query)
-        reply = yield step
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if not isinstance(reply, tuple) or isinstance(reply, Said | Document):
-            raise TypeError(f"the reply to Look is documents, not {type(reply).__name__}.")
-        self.count(searches=1)
-        self._seen |= dict.fromkeys(each.id for each in reply)
-        return reply
-
-    def open(self, step: Open) -> Generator[Step, Reply, Document | None]:
-        """One document; None if there is none."""
-        self._note("open", step.doc_id)
-        reply = yield step
-        if isinstance(reply, Failure):
-            raise _CallFailedError(reply)
-        if reply is not None and not isinstance(reply, Document):
-            raise TypeError(f"the reply to Open is a document, not {type(reply).__name__}.")
-        if reply is not None:
-            self._seen[reply.id] = None
-        return reply
-
-    def closed(self, given: Mapping[str, Any] = MappingProxyType({})) -> Closed:
+    def closed(self, given: Mapping[str, Any]) -> Closed:
         """The end, with the fields of `complete` that were given."""
         cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
         return Closed(
@@ -276,16 +243,3 @@ class _Trail:
             fields=len(given),
             tally=self.tally,
         )
-
-    @property
-    def tally(self) -> ToolTally:
-        """The counts so far."""
-        found: dict[str, Any] = dict(self.counts)
-        for flag in ("completed", "truncated"):
-            found[flag] = bool(found[flag])
-        return ToolTally(**found)
-
-    def _note(self, kind: str, what: str) -> None:
-        key = (kind, what.casefold() if kind == "look" else what)
-        self.count(repeated=int(key in self._asked))
-        self._asked.add(key)

@@ -10,14 +10,7 @@ import pytest
 
 from qrag_jax.data.dataset_parts import TitledSample
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.tools.documents import (
-    TasksConfig,
-    cleaned,
-    task_of,
-    tasks_of,
-    with_number_forms,
-)
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Closed,
     Document,
     Ended,
@@ -30,7 +23,14 @@ from qrag_jax.environments.tools.episode import (
     ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.tools.play import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
+from qrag_jax.environments.tasks import (
+    TasksConfig,
+    cleaned,
+    task_of,
+    tasks_of,
+    with_number_forms,
+)
+from qrag_jax.environments.tools import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
@@ -133,11 +133,6 @@ def test_what_cannot_be_a_task_is_refused() -> None:
         tasks_of([question(1), question(1)])
     with pytest.raises(InputError, match="'2hop__1_2'"):
         task_of(dataclasses.replace(SAMPLE, answers=()))
-    one = Document("7", "", "text", True)
-    with pytest.raises(InputError, match="'q' has two"):
-        ToolTask("q", "Who?", ("Ada",), (one, one))
-    with pytest.raises(InputError, match="has documents of its own"):
-        ToolTask("q", "Who?", ("Ada",), (one,), gold_ids=("7",))
 
 
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
@@ -327,10 +322,3 @@ def test_a_document_and_a_thought_are_no_calls() -> None:
     assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
     text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
     assert played(agent(LLAMA), [text])[1] == CLOSED
-
-
-def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
-    opened: list[Any] = [ToolCall(GET, {"doc_id": "7"}), (BERG,)]
-    for replies in ([None], [SEARCH, BERG], opened):
-        with pytest.raises(TypeError):
-            played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)

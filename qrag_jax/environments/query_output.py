@@ -49,7 +49,6 @@ REWRITTEN, NO_QUERY, TOO_LONG, UNCLOSED, BROKEN, SEVERAL, UNREADABLE = OUTCOMES 
     "unreadable_query",  # there is a query, but the search cannot read its syntax
 )
 
-_NAME = "query"
 _END_OF_THINK = "</think>"
 _TAG = re.compile(r"</?(?:think|answer)>")
 _LIKE_A_TAG = re.compile(r"</?\s*(?:think|answer)\s*>", re.IGNORECASE)
@@ -73,18 +72,13 @@ class Parsed(NamedTuple):
 
 
 def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
-    """Reads the query. No text makes it raise.
+    """Reads the query in one of the `FORMS`. No text makes it raise.
 
     Args:
         text: what the model wrote.
         form: one of `FORMS`.
         cut_off: whether the text ended at the limit of its length.
-
-    Raises:
-        ValueError: there is no such form.
     """
-    if form not in FORMS:
-        raise ValueError(f"a form is one of {', '.join(FORMS)}, not {form}.")
     if cut_off:
         return Parsed("", TOO_LONG)
     return _tagged(text) if form == TAGGED else _bare(text)
@@ -139,23 +133,16 @@ def _from_json(text: str) -> Parsed:
         return Parsed("", NO_QUERY)
     values = _values(text)
     if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
-        if len(values) < 2:
-            return Parsed("", BROKEN)
+        values = values[0] if len(values[0]) > 1 else []
     if not values or not all(isinstance(each, tuple) for each in values):
         return Parsed("", BROKEN)
     if len(values) > 1:
         return Parsed("", SEVERAL)
-    return _from_pairs(values[0])
-
-
-def _from_pairs(pairs: tuple[tuple[str, Any], ...]) -> Parsed:
-    if any(name != _NAME for name, _ in pairs) or not pairs:
+    (pairs,) = values
+    if not pairs or any(name != "query" for name, _ in pairs):
         return Parsed("", BROKEN)
-    if len(pairs) > 1:
-        return Parsed("", SEVERAL)
-    ((_, query),) = pairs
-    if isinstance(query, list):
+    _, query = pairs[0]
+    if len(pairs) > 1 or isinstance(query, list):
         return Parsed("", SEVERAL)
     return _from_words(query) if isinstance(query, str) else Parsed("", BROKEN)
 

@@ -13,21 +13,28 @@ Whoever plays tries drives this, round after round:
 
 LeReT shows any try that found something, and a set of examples without queries reads as the bare
 prompt. Here an example has full credit, and it has a query by its type.
+
+The prompts are kept in a file, so that they can be looked at, and that a run that goes on takes its
+prompts from it. Finished rounds are in it before the prompts are chosen.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from qrag_jax.data.scripted import Draw
-from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
-from qrag_jax.environments.query_writing.state import Pool, QueryState, key_of
+from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime.whole_files import write_whole
 
+NAME = "few_shot.json"
 _SECTION = "few_shot"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
 _PATIENCE = 100  # draws for each candidate, until sets are said to be used up
@@ -63,86 +70,47 @@ class FewShotConfig:
 
 
 class Split(NamedTuple):
-    """Places of questions, each in one part.
+    """Places of questions, each in one part."""
 
-    Attributes:
-        bootstrap: those whose tries become examples.
-        rank: those by which prompts are ranked.
-        training: all others, in their order.
-    """
-
-    bootstrap: tuple[int, ...]
-    rank: tuple[int, ...]
-    training: tuple[int, ...]
+    bootstrap: tuple[int, ...]  # those whose tries become examples
+    rank: tuple[int, ...]  # those by which prompts are ranked
+    training: tuple[int, ...]  # all others, in their order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tried:
-    """A try, as far as it says whether it may be shown.
+    """A try, as far as it says whether it may be shown."""
 
-    Attributes:
-        state: what the query was written for.
-        query: "" if there is none.
-        pool: that of the state, grown by what the query found.
-        reward: average precision of this pool; None: the try was masked.
-    """
-
-    state: QueryState
-    query: str
-    pool: Pool
-    reward: float | None
+    state: QueryState  # what the query was written for
+    query: str  # "" if there is none
+    pool: Pool  # that of the state, grown by what the query found
+    reward: float | None  # average precision of this pool; None: the try was masked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Solved:
-    """A try that prompts may show.
+    """A try that prompts may show."""
 
-    Attributes:
-        question_id: of its question.
-        hop: of its state.
-        reward: see `Tried`.
-        example: what is shown.
-    """
-
-    question_id: str
-    hop: int
-    reward: float
-    example: Example
+    question_id: str  # of its question
+    hop: int  # of its state
+    reward: float  # see `Tried`
+    example: Example  # what is shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt with examples.
+    """A prompt with examples, and what its tries were worth."""
 
-    Attributes:
-        name: unique over all rounds.
-        shown: its examples, of different questions, by hop.
-    """
-
-    name: str
-    shown: tuple[Solved, ...]
+    name: str  # unique over all rounds
+    shown: tuple[Solved, ...]  # its examples, of different questions, by hop
+    score: float = 0.0  # mean average precision of its scored tries
+    scored: int = 0  # how many these are
+    masked: int = 0  # how many others there are
 
     @property
     def variant(self) -> Variant:
         """The prompt as a way to ask."""
         return Variant(self.name, tuple(each.example for each in self.shown))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ranked:
-    """A candidate and what its tries were worth.
-
-    Attributes:
-        candidate: the prompt.
-        score: mean average precision of its scored tries.
-        scored: how many these are.
-        masked: how many others there are.
-    """
-
-    candidate: Candidate
-    score: float
-    scored: int
-    masked: int
 
 
 def split_questions(count: int, config: FewShotConfig) -> Split:
@@ -173,7 +141,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     Args:
         tries: all that are compared, by whatever prompts.
         hops: H.
-        key: by what a page is known, one of `state.KEYS`.
+        key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
     best: dict[tuple[str, int, tuple[str, ...]], float] = {}
@@ -235,7 +203,7 @@ def drawn_candidates(
 
 def ranked(
     candidates: Sequence[Candidate], rewards: Sequence[Sequence[float | None]]
-) -> tuple[Ranked, ...]:
+) -> tuple[Candidate, ...]:
     """The candidates by the mean of their rewards, best first; equal ones as they were drawn.
 
     Left out are those of whose tries fewer than half were scored: their mean says little, and they
@@ -250,13 +218,15 @@ def ranked(
     for candidate, given in zip(candidates, rewards, strict=True):
         scored = [each for each in given if each is not None]
         if scored and len(scored) >= _RANKED_FROM * len(given):
-            mean = sum(scored) / len(scored)
-            found.append(Ranked(candidate, mean, len(scored), len(given) - len(scored)))
+            mean, masked = sum(scored) / len(scored), len(given) - len(scored)
+            found.append(
+                dataclasses.replace(candidate, score=mean, scored=len(scored), masked=masked)
+            )
     return tuple(sorted(found, key=lambda each: -each.score))
 
 
 def kept_variants(
-    rounds: Sequence[Sequence[Ranked]], prompt: QueryPrompt, most: int
+    rounds: Sequence[Sequence[Candidate]], prompt: QueryPrompt, most: int
 ) -> tuple[Variant, ...]:
     """The best prompts of all rounds that read differently, best first.
 
@@ -269,7 +239,7 @@ def kept_variants(
     kept: list[Variant] = []
     seen = [prompt.tried(None)]
     for each in every:
-        variant = each.candidate.variant
+        variant = each.variant
         if len(kept) < most and (messages := prompt.tried(variant)) not in seen:
             kept.append(variant)
             seen.append(messages)
@@ -299,3 +269,43 @@ def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved,
             questions[each.question_id].append(each)
         shown.append(draw.choice(questions[draw.choice([*questions])]))
     return tuple(sorted(shown, key=lambda each: each.hop))
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotPrompts:
+    """The rounds of a bootstrap so far."""
+
+    template: str  # fingerprint of the prompt's file, see `prompts.Prompt`
+    rounds: tuple[tuple[Candidate, ...], ...] = ()  # the ranked prompts of each finished round
+    kept: tuple[str, ...] = ()  # names of those that are used, best first; () until they are chosen
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The kept prompts as ways to ask."""
+        named = {each.name: each for one in self.rounds for each in one}
+        return tuple(named[name].variant for name in self.kept)
+
+
+def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
+    """Replaces the file."""
+    write_whole(path, json.dumps(dataclasses.asdict(prompts), indent=1, ensure_ascii=False) + "\n")
+
+
+def read_few_shot(path: Path, template: str) -> FewShotPrompts:
+    """Reads what `write_few_shot` wrote, to the last bit.
+
+    Args:
+        template: fingerprint of the prompt that is in use.
+    """
+    try:
+        prompts = made(FewShotPrompts, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); remove it, and make the prompts again."
+        ) from None
+    if prompts.template != template:
+        raise InputError(
+            f"{path} has examples for another prompt than the one in use (fingerprints "
+            f"{prompts.template:.60} and {template}); give that one, or make the prompts again."
+        )
+    return prompts

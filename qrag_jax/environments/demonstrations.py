@@ -1,0 +1,440 @@
+"""Scripted demonstrations of invented questions, for tiny language models that know nothing.
+
+Reinforcement learning and preferences can only choose among what a model already does. Here it gets
+things to choose from, in stated shares: tool calls in a good and in flawed ways (RLVR), four styles
+of writing a query (LeReT), five of rewriting one (DeepRetrieval). All of them say only what the
+context shows, so a model can learn them all; which one is right cannot be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qrag_jax.data.generators.dropped_words import content_words, words_of
+from qrag_jax.data.scripted import (
+    BridgePassage,
+    BridgeQuestion,
+    Draw,
+    TalkativeQuestion,
+    renaming,
+)
+from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, Variant, grown
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+
+# Streams of `Draw`; 0 and 1 draw the questions of the two splits, 4 draws few-shot prompts, and 12
+# and 13 draw talkative questions.
+_TOOLS, _STYLES, _RENAMING, _REWRITING = 2, 3, 5, 14
+_FINE = 1 << 53
+
+
+def _check_shares(section: str, settings: object, names: Iterable[str]) -> None:
+    """Refuses shares of one decision that are below 0 or do not sum to 1."""
+    *most, last = names
+    check_least(section, settings, **dict.fromkeys((*most, last), 0.0))
+    total = sum(getattr(settings, name) for name in (*most, last))
+    if not abs(total - 1) <= 1e-6:
+        raise InputError(
+            f"config.{section}.{', '.join(most)} and {last} sum to {total:g}; change them so that "
+            "they sum to 1."
+        )
+
+
+def _point(draw: Draw) -> float:
+    """A point in [0, 1); one number of the draw is used."""
+    return draw.below(_FINE) / _FINE
+
+
+def _at(shares: Mapping[str, float], point: float) -> str:
+    """The name whose part of [0, 1) has this point; the parts lie in the order of the names."""
+    possible = [name for name, share in shares.items() if share > 0]
+    for name in possible[:-1]:
+        point -= shares[name]
+        if point < 0:
+            return name
+    return possible[-1]
+
+
+# ---------------------------------------------------------------- tool calls
+
+REASONING = "The passages say so."  # of every demonstration
+_SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class DemonstrationsConfig:
+    """Section `demonstrations`: shares of what episodes do. Those of one decision sum to 1."""
+
+    search_entity: float = 0.6  # the first query is the first entity's name,
+    search_question: float = 0.2  # or the question,
+    search_relations: float = 0.2  # or the words of both relations
+    then_bridge: float = 0.4  # then the bridge's name with the second relation is searched for,
+    then_again: float = 0.2  # or the first query once more,
+    then_answer: float = 0.4  # or nothing
+    answer_right: float = 0.7  # the answer is what the passage gives for the second relation,
+    answer_other: float = 0.3  # or another name in it
+    cite_right: float = 1 / 3  # cited are the supporting passages among those shown,
+    cite_all: float = 1 / 3  # or all shown,
+    cite_none: float = 1 / 3  # or none
+
+    def __post_init__(self) -> None:
+        for shares in self.decisions.values():
+            _check_shares("demonstrations", self, shares)
+
+    @property
+    def decisions(self) -> dict[str, dict[str, float]]:
+        """The shares by decision: "search", "then", "answer", "cite" → field's name → share."""
+        found: dict[str, dict[str, float]] = {}
+        for field in dataclasses.fields(self):
+            decision = field.name.partition("_")[0]
+            found.setdefault(decision, {})[field.name] = getattr(self, field.name)
+        return found
+
+
+class Choices(NamedTuple):
+    """What one episode does: for each decision the name of a field of `DemonstrationsConfig`.
+
+    `luck`, in [0, 1), picks a name where any will do.
+    """
+
+    search: str
+    then: str
+    answer: str
+    cite: str
+    luck: float
+
+
+def draw_choices(config: DemonstrationsConfig, seed: int, index: int) -> Choices:
+    """The choices of episode `index`, from 0; they depend on the arguments only."""
+    draw = Draw(seed, _TOOLS, index)
+    chosen = {name: _at(shares, _point(draw)) for name, shares in config.decisions.items()}
+    return Choices(**chosen, luck=_point(draw))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demonstration:
+    """Plays one episode of a question: a first search, perhaps a second one, and the answer.
+
+    It knows the question's names and reads passages by script, but only those that the environment
+    has shown. So it also reads a wrong passage, as if it were the right one.
+    """
+
+    question: BridgeQuestion  # what is asked
+    choices: Choices  # see `draw_choices`
+    form: str = HERMES  # how tool calls are written, one of `tool_calls.FORMATS`
+
+    def say(self, shown: Sequence[str]) -> str:
+        """The text of the next turn, which is one tool call.
+
+        Args:
+            shown: the texts of all tool results so far, one for each turn, oldest first.
+        """
+        results = [self._passages(text) for text in shown]
+        if not results:
+            return self._search(self._first_query())
+        if len(results) == 1 and self.choices.then != "then_answer":
+            return self._search(self._second_query(results[0]))
+        return self._complete(results)
+
+    def _first_query(self) -> str:
+        question = self.question
+        return {
+            "search_entity": question.entity,
+            "search_question": question.question,
+            "search_relations": " ".join(question.relations),
+        }[self.choices.search]
+
+    def _second_query(self, result: Sequence[BridgePassage]) -> str:
+        """A name that was read as the bridge; the first query again where there is none."""
+        if self.choices.then == "then_again" or not result:
+            return self._first_query()
+        bridge = _said(result, 0) or self._any(result[0].names[1:] or result[0].names)
+        return f"{bridge} {self.question.relations[1]}"
+
+    def _answer(self, results: Sequence[Sequence[BridgePassage]]) -> str:
+        """From the last result that has passages; the entity's name where there are none."""
+        result = next((result for result in reversed(results) if result), ())
+        if not result:
+            return self.question.entity
+        right = _said(result, 1)
+        if right and self.choices.answer == "answer_right":
+            return right
+        own = next((passage for passage in result if passage.said[1]), result[0])
+        names = [name for name in own.names if name != right]
+        return self._any(names)
+
+    def _complete(self, results: Sequence[Sequence[BridgePassage]]) -> str:
+        seen = dict.fromkeys(passage for result in results for passage in result)
+        cited = {
+            "cite_right": [passage.id for passage in seen if passage.is_supporting],
+            "cite_all": [passage.id for passage in seen],
+            "cite_none": [],
+        }[self.choices.cite]
+        return self._call(
+            "complete",
+            reasoning=REASONING,
+            final_answer=self._answer(results),
+            cited_doc_ids=cited,
+        )
+
+    def _search(self, query: str) -> str:
+        return self._call("retrieve_documents", query=query)
+
+    def _call(self, tool: str, **arguments: Any) -> str:
+        return write_call(ToolCall(tool, arguments), self.form)
+
+    def _any(self, names: Sequence[str]) -> str:
+        return names[int(self.choices.luck * len(names))]
+
+    def _passages(self, text: str) -> list[BridgePassage]:
+        """The question's passages that a tool result shows, best first."""
+        known = {passage.id: passage for passage in self.question.passages}
+        return [known[name] for name in _SHOWN.findall(text) if name in known]
+
+
+def _said(result: Sequence[BridgePassage], hop: int) -> str:
+    """What the best passage that says something for the hop's relation says; "": none does."""
+    return next((passage.said[hop] for passage in result if passage.said[hop]), "")
+
+
+# ---------------------------------------------------------------- styles of writing a query
+
+QUESTION, ENTITY, PASSAGE, BRIDGE = STYLES = ("question", "entity", "passage", "bridge")
+
+# Queries → what each finds, best first.
+Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StylesConfig:
+    """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
+
+    question: float = 0.25  # the whole question at every hop
+    entity: float = 0.25  # the name of the first entity at every hop
+    passage: float = 0.25  # the question; then the question and the first passage that was found
+    # The name of the first entity; then that of the second one, if a passage that was found says it
+    bridge: float = 0.25
+    marked: float = 0.5  # share of demonstrated hops whose prompt has the mark of the style
+    # Share of the style bridge among marked hops, because it is the hardest to learn; the other
+    # styles share the rest as above. 0: as much as in the other hops
+    marked_bridge: float = 0.0
+    # Each hop draws its own style, so that the bare prompt is the mixture in every state; False:
+    # a demonstration keeps its first one
+    mixed: bool = True
+    # Share of demonstrations whose names are spelled anew, so that they are copied and not known
+    renamed: float = 0.0
+    most_words: int = 24  # of a query with a passage; the rest of the passage is left out
+
+    def __post_init__(self) -> None:
+        _check_shares("styles", self, STYLES)
+        check_least("styles", self, most_words=1)
+        for name in ("marked", "marked_bridge", "renamed"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise InputError(f"config.styles.{name} is {share}; use a share, 0 to 1.")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each style, in the order of `STYLES`."""
+        return {name: getattr(self, name) for name in STYLES}
+
+    @property
+    def marked_shares(self) -> dict[str, float]:
+        """The share of each style among marked hops, in the order of `STYLES`."""
+        others = 1 - self.bridge
+        if not (self.marked_bridge and others):
+            return self.shares
+        scale = (1 - self.marked_bridge) / others
+        scaled = {name: share * scale for name, share in self.shares.items()}
+        return scaled | {BRIDGE: self.marked_bridge}
+
+
+class Style(NamedTuple):
+    """How a hop is written: the style's name, and whether the prompt has the style's mark.
+
+    The marks do what few-shot prompts do for large models, and the bare prompt is the mixture.
+    """
+
+    name: str
+    marked: bool
+
+    @property
+    def variant(self) -> int:
+        """The number of its prompt, where `style_variants` are the variants."""
+        return STYLES.index(self.name) + 1 if self.marked else 0
+
+
+def style_variants() -> tuple[Variant, ...]:
+    """The prompts with the marks of the styles, in the order of `STYLES`."""
+    return tuple(Variant(name, mark=f"style: {name}") for name in STYLES)
+
+
+def draw_styles(config: StylesConfig, seed: int, index: int, hops: int) -> tuple[Style, ...]:
+    """The styles of the hops of demonstration `index`, from 0, by the arguments alone."""
+    draw = Draw(seed, _STYLES, index)
+
+    def drawn() -> Style:
+        point, marked = _point(draw), draw.chance(config.marked)
+        return Style(_at(config.marked_shares if marked else config.shares, point), marked)
+
+    # The passages that a hop shows are those that the queries before it have found. If styles kept
+    # to themselves, these would give the style away: a name finds fewer passages than a question.
+    return tuple(drawn() for _ in range(hops)) if config.mixed else (drawn(),) * hops
+
+
+def styled_query(
+    style: str,
+    state: QueryState,
+    question: BridgeQuestion,
+    most_words: int = StylesConfig.most_words,
+) -> str:
+    """The query of a state of this question in a style; it says only what the state shows."""
+    if style == QUESTION or (style == PASSAGE and not state.pool):
+        return one_line(question.question)
+    if style == PASSAGE:
+        words = f"{question.question} {state.pool[0].text}".split()
+        # A document begins with a heading, whose mark is no word.
+        return " ".join([each for each in words if each != "#"][:most_words])
+    first, _ = question.supporting
+    if style == BRIDGE and state.hop > 1:
+        for each in state.pool:
+            # Ids differ from corpus to corpus. Another question may have a passage of this title.
+            if each.title == first.title and first.text in each.text:
+                return first.said[0]
+    return question.entity
+
+
+class Start(NamedTuple):
+    """A demonstration to play."""
+
+    state: QueryState  # of the first hop
+    question: BridgeQuestion  # the same question, with all that a script knows of it
+    styles: tuple[Style, ...]  # of its hops, as many as are played
+
+
+class Written(NamedTuple):
+    """One hop to imitate."""
+
+    state: QueryState  # what the query was written for, with the number of its prompt
+    query: str  # what is imitated
+    found: Pool  # what it found
+
+
+@dataclasses.dataclass(frozen=True)
+class StyledPlay:
+    """Plays demonstrations side by side, hop by hop, with one call of the search for each hop."""
+
+    search: Search  # queries → what each finds
+    order: str = BY_HOP  # of the pool, one of `queries.ORDERS`
+    most_words: int = StylesConfig.most_words  # see `StylesConfig`
+
+    def play(self, starts: Sequence[Start]) -> list[tuple[Written, ...]]:
+        """The hops of each demonstration, in the places of their starts.
+
+        A search that fails ends its demonstration with the hop before, so it has fewer hops than
+        styles.
+        """
+        played: list[list[Written]] = [[] for _ in starts]
+        going = dict(enumerate(starts))
+        while going := {place: each for place, each in going.items() if each.styles}:
+            queries = [
+                styled_query(each.styles[0].name, each.state, each.question, self.most_words)
+                for each in going.values()
+            ]
+            replies = self.search(queries)
+            asked = zip([*going.items()], queries, replies, strict=True)
+            for (place, each), query, found in asked:
+                if isinstance(found, Failure):
+                    del going[place]
+                    continue
+                state, (style, *left) = each.state, each.styles
+                played[place].append(Written(state.asked_by(style.variant), query, found))
+                after = state.after(grown(state.pool, found, self.order))
+                going[place] = each._replace(state=after, styles=tuple(left))
+        return [tuple(hops) for hops in played]
+
+
+def draw_renamed(
+    config: StylesConfig, seed: int, index: int, hops: Sequence[Written]
+) -> tuple[Written, ...]:
+    """The hops of demonstration `index`, in its share of cases with names spelled anew.
+
+    The question, the passages and the queries have the same new names; ids stay.
+    """
+    draw = Draw(seed, _RENAMING, index)
+    if not draw.chance(config.renamed):
+        return tuple(hops)
+    new = renaming(draw)
+
+    def pool(given: Pool) -> Pool:
+        return tuple(each._replace(title=new(each.title), text=new(each.text)) for each in given)
+
+    def state(given: QueryState) -> QueryState:
+        question = new(given.question)
+        return dataclasses.replace(given, question=question, pool=pool(given.pool))
+
+    return tuple(Written(state(hop.state), new(hop.query), pool(hop.found)) for hop in hops)
+
+
+# ---------------------------------------------------------------- styles of rewriting a query
+
+COPY, NO_STOP_WORDS, SOME_WORDS, ENTITY_WORDS, WRONG_CLAUSE = REWRITE_STYLES = (
+    "copy",
+    "no_stop_words",
+    "some_words",
+    "entity",
+    "wrong_clause",
+)
+_KEPT = 0.6  # share of the words that `SOME_WORDS` keeps
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteStylesConfig:
+    """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
+
+    copy: float = 0.2  # the question as it is
+    no_stop_words: float = 0.2  # its words without function words
+    some_words: float = 0.2  # a random 60 % of its words, in their order
+    entity: float = 0.2  # the name of the entity, and the words by which it is asked about
+    wrong_clause: float = 0.2  # the name, and what is said of it, of one clause about somebody else
+
+    def __post_init__(self) -> None:
+        _check_shares("styles", self, REWRITE_STYLES)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each style, in the order of `REWRITE_STYLES`."""
+        return {name: getattr(self, name) for name in REWRITE_STYLES}
+
+
+def draw_rewriting(
+    config: RewriteStylesConfig, seed: int, index: int, question: TalkativeQuestion
+) -> tuple[str, str]:
+    """The style of demonstration `index`, from 0, and a rewriting in it."""
+    draw = Draw(seed, _REWRITING, index)
+    style = _at(config.shares, _point(draw))
+    return style, rewritten(style, question, draw)
+
+
+def rewritten(style: str, question: TalkativeQuestion, draw: Draw) -> str:
+    """The question rewritten in one of the `REWRITE_STYLES`.
+
+    `draw` chooses the words of `SOME_WORDS` and the clause of `WRONG_CLAUSE`. It must not begin
+    with the number that chose the style.
+    """
+    if style == COPY:
+        return question.question
+    if style == NO_STOP_WORDS:
+        return " ".join(content_words(question.question))
+    if style == SOME_WORDS:
+        words = words_of(question.question)
+        kept = draw.shuffled(range(len(words)))[: max(round(_KEPT * len(words)), 1)]
+        return " ".join(words[place] for place in sorted(kept))
+    if style == ENTITY_WORDS:
+        return f"{question.entity} {question.relation}"
+    clause = draw.choice(question.clauses)
+    return f"{clause.name} {clause.words}"

@@ -1,0 +1,256 @@
+"""What an agent asks of the world, what it gets, and how an episode ends.
+
+An agent is a generator without effects: it yields a step, is sent the reply, and returns a `Closed`
+or a `Failed`. It knows no model, tokens, index or clock, so that whoever plays it may run hundreds
+of episodes at once and put their requests into batches.
+
+    play = agent.play(task)
+    step = next(play)
+    while True:
+        try:
+            step = play.send(reply_to(step))
+        except StopIteration as end:
+            return end.value
+
+Where the policy is the retriever, an agent asks a server's language model (`Complete`) and searches
+(`Retrieve`). Where it is the language model, the policy speaks (`Speak`), and its tools search
+(`Look`) and read (`Open`).
+
+A failure is a value, never an answer: a call that failed ends the episode in `Failed`, which has no
+reward. So does, of agents of a server's model, a reply that cannot be used even after a correction,
+or an episode without a retrieval. What a policy itself does wrong, such as a malformed call, is no
+failure: it is answered and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from qrag_jax.errors import check_least
+from qrag_jax.llm.outcomes import CAUSES as CALL_CAUSES
+from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
+from qrag_jax.llm.text.prompts import Messages
+
+FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
+FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `complete` takes
+
+NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
+# Why an episode failed: a call did, its final answer cannot be read, the model never searched, its
+# calls could not be read, or a user's own agent failed.
+FAILED_CAUSES = (*CALL_CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+
+
+class Seen(NamedTuple):
+    """A passage as an agent of a server's model sees it."""
+
+    name: str  # the id in the corpus
+    text: str
+    title: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Title and text, on one line."""
+        parts = (self.title.strip(), self.text.strip())
+        return " ".join(". ".join(part for part in parts if part).split())
+
+
+class Document(NamedTuple):
+    """A document as a tool gives it."""
+
+    id: str  # unique among the documents of its task
+    title: str
+    text: str  # what the model reads: the title is in it, if it is to be read
+    is_supporting: bool
+    score: float = 0.0  # by the search that found it; 0 where that tells none
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """What an agent is asked; `id` is the question's own in its data set."""
+
+    id: str
+    question: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolTask(Task):
+    """A question, its gold answers, and what it needs.
+
+    Attributes:
+        answers: the gold answers, each of which counts.
+        documents: the question's own; () if the agent searches a corpus.
+        hops: how many supporting documents the question needs.
+        gold_ids: ids of the supporting documents in a corpus; () for own documents.
+    """
+
+    answers: tuple[str, ...]
+    documents: tuple[Document, ...] = ()
+    hops: int = 1
+    gold_ids: tuple[str, ...] = ()
+
+    @property
+    def gold(self) -> tuple[str, ...]:
+        """Ids of the supporting documents."""
+        own = tuple(document.id for document in self.documents if document.is_supporting)
+        return own or self.gold_ids
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hop:
+    """What a search and the reading of its passages gave."""
+
+    sub_query: str  # what was searched for
+    answer: str  # what its passages say to it, in a few words; may be ""
+    status: str = ""  # one of `STATUSES`; "" if the agent has no such judgement (Search-R1)
+
+
+History = tuple[Hop, ...]  # the oldest first
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Complete:
+    """Ask a server's language model. The reply is an `Outcome`.
+
+    Attributes:
+        request: what is asked.
+        shared: nothing retrieved has gone into the request. It depends on the question alone, so
+            that the episodes of a group may share one outcome.
+    """
+
+    request: ChatRequest | CompletionRequest
+    shared: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Retrieve:
+    """Search by the policy. The reply is the passages, as they are read, or a `Failure`."""
+
+    sub_query: str  # what to search for
+    history: History  # the hops before this one, each with the evidence that it found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speak:
+    """Let the policy speak. The reply is a `Said` or a `Failure`.
+
+    Attributes:
+        messages: those that follow what was there before; at first the whole prompt. What the
+            model itself said is not among them: whoever plays has it, as tokens.
+    """
+
+    messages: Messages
+
+
+class Said(NamedTuple):
+    """What the policy said in one turn."""
+
+    text: str
+    finish: Literal["stop", "length"]  # "length": it was cut off
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """Search by a tool. The reply is documents, best first, or a `Failure`."""
+
+    query: str  # what to search for
+    most: int  # how many documents to give, at least 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Open:
+    """Get one document. The reply is the document, None if there is none, or a `Failure`."""
+
+    doc_id: str
+
+
+Step = Complete | Retrieve | Speak | Look | Open
+Reply = Outcome | Sequence[Seen] | Said | tuple[Document, ...] | Document | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolTally:
+    """What happened in an episode of a policy that speaks, for counting."""
+
+    turns: int = 0  # turns of the model
+    searches: int = 0  # `Look`s that were answered
+    malformed: int = 0  # calls that could not be read, or whose arguments are wrong
+    unknown_tool: int = 0  # calls of a tool that is not there; they are not among `malformed`
+    repeated: int = 0  # searches and openings with the same arguments as one before
+    completed: bool = False  # the model said that it is done
+    truncated: bool = False  # its last turn was cut off at the limit of its length
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    """An episode that came to an end, with or without an answer, which may be wrong.
+
+    Attributes:
+        answer: "" if the model gave none.
+        cited: ids of documents that the model names as its evidence, each once.
+        seen: ids of the documents in all tool results, in the order of first sight.
+        fields: how many of the `FIELDS` of the last call were given, from 0 to 3.
+        tally: counts.
+        history: all hops of an agent that retrieves, one for each retrieval.
+    """
+
+    answer: str
+    cited: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    fields: int = 0
+    tally: ToolTally = ToolTally()
+    history: History = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """An episode without a reward; it may be played again."""
+
+    cause: str  # one of `FAILED_CAUSES`
+    message: str  # one sentence
+    tally: ToolTally = ToolTally()  # the counts until then
+    history: History = ()  # the hops until then
+
+
+Ended = Closed | Failed
+Play = Generator[Step, Reply, Ended]
+
+
+class Agent(Protocol):
+    """Plays episodes."""
+
+    def play(self, task: Any) -> Play:
+        """One episode of a `Task`; see the module's text."""
+
+
+class Unplayable(Exception):
+    """Ends an episode from within; its agent makes a `Failed` of it."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def ask(step: Step) -> Generator[Step, Reply, Any]:
+    """The reply to a step.
+
+    Raises:
+        Unplayable: it is a failure.
+    """
+    reply = yield step
+    if isinstance(reply, Failure):
+        raise Unplayable(reply.cause, reply.message)
+    return reply
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long an episode of an agent that retrieves may be."""
+
+    max_hops: int = 4  # retrievals; after the last one a final answer is asked for
+    max_turns: int = 5  # Search-R1: replies of the model before that, unusable ones included
+
+    def __post_init__(self) -> None:
+        check_least("agent", self, max_hops=1, max_turns=1)

@@ -1,0 +1,413 @@
+"""Query writing (LeReT, arXiv 2410.23214) and query rewriting (DeepRetrieval, arXiv 2503.00223).
+
+A query writer searches in several hops. At each one the model reads the question and the passages
+found so far, and writes one query. What it finds joins the pool, which only grows. A gold page is
+known by a key: the id of its passage, or its title where a page may have several passages.
+
+A query rewriter reads one query and writes another one for the same need. What that finds is
+judged: by graded documents, or by the answers that stand in them.
+
+Either episode is one turn of the model and one search. The prompts here sample, train and serve. A
+chat template is put around the messages elsewhere, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from qrag_jax.environments.episode import (
+    Closed,
+    Document,
+    Failed,
+    Look,
+    Play,
+    Said,
+    Speak,
+    ToolTally,
+    ToolTask,
+    Unplayable,
+    ask,
+)
+from qrag_jax.environments.query_output import (
+    BARE,
+    FORMS,
+    NO_QUERY,
+    REWRITTEN,
+    TAGGED,
+    TOO_LONG,
+    UNREADABLE,
+    read_output,
+)
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
+
+BY_PASSAGE, BY_TITLE = KEYS = ("passage", "title")
+BY_HOP, BY_SCORE = ORDERS = ("hop", "score")
+# What a try of a query writer came to; `query_output.OUTCOMES` are a rewriter's. Only a query that
+# was searched for, or a wish to stop, is scored.
+EMPTY = NO_QUERY
+SEARCHED, STOPPED, *_ = OUTCOMES = ("searched", "stopped", EMPTY, TOO_LONG)
+
+Pool = tuple[Document, ...]
+
+# ---------------------------------------------------------------- what is asked, how it ends
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueryState(ToolTask):
+    """A question, and what the hops before this one have found.
+
+    `gold_ids` are the passages of the gold pages; `documents` are empty, since all questions search
+    one corpus.
+    """
+
+    pages: tuple[str, ...] = ()  # keys of the gold pages, each once
+    source: str = ""  # of the question; see `data.query_question`
+    hop: int = 1  # number of the next hop, from 1
+    pool: Pool = ()  # passages found so far
+    variant: int = 0  # number of the prompt that asks for the query; 0 is the bare one
+
+    def asked_by(self, variant: int) -> QueryState:
+        """The same state, asked by another prompt."""
+        return dataclasses.replace(self, variant=variant)
+
+    def after(self, pool: Pool) -> QueryState:
+        """The state of the next hop."""
+        return dataclasses.replace(self, hop=self.hop + 1, pool=pool, variant=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RewriteTask(ToolTask):
+    """A query to rewrite; `question` is the original one.
+
+    `gold_ids` are the documents of `grades`, in their order. `documents` are empty, since all
+    queries search a collection.
+
+    Attributes:
+        grades: (document id, relevance) pairs; each document once, each relevance at least 1.
+        collection: name of the collection that is searched, where there are several.
+        until: YYYY-MM-DD, the last day of publication that a search engine may find; "": any.
+    """
+
+    grades: tuple[tuple[str, int], ...] = ()
+    collection: str = ""
+    until: str = ""
+
+    @classmethod
+    def judged(
+        cls,
+        id: str,
+        question: str,
+        judgements: Mapping[str, int],
+        *,
+        answers: tuple[str, ...] = (),
+        collection: str = "",
+        until: str = "",
+    ) -> RewriteTask:
+        """A task from judgements, document id → relevance, of which those of 1 or more count."""
+        grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
+        gold = tuple(name for name, _ in grades)
+        return cls(id, question, answers, (), 1, gold, grades, collection, until)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Searched(Closed):
+    """How one turn ended; `answer` is the query, "" if there is none."""
+
+    outcome: str = SEARCHED  # one of `OUTCOMES`, or of `query_output.OUTCOMES`
+    found: Pool = ()  # what the query found, best first; () if it was not searched for
+
+
+def grown(pool: Sequence[Document], found: Iterable[Document], order: str) -> Pool:
+    """The pool with what a hop has found; a passage that is there already stays in its place.
+
+    The order "hop" is by hop, then by rank; "score" by raw score, as LeReT has it, and by hop and
+    rank where scores are equal.
+    """
+    together: dict[str, Document] = {}
+    for each in (*pool, *found):
+        together.setdefault(each.id, each)
+    every = [*together.values()]
+    if order == BY_SCORE:
+        every.sort(key=lambda each: -each.score)
+    return tuple(every)
+
+
+def key_of(document: Document, by: str) -> str:
+    """The key of the page that a passage belongs to; `by` is one of `KEYS`."""
+    return document.id if by == BY_PASSAGE else normalised_title(document.title)
+
+
+def normalised_title(title: str) -> str:
+    """The title without case, accents, punctuation and double blanks, so that spellings agree.
+
+    Entities such as &amp; are read. Signs stay, since C++ is not C. A title that is nothing but
+    punctuation keeps it: "!!!" is not "?".
+    """
+    # Case last: compatibility forms such as the trade mark's sign are taken apart into capitals.
+    plain = unicodedata.normalize("NFKD", html.unescape(title)).casefold()
+    letters = [
+        " " if unicodedata.category(each).startswith("P") or each == "`" else each
+        for each in plain
+        if not unicodedata.combining(each)
+    ]
+    return " ".join("".join(letters).split()) or " ".join(plain.split())
+
+
+# ---------------------------------------------------------------- prompts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """A solved state that a prompt shows."""
+
+    question: str  # its question
+    passages: tuple[str, ...]  # texts of its pool, in order
+    query: str  # the query that was written for it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to ask."""
+
+    name: str  # of it, unique
+    examples: tuple[Example, ...] = ()  # shown as earlier turns of the conversation
+    mark: str = ""  # text on a line of its own before the last message; "": none
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryPrompt:
+    """Asks for the query of a state, by the bare prompt or by a variant of it.
+
+    A variant makes the model try something else: with solved examples before it, as earlier turns,
+    or with a mark before its last message. What is trained on is the bare prompt, so variants must
+    leave no trace in it.
+
+    Attributes:
+        prompt: with the slots `question` and `passages`.
+        variants: those beside the bare prompt; variant n is number n - 1 of them.
+        passage_words: words of a passage that are shown, at most; 0: all.
+    """
+
+    prompt: Prompt
+    variants: tuple[Variant, ...] = ()
+    passage_words: int = 0
+
+    def __post_init__(self) -> None:
+        check_least("writing", self, passage_words=0)
+        _check_slots(self.prompt, "question", "passages")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all ways to ask, the bare one first."""
+        return ("bare", *(each.name for each in self.variants))
+
+    def messages(self, state: QueryState) -> Messages:
+        """The conversation that asks for the next query of a state, by its variant."""
+        variant = self.variants[state.variant - 1] if state.variant else None
+        return self._messages(state.question, [each.text for each in state.pool], variant)
+
+    def tried(self, variant: Variant | None) -> Messages:
+        """How a variant asks of a stand-in state; two that ask alike are one prompt."""
+        return self._messages("Which river?", ("A river.",), variant)
+
+    def _messages(
+        self, question: str, passages: Sequence[str], variant: Variant | None
+    ) -> Messages:
+        *opening, (role, asked) = self._asked(question, passages)
+        if variant is None:
+            return (*opening, (role, asked))
+        turns: list[tuple[str, str]] = []
+        for each in variant.examples:
+            *_, last = self._asked(each.question, each.passages)
+            # A model wrote it, so it may hold the marks of turns.
+            turns += [last, ("assistant", harmless(one_line(each.query)))]
+        marked = f"{variant.mark}\n{asked}" if variant.mark else asked
+        return (*opening, *turns, (role, marked))
+
+    def _asked(self, question: str, passages: Sequence[str]) -> Messages:
+        shown = CHUNK_SLOTS["passages"]([self._cut(each) for each in passages])
+        return self.prompt.fill({"question": one_line(question), "passages": shown or "(none yet)"})
+
+    def _cut(self, passage: str) -> str:
+        words = one_line(passage).split(" ")
+        if not self.passage_words or len(words) <= self.passage_words:
+            return " ".join(words)
+        return " ".join(words[: self.passage_words])
+
+
+@dataclasses.dataclass(frozen=True)
+class RewritePrompt:
+    """Asks for the rewritten query of a task."""
+
+    prompt: Prompt  # with the slot `query`
+
+    def __post_init__(self) -> None:
+        _check_slots(self.prompt, "query")
+
+    def messages(self, task: RewriteTask) -> Messages:
+        """The conversation that asks for the query of a task; the original is on one line."""
+        return self.prompt.fill({"query": one_line(task.question)})
+
+
+def _check_slots(prompt: Prompt, *slots: str) -> None:
+    if prompt.slots != {*slots}:
+        raise InputError(
+            f"{prompt.path} has the slots {', '.join(sorted(prompt.slots)) or 'none'}; write "
+            f"{' and '.join(f'{{{slot}}}' for slot in slots)}, and no other."
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptKind:
+    """What a rewriter's prompt asks for.
+
+    Attributes:
+        form: of the output, one of `query_output.FORMS`.
+        boolean: whether it asks for AND, OR, NOT and parentheses. Then the search must obey them.
+    """
+
+    form: str
+    boolean: bool = False
+
+
+# Name of the package's prompt → what it asks for.
+PROMPTS: Mapping[str, PromptKind] = MappingProxyType(
+    {
+        "rewrite_pico": PromptKind(TAGGED, boolean=True),
+        "rewrite_boolean": PromptKind(TAGGED, boolean=True),
+        "rewrite_bm25": PromptKind(TAGGED),
+        "rewrite_dense": PromptKind(TAGGED),
+        "rewrite_plain": PromptKind(BARE),
+        "bare_rewrite": PromptKind(BARE),
+    }
+)
+
+
+def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKind:
+    """What the rewriter's prompt asks for that a config names.
+
+    Args:
+        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt.
+        form: config.writing.form; a file needs it, and "" is the form of a named prompt.
+        boolean: config.writing.boolean, for a file.
+    """
+    if name.endswith(".txt"):
+        if form not in FORMS:
+            raise InputError(
+                f"config.writing.form is {form!r}, and the prompt {name} does not tell what its "
+                f"outputs look like; use one of {', '.join(FORMS)}."
+            )
+        return PromptKind(form, boolean)
+    if name not in PROMPTS:
+        raise InputError(
+            f"config.writing.prompt is {name!r}; use one of {', '.join(PROMPTS)}, or a .txt file."
+        )
+    kind = PROMPTS[name]
+    if form not in ("", kind.form):
+        raise InputError(
+            f"config.writing.form is {form!r}, and the prompt {name} asks for the form "
+            f"{kind.form}; leave the field empty."
+        )
+    if boolean and not kind.boolean:
+        raise InputError(
+            f"config.writing.boolean is True, and the prompt {name} asks for no Boolean query; set "
+            "it to False, or use rewrite_boolean."
+        )
+    return kind
+
+
+# ---------------------------------------------------------------- agents
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryAgent:
+    """Plays one try at the next hop of a `QueryState`."""
+
+    prompt: QueryPrompt  # asks for the query
+    k: int = 3  # passages that a query finds
+    stop: str = ""  # what the model writes to end the search; "": it cannot
+
+    def __post_init__(self) -> None:
+        check_least("writing", self, k=1)
+
+    def play(self, task: QueryState) -> Play:
+        """One episode."""
+        return _one_search(self.prompt.messages(task), self.k, self._read)
+
+    def _read(self, said: Said) -> tuple[str, str]:
+        query = one_line(said.text)
+        if said.finish == "length":
+            return query, TOO_LONG
+        if not query:
+            return query, EMPTY
+        is_stop = self.stop and query.casefold() == one_line(self.stop).casefold()
+        return query, STOPPED if is_stop else SEARCHED
+
+
+def any_query(query: str) -> bool:
+    """True: a search that reads words reads every query."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteAgent:
+    """Plays one rewriting of a `RewriteTask`.
+
+    Attributes:
+        prompt: asks for the query.
+        form: of the output, one of `query_output.FORMS`.
+        k: documents that a query finds.
+        readable: whether the search can read a query. One that it cannot read, such as an open
+            parenthesis in a Boolean query, is not searched for.
+    """
+
+    prompt: RewritePrompt
+    form: str
+    k: int
+    readable: Callable[[str], bool] = any_query
+
+    def __post_init__(self) -> None:
+        check_least("writing", self, k=1)
+        check_known("writing", self, "form", FORMS)
+
+    def play(self, task: RewriteTask) -> Play:
+        """One episode."""
+        return _one_search(self.prompt.messages(task), self.k, self._read)
+
+    def _read(self, said: Said) -> tuple[str, str]:
+        query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")
+        if outcome == REWRITTEN and not self.readable(query):
+            outcome = UNREADABLE
+        return query, outcome
+
+
+def _one_search(messages: Messages, k: int, read: Callable[[Said], tuple[str, str]]) -> Play:
+    """One turn of the model, and one search if it has written a query.
+
+    Args:
+        k: how many documents are searched for.
+        read: gives the query, and the outcome.
+    """
+    turns = 0
+    try:
+        said = yield from ask(Speak(messages))
+        turns = 1
+        query, outcome = read(said)
+        if outcome not in (SEARCHED, REWRITTEN):
+            tally = ToolTally(
+                turns=1,
+                malformed=int(outcome not in (STOPPED, NO_QUERY, TOO_LONG)),
+                completed=outcome == STOPPED,
+                truncated=outcome == TOO_LONG,
+            )
+            return Searched(query, tally=tally, outcome=outcome)
+        found: Pool = yield from ask(Look(query, k))
+    except Unplayable as failed:
+        return Failed(failed.cause, str(failed), ToolTally(turns))
+    seen, tally = tuple(each.id for each in found), ToolTally(turns=1, searches=1)
+    return Searched(query, seen=seen, tally=tally, outcome=outcome, found=found)

@@ -1,1 +1,0 @@
-"""DeepRetrieval's environment: one query in, one rewritten query out."""
