@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qrag_jax.data.sources.own import Columns, neutral_record
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.sources import SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import reason, write_whole

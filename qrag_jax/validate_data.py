@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qrag_jax.data.files import babi
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.own import Columns
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data import babi
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.sources import BABILONG, SOURCES, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
 
@@ -24,7 +23,7 @@ from qrag_jax.runtime.output import lasting_output
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what was read, skipped and mended; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
-    known = (*SOURCES, babilong.NAME)
+    known = (*SOURCES, BABILONG)
     parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
     parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
     parser.add_argument("--split", choices=("train", "dev"), default="train")
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not args.path:
             raise InputError("--path is empty; give a data file or folder")
-        if args.source == babilong.NAME:
+        if args.source == BABILONG:
             _check_stories(Path(args.path), args.split)
             return 0
         columns = Columns.parse(args.columns)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.noise import NoiseConfig, books_of
+from qrag_jax.data.noise import NoiseConfig, books_of
 from qrag_jax.runtime.locks import log_locks
 from tests.data.generators.test_noise import shelf
 from tests.entry_points import Commands, refusal

@@ -16,10 +16,9 @@ import pytest
 from examples.worlds.records import records, sentences
 from examples.worlds.scripts import bridge_question, renaming, talkative_question
 from examples.worlds.world import KINDS, Entity, Puzzle, invented_word, puzzle_at
-from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.scripted import BLOCK, BridgeQuestion, Draw, TalkativeQuestion
-from qrag_jax.data.sources import own
+from qrag_jax.data.words import content_words, words_of
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import Passage, Queries

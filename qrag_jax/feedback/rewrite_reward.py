@@ -33,7 +33,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from qrag_jax.data.generators.dropped_words import words_of
+from qrag_jax.data.words import words_of
 from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document

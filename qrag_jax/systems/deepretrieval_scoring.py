@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.data.files.queries import read_query_list
-from qrag_jax.data.generators.dropped_words import content_words
+from qrag_jax.data.queries import read_query_list
+from qrag_jax.data.words import content_words
 from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
 from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
+from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.errors import InputError
 from tests.support.worlds import record_of
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.config import DataConfig, mix_weights
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
+from qrag_jax.data.long_docs import BabilongConfig
+from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.sources.babilong import BabilongConfig
-from qrag_jax.data.sources.registry import SOURCES, load_samples, mix_weights
+from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import ROOT, real

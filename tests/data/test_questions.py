@@ -12,20 +12,12 @@ import pytest
 from examples.worlds.records import LAYOUTS, hops, questions
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.dataset_parts import read_query_questions, unseen
-from qrag_jax.data.decompositions import (
-    Decomposition,
-    SubQuestion,
-    of_musique,
-    of_own,
-    of_two_wiki,
-    read,
-)
-from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.rag_questions import RagQuestions, load_questions
-from qrag_jax.data.sample import Page, QueryQuestion
-from qrag_jax.data.sources.own import Columns
+from qrag_jax.data.decompositions import of_musique, of_own, of_two_wiki, read
+from qrag_jax.data.loading import load_questions
+from qrag_jax.data.queries import Origin, check_in_corpus
+from qrag_jax.data.records import read_records
+from qrag_jax.data.sample import Decomposition, Page, SubQuestion
+from qrag_jax.data.sources import Columns
 from qrag_jax.environments.rag.scripted import named
 from qrag_jax.errors import InputError
 from tests.data.real_data import real

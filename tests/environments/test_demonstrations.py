@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from examples.worlds.scripts import bridge_question, talkative_question
-from qrag_jax.data.generators.dropped_words import FUNCTION_WORDS, words_of
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
+from qrag_jax.data.words import FUNCTION_WORDS, words_of
 from qrag_jax.environments.query_rewriting.styles import (
     COPY,
     NO_STOP_WORDS,

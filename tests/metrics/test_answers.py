@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.generators import babi_stories
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answer_log import AnswerRow, Miss

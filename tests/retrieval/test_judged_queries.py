@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
-from qrag_jax.data.rag_questions import load_questions
+from qrag_jax.data.corpora import read_corpus
+from qrag_jax.data.loading import load_questions
+from qrag_jax.data.queries import Origin, check_in_corpus
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import write_corpus

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.data.decompositions import Decomposition, SubQuestion
+from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Limits, Retrieve, Task
 from qrag_jax.environments.rag.react import ReAct
 from qrag_jax.environments.rag.reading import Reader

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
-from qrag_jax.data.lazy_samples import joined
+from qrag_jax.data.long_docs import BabilongConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sample import Sample, joined
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.completion import EpisodeRewards

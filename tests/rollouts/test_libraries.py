@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.data.sample import Page
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
 from qrag_jax.environments.tools.documents import bridge_task

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
+from qrag_jax.data.words import content_words, words_of
 from qrag_jax.environments.shares import check_shares, drawn
 
 COPY, NO_STOP_WORDS, SOME_WORDS, ENTITY, WRONG_CLAUSE = STYLES = (

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Generator, Iterable, Mapping
 
-from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.data.sample import Decomposition
 from qrag_jax.environments.rag.episode import FOUND, NOT_FOUND, Hop, Limits, Play, Reply, Step, Task
 from qrag_jax.environments.rag.trail import Trail, played
 from qrag_jax.errors import InputError

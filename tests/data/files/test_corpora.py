@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.corpora import Columns, Document, read_corpus, split_contents
-from qrag_jax.data.files.queries import is_collection, qrels_path, read_queries
+from qrag_jax.data.corpora import Columns, Document, read_corpus, split_contents
+from qrag_jax.data.queries import is_collection, qrels_path, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.systems.indexing import CorpusSource
 

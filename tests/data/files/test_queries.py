@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.queries import (
-    JudgedQuery,
-    ListedQuery,
-    judged_row,
-    last_day,
-    read_query_list,
-    read_questions,
-)
+from qrag_jax.data.queries import judged_row, last_day, read_query_list, read_questions
 from qrag_jax.errors import InputError
 
 QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}

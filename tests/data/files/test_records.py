@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.records import load_hub, read_records, read_text, split_files, text_files
-from qrag_jax.data.sources.registry import load_samples
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.records import load_hub, read_records, read_text, split_files, text_files
 from qrag_jax.errors import InputError
 from tests.data.real_data import ROOT
 

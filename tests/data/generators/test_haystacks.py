@@ -7,17 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators import haystacks
-from qrag_jax.data.generators.haystacks import (
-    FILLER,
-    FIRST,
-    PRESETS,
-    SECOND,
-    NiahConfig,
-    distinct,
-)
-from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
-from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.data.long_docs import FILLER, FIRST, PRESETS, SECOND, NiahConfig, distinct
+from qrag_jax.data.noise import SHARED, NoiseConfig, noise
+from qrag_jax.data.sample import drawn
 from qrag_jax.errors import InputError
 
 

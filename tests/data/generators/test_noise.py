@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.books import DEV_SHARE, sentences_of
-from qrag_jax.data.generators.noise import RUN, SHARED, Noise, NoiseConfig, noise
+from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
-from qrag_jax.data.lazy_samples import drawn
-from qrag_jax.data.sample import SPLITS
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.babilong import (
-    BabilongConfig,
-    stories,
-)
+from qrag_jax.data.long_docs import BabilongConfig, stories
+from qrag_jax.data.noise import SHARED, NoiseConfig, noise
+from qrag_jax.data.sample import SPLITS, drawn
 from qrag_jax.errors import InputError
 
 

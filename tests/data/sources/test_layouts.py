@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
-from qrag_jax.data.sources import musique, own, titled_context
-from qrag_jax.data.sources.niah import parse as parse_needles
-from qrag_jax.data.sources.registry import SOURCES
+from qrag_jax.data.records import read_records
+from qrag_jax.data.sample import BadRecord, Page, Sample
+from qrag_jax.data.sources import SOURCES
+from qrag_jax.data.sources import parse_niah as parse_needles
 from tests.data.real_data import real
 from tests.support.worlds import record_of
 

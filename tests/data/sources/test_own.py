@@ -12,9 +12,9 @@ import pytest
 from qrag_jax.convert_data import main as convert
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import load_split
+from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord
-from qrag_jax.data.sources.own import Columns, parse
-from qrag_jax.data.sources.registry import load_samples
+from qrag_jax.data.sources import Columns
 from qrag_jax.errors import InputError
 from tests.support.worlds import record_of
 

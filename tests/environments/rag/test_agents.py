@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.decompositions import Decomposition, SubQuestion
+from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.rag.episode import (
     AMBIGUOUS,
     FOUND,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.dataset_parts import TitledSample
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.tools.documents import (
     TasksConfig,

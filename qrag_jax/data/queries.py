@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import calendar
-import dataclasses
 import datetime
 import hashlib
 import json
@@ -26,9 +25,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.files.records import SUFFIXES, read_records, read_text
+from qrag_jax.data.records import SUFFIXES, read_records, read_text
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.bounded_json import shown
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
@@ -36,24 +34,25 @@ _DIGITS = 8  # of the hash, in hex
 _ASKED = ("question", "query", "text")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class JudgedQuery:
+class Query(NamedTuple):
     """One query.
 
     Attributes:
-        id: unique within its data.
-        text: what a user asks, and a language model rewrites.
+        id: unique within its data; "": it has none.
+        text: what a user asks.
         grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
-            more.
+            more. () where nothing is judged.
         answers: short answers of which a document may have one; () if none is known.
         until: only documents up to this day may be found, as YYYY-MM-DD; "": all may.
+        collection: that is searched; "" if the data name none.
     """
 
     id: str
     text: str
-    grades: tuple[tuple[str, int], ...]
+    grades: tuple[tuple[str, int], ...] = ()
     answers: tuple[str, ...] = ()
     until: str = ""
+    collection: str = ""
 
 
 class InCorpus(NamedTuple):
@@ -67,7 +66,7 @@ class InCorpus(NamedTuple):
         lacking: how many of these the corpus lacks.
     """
 
-    queries: list[JudgedQuery]
+    queries: list[Query]
     dropped: tuple[str, ...]
     documents: int
     lacking: int
@@ -75,18 +74,18 @@ class InCorpus(NamedTuple):
     @property
     def summary(self) -> str:
         """One line for the screen; "" if the corpus lacks nothing."""
-        told = []
+        parts = []
         if self.dropped:
-            told.append(
+            parts.append(
                 f"{len(self.dropped)} of {len(self.dropped) + len(self.queries)} queries left out, "
                 f"of which the corpus has no relevant document; the first is {self.dropped[0]}"
             )
         if self.lacking:
-            told.append(
+            parts.append(
                 f"the corpus lacks {self.lacking} of the {self.documents} documents that are "
                 "relevant for the queries that are kept"
             )
-        return "; ".join(told)
+        return "; ".join(parts)
 
 
 class Origin(NamedTuple):
@@ -105,7 +104,7 @@ class Origin(NamedTuple):
 
 
 def check_in_corpus(
-    queries: Sequence[JudgedQuery],
+    queries: Sequence[Query],
     known_ids: AbstractSet[str],
     origin: Origin,
     max_missing_share: float = 0.0,
@@ -113,15 +112,15 @@ def check_in_corpus(
     """Drops the queries of which the corpus has no relevant document, and refuses too many.
 
     Args:
-        queries: see `JudgedQuery`.
+        queries: see `Query`.
         known_ids: ids of the corpus' documents; those of judged documents are enough.
         origin: of queries and corpus.
         max_missing_share: of the queries, those that may be dropped.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
-    kept: list[JudgedQuery] = []
-    dropped: list[JudgedQuery] = []
+    kept: list[Query] = []
+    dropped: list[Query] = []
     for each in queries:
         there = any(document in known_ids for document, _ in each.grades)
         (kept if there else dropped).append(each)
@@ -138,7 +137,7 @@ def check_in_corpus(
     return InCorpus(kept, tuple(each.id for each in dropped), len(documents), lacking)
 
 
-def _such_as(query: JudgedQuery) -> str:
+def _such_as(query: Query) -> str:
     return f", with document {query.grades[0][0]!r}" if query.grades else ""
 
 
@@ -196,7 +195,7 @@ def _field(where: str, record: Mapping[str, Any], field: str) -> str:
 # ---------------------------------------------------------------- judged rows
 
 
-def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
+def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     """One row as a query; its grades are () if it has no relevant document.
 
     The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
@@ -220,7 +219,7 @@ def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
         raise InputError(f"{where}: field {field!r} is missing; write the ids of documents.")
     listed = _list(where, field, row[field])
     documents = tuple(dict.fromkeys(_id(where, field, each) for each in listed))
-    return JudgedQuery(
+    return Query(
         _own_id(where, row, text, documents),
         text,
         tuple((document, 1) for document in documents),
@@ -355,23 +354,7 @@ def _day(year: int, month: int, day: str | None) -> str:
 # ---------------------------------------------------------------- lists to be rewritten
 
 
-class ListedQuery(NamedTuple):
-    """One query.
-
-    Attributes:
-        id: unique among those of its collection.
-        text: in one line.
-        until: the last day of publication of what it may find, as YYYY-MM-DD; "": any.
-        collection: "" if the row names none.
-    """
-
-    id: str
-    text: str
-    until: str = ""
-    collection: str = ""
-
-
-def read_query_list(path: Path) -> list[ListedQuery]:
+def read_query_list(path: Path) -> list[Query]:
     """The queries of a file, in its order."""
     if path.name.endswith(".txt"):
         rows = _text_lines(path)
@@ -382,7 +365,7 @@ def read_query_list(path: Path) -> list[ListedQuery]:
             f"the name of {path} ends in none of .txt, {', '.join(SUFFIXES)}; rename the file of "
             "queries."
         )
-    found: dict[tuple[str, str], ListedQuery] = {}
+    found: dict[tuple[str, str], Query] = {}
     for where, query in rows:
         key = query.collection, query.id
         if key in found:
@@ -395,24 +378,13 @@ def read_query_list(path: Path) -> list[ListedQuery]:
     return [*found.values()]
 
 
-def _text_lines(path: Path) -> Iterator[tuple[str, ListedQuery]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(bounded_files.lines(file, path, "split it"), 1):
-                where = f"{path.name}:{number}"
-                try:
-                    text = " ".join(line.decode("utf-8-sig").split())
-                except UnicodeDecodeError:
-                    raise InputError(f"{where}: is not UTF-8; save the file as UTF-8.") from None
-                if text:
-                    yield where, ListedQuery(str(number), text)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); give a file of queries."
-        ) from None
+def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if text := " ".join(line.split()):
+            yield f"{path.name}:{number}", Query(str(number), text)
 
 
-def _listed(where: str, row: Mapping[str, Any]) -> ListedQuery:
+def _listed(where: str, row: Mapping[str, Any]) -> Query:
     own = dict(row)
     if "query" not in own and "pico" not in own:
         if "text" not in own:
@@ -429,20 +401,13 @@ def _listed(where: str, row: Mapping[str, Any]) -> ListedQuery:
         raise InputError(
             f"{where}: field 'collection' is {shown(collection)}; write its name, or leave it out."
         )
-    return ListedQuery(read.id, read.text, read.until, collection)
+    return read._replace(collection=collection)
 
 
 # ---------------------------------------------------------------- questions to search for
 
 
-class Asked(NamedTuple):
-    """A question and its id; "": it has none."""
-
-    id: str
-    question: str
-
-
-def read_questions(path: Path) -> Iterator[Asked]:
+def read_questions(path: Path) -> Iterator[Query]:
     """The questions of a file.
 
     Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
@@ -463,10 +428,10 @@ def read_questions(path: Path) -> Iterator[Asked]:
                 record = {}
             yield _asked(f"{path.name}:{number}", record)
         elif line.strip():
-            yield Asked("", line.strip())
+            yield Query("", line.strip())
 
 
-def _asked(where: str, record: Mapping[str, Any]) -> Asked:
+def _asked(where: str, record: Mapping[str, Any]) -> Query:
     question = next((record[name] for name in _ASKED if name in record), None)
     if not isinstance(question, str) or not question.strip():
         raise InputError(
@@ -474,4 +439,4 @@ def _asked(where: str, record: Mapping[str, Any]) -> Asked:
             "question in one."
         )
     name = next((record[key] for key in ("id", "_id") if record.get(key) is not None), "")
-    return Asked(str(name), question)
+    return Query(str(name), question)
