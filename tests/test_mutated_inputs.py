@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qrag_jax.data import babi, corpora, queries
-from qrag_jax.data.reading import load_samples
+from qrag_jax.data.reading import load_samples, read_parts
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
@@ -388,7 +388,11 @@ READERS = [
     one("rows.csv", TABLE, all_records),
     *map(of_source, SOURCES),
     one("train.csv", TABLE, lambda path: load_samples("own", str(path), "train")),
-    one("dev.jsonl", lines([ASKED]), lambda path: read_query_questions(f"{path},default,dev")),
+    one(
+        "dev.jsonl",
+        lines([ASKED]),
+        lambda path: read_parts(f"{path},default,dev", from_corpus=True),
+    ),
     one("qa1_train.txt", STORY, babi.read_stories),
     Reader("a collection in BEIR's layout", lambda: BEIR, collection),
     one("wiki.jsonl", lines(WIKI), lambda path: list(corpora.read_corpus(path))),

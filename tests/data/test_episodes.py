@@ -19,7 +19,7 @@ import pytest
 from absl import flags
 
 from qrag_jax.data import episodes
-from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
+from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
 from qrag_jax.data.sample import LazySamples, drawn, joined
 from qrag_jax.data.tokens import TextTokenizer
@@ -154,8 +154,9 @@ NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
 
 def samples(config: BabilongConfig | NiahConfig) -> Any:
-    module: Any = babilong if isinstance(config, BabilongConfig) else haystacks
-    return module.documents(config, "train").samples
+    if isinstance(config, BabilongConfig):
+        return babilong_documents(config, "train").samples
+    return niah_documents(config, "train").samples
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.data.sample import Page
+from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
 from qrag_jax.environments.tools.documents import bridge_task
@@ -162,8 +162,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> StoredCorpus:
     return write_corpus(tmp_path_factory.mktemp("states") / "corpus", passages)
 
 
-def asked(name: str, *gold: Page) -> QueryQuestion:
-    return QueryQuestion(name, f"{name}?", ("yes",), gold, passages=gold)
+def asked(name: str, *gold: Page) -> Sample:
+    return Sample(name, f"{name}?", (), (), ("yes",), "", pages=gold)
 
 
 def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:

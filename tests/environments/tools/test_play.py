@@ -43,7 +43,7 @@ SAMPLE = Sample(
     ("Third Lake",),
     "musique",
 )
-TITLED = TitledSample(SAMPLE, ("J. R. R. Lake", "Ada", ""))
+TITLED = dataclasses.replace(SAMPLE, titles=("J. R. R. Lake", "Ada", ""))
 
 
 def question(number: int, hops: int = 2, passages: int = 20) -> Sample:

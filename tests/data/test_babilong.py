@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.long_docs import BabilongConfig, stories
+from qrag_jax.data.long_docs import BabilongConfig, babilong_documents, stories
 from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.sample import SPLITS, drawn
 from qrag_jax.errors import InputError
 
 
 def documents(*args, **fields):
-    return babilong.documents(*args, **fields).samples
+    return babilong_documents(*args, **fields).samples
 
 
 SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
@@ -67,12 +67,12 @@ def test_the_same_stories_at_every_length() -> None:
 
 def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     settings = config(task="qa2", stories=folder(tmp_path), chunks=2)
-    made, _, line = babilong.documents(settings, "train")
+    made, _, line = babilong_documents(settings, "train")
     assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
     assert "2 of 3" in line
     assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
     fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
-    made, _, line = babilong.documents(fewer, "train", count=5)
+    made, _, line = babilong_documents(fewer, "train", count=5)
     assert [s.id for s in made] == ["qa2-train-0"]
     assert len(documents(config(), "train", count=3)) == 3
     # Changed files are read again.

@@ -7,14 +7,22 @@ import re
 import numpy as np
 import pytest
 
-from qrag_jax.data.long_docs import FILLER, FIRST, PRESETS, SECOND, NiahConfig, distinct
+from qrag_jax.data.long_docs import (
+    FILLER,
+    FIRST,
+    PRESETS,
+    SECOND,
+    NiahConfig,
+    distinct,
+    niah_documents,
+)
 from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.data.sample import drawn
 from qrag_jax.errors import InputError
 
 
 def documents(*args, **fields):
-    return haystacks.documents(*args, **fields).samples
+    return niah_documents(*args, **fields).samples
 
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
