@@ -363,10 +363,10 @@ def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
         )
     stream = SPLITS.index(split)
     task_stream = 2 * int(task.removeprefix("qa")) + stream
-    return [_story(task, Draw(seed, task_stream, index), stream) for index in range(count)]
+    return [_drawn(task, Draw(seed, task_stream, index), stream) for index in range(count)]
 
 
-def _story(task: str, draw: Draw, stream: int) -> Story:
+def _drawn(task: str, draw: Draw, stream: int) -> Story:
     """Draws stories until one belongs to the split; a digest of the text decides its split."""
     while True:
         story = TELLERS[task](draw)

@@ -15,7 +15,7 @@ from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import of_musique, of_own, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
-from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.reading import load_samples, read_parts, without_asked
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
 from qrag_jax.environments.rag.scripted import named
