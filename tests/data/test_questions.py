@@ -246,6 +246,9 @@ def test_records_that_cannot_be_taken_apart_are_counted(tmp_path: Path) -> None:
         record_of("musique", name, f"{name}: where?", "Norway", PARAGRAPHS, [0, 1])
         for name in ("whole", "none", "later")
     )
+    for record in (whole, later):
+        for step in record["question_decomposition"]:
+            step |= {"question": "Where?", "answer": "Norway"}
     none["question_decomposition"] = []
     later["question_decomposition"][0]["question"] = "#1?"  # a step that needs its own answer
     path = write(tmp_path / "train.jsonl", whole, none, later)
