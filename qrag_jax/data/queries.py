@@ -55,39 +55,6 @@ class Query(NamedTuple):
     collection: str = ""
 
 
-class InCorpus(NamedTuple):
-    """What becomes of judged queries on a corpus.
-
-    Attributes:
-        queries: those of which the corpus has a relevant document, in their order. Their grades are
-            as they were, so that a document that the corpus lacks counts as not found.
-        dropped: ids of the others, which no search could solve.
-        documents: how many different documents are relevant for the `queries`.
-        lacking: how many of these the corpus lacks.
-    """
-
-    queries: list[Query]
-    dropped: tuple[str, ...]
-    documents: int
-    lacking: int
-
-    @property
-    def summary(self) -> str:
-        """One line for the screen; "" if the corpus lacks nothing."""
-        parts = []
-        if self.dropped:
-            parts.append(
-                f"{len(self.dropped)} of {len(self.dropped) + len(self.queries)} queries left out, "
-                f"of which the corpus has no relevant document; the first is {self.dropped[0]}"
-            )
-        if self.lacking:
-            parts.append(
-                f"the corpus lacks {self.lacking} of the {self.documents} documents that are "
-                "relevant for the queries that are kept"
-            )
-        return "; ".join(parts)
-
-
 class Origin(NamedTuple):
     """Where judged queries and their corpus are from, as sentences name it.
 
@@ -108,14 +75,17 @@ def check_in_corpus(
     known_ids: AbstractSet[str],
     origin: Origin,
     max_missing_share: float = 0.0,
-) -> InCorpus:
+) -> tuple[list[Query], str]:
     """Drops the queries of which the corpus has no relevant document, and refuses too many.
 
+    Grades stay as they were, so that a document that the corpus lacks counts as not found.
+
     Args:
-        queries: see `Query`.
         known_ids: ids of the corpus' documents; those of judged documents are enough.
-        origin: of queries and corpus.
         max_missing_share: of the queries, those that may be dropped.
+
+    Returns:
+        The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
@@ -126,19 +96,27 @@ def check_in_corpus(
         (kept if there else dropped).append(each)
     if not kept or len(dropped) > max_missing_share * len(queries):
         first = dropped[0]
+        example = f", with document {first.grades[0][0]!r}" if first.grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
             f"{origin.queries}: {origin.corpus} has no relevant document of {len(dropped)} of "
-            f"{len(queries)} queries (the first is {first.id!r}{_such_as(first)}), so these seem "
-            f"to be judgements of another collection; {origin.fix}{raising if kept else ''}."
+            f"{len(queries)} queries (the first is {first.id!r}{example}), so these seem to be "
+            f"judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
     documents = {document for each in kept for document, _ in each.grades}
     lacking = sum(document not in known_ids for document in documents)
-    return InCorpus(kept, tuple(each.id for each in dropped), len(documents), lacking)
-
-
-def _such_as(query: Query) -> str:
-    return f", with document {query.grades[0][0]!r}" if query.grades else ""
+    parts = []
+    if dropped:
+        parts.append(
+            f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
+            f"relevant document; the first is {dropped[0].id}"
+        )
+    if lacking:
+        parts.append(
+            f"the corpus lacks {lacking} of the {len(documents)} documents that are relevant for "
+            "the queries that are kept"
+        )
+    return kept, "; ".join(parts)
 
 
 # ---------------------------------------------------------------- BEIR's layout

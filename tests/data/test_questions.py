@@ -153,13 +153,13 @@ FROM = Origin("config.queries.train", "the corpus of data/north", "name another 
 
 
 def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
-    assert found.queries == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
-    assert (found.dropped, found.documents, found.lacking) == (("none",), 3, 1)
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
+    assert all(words in line for words in ("1 of 3 queries", "none", "1 of the 3 documents"))
     # The ids of the judged documents are all that is needed.
-    assert check_in_corpus([ALL], frozenset({"d2"}), FROM).lacking == 1
+    assert "1 of the 2" in check_in_corpus([ALL], frozenset({"d2"}), FROM)[1]
     four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, FROM, 0.5).dropped == ("none", "other")
+    assert check_in_corpus(four, KNOWN, FROM, 0.5)[0] == [ALL, SOME]
     for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
             check_in_corpus(given, KNOWN, FROM, share)
