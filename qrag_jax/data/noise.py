@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +146,6 @@ class NoiseConfig:
         spec = self.train or WORLD
         return spec if own_code.is_own_code(spec) else ""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether both splits draw from all books."""
-        return self.dev == SHARED
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
@@ -160,14 +155,12 @@ class Noise:
         name: name of the sentences in messages.
         sentences: `[sentences]` array of str, book after book.
         starts: `[books + 1]` int64, where each book begins in `sentences`.
-        source: the source whose config fields messages name.
         left_out: number of further sentences of the books, left out because training has them.
     """
 
     name: str
     sentences: np.ndarray
     starts: np.ndarray
-    source: str = "babilong"
     left_out: int = 0
 
     @functools.cached_property
@@ -191,22 +184,17 @@ class Noise:
             line += f" ({self.left_out:,} more left out, training has them)"
         return line
 
-    def check(self, count: int, repeats: int) -> None:
-        """Refuses documents that need more sentences than there are."""
-        most = len(self.sentences) * repeats
-        if repeats and count > most:
-            raise InputError(
-                f"the noise of {self.name} gives {most} sentences ({len(self.sentences)}, each "
-                f"{repeats} times at most), but a document asks for {count}; add books, lower the "
-                f"number of chunks, or raise config.data.sources.{self.source}.noise_repeats (0: "
-                "any number)."
-            )
-
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     """The noise for documents of one split; each document takes `count` sentences of it."""
     pool = _train(config, count) if split == "train" else _dev(config, count)
-    pool.check(count, config.repeats)
+    most = len(pool.sentences) * config.repeats
+    if config.repeats and count > most:
+        raise InputError(
+            f"the noise of {pool.name} gives {most} sentences ({len(pool.sentences)}, each "
+            f"{config.repeats} times at most), but a document asks for {count}; add books, lower "
+            f"the number of chunks, or raise {config.section}.noise_repeats (0: any number)."
+        )
     return pool
 
 
@@ -219,7 +207,7 @@ def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
 def _train(config: NoiseConfig, count: int) -> Noise:
     if config.code:
         return _of_code(config, "train", _size(_least(config, count)))
-    return _of_books(*_books(config, "train"), config.source)
+    return _of_books(*_books(config, "train"))
 
 
 def _dev(config: NoiseConfig, count: int) -> Noise:
@@ -230,9 +218,9 @@ def _dev(config: NoiseConfig, count: int) -> Noise:
         return _of_code(config, "dev", _size(least))
     train = _train(config, config.train_chunks)
     if config.dev or not config.code:
-        return _without(_of_books(*_books(config, "dev"), config.source), train)
+        return _without(_of_books(*_books(config, "dev")), train, config.section)
     for size in itertools.count(_size(least), CODE_STEP):
-        left = _without(_of_code(config, "dev", size), train)
+        left = _without(_of_code(config, "dev", size), train, config.section)
         if len(left.sentences) >= least:
             return left
     raise AssertionError("the function refuses when it has no more")
@@ -265,14 +253,14 @@ def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _without(pool: Noise, train: Noise) -> Noise:
+def _without(pool: Noise, train: Noise, section: str) -> Noise:
     """The pool without the sentences that training has."""
     known = set(train.sentences)
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
         raise InputError(
             f"training has every sentence of the dev noise {pool.name}; give "
-            f"config.data.sources.{train.source}.noise_dev other books than noise."
+            f"{section}.noise_dev other books than noise."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
     starts = np.unique(starts)  # drops books without a sentence left
@@ -283,44 +271,38 @@ def _without(pool: Noise, train: Noise) -> Noise:
 
 
 @functools.lru_cache(maxsize=8)
-def _of_books(name: str, books: tuple[Book, ...], source: str) -> Noise:
-    return _pool(name, [book.sentences for book in books], source)
+def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
+    return _pool(name, [book.sentences for book in books])
 
 
 @functools.lru_cache(maxsize=8)
 def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    texts = _Sentences.of(config.code, split, config.seed).first(count)
+    texts = _first(config, split, count)
     books = [texts[i : i + CODE_BOOK] for i in range(0, count, CODE_BOOK)]
-    return _pool(Path(config.code.rpartition(":")[0]).name, books, config.source)
+    return _pool(Path(config.code.rpartition(":")[0]).name, books)
 
 
-def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
+def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
     texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64), source)
+    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
-class _Sentences:
-    """What a user's function gives, asked for as it is needed and kept."""
+@functools.cache
+def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]]:
+    """What a user's function has given so far, for all pools, and what gives more."""
+    code = own_code.load(spec, "the noise", ("split", "seed"))
+    return [], iter(code.function(split=split, seed=seed))
 
-    def __init__(self, spec: str, split: Split, seed: int) -> None:
-        code = own_code.load(spec, "the noise", ("split", "seed"))
-        self._known: list[str] = []
-        self._more = iter(code.function(split=split, seed=seed))
 
-    @staticmethod
-    @functools.cache
-    def of(spec: str, split: Split, seed: int) -> _Sentences:
-        """The only instance; all pools share its sentences."""
-        return _Sentences(spec, split, seed)
-
-    def first(self, count: int) -> list[str]:
-        self._known.extend(itertools.islice(self._more, max(count - len(self._known), 0)))
-        if len(self._known) < count:
-            raise InputError(
-                f"the function of noise gives {len(self._known)} sentences, but {count} are asked "
-                "for; give more, or let it go on without end."
-            )
-        return self._known[:count]
+def _first(config: NoiseConfig, split: Split, count: int) -> list[str]:
+    known, more = _asked(config.code, split, config.seed)
+    known.extend(itertools.islice(more, max(count - len(known), 0)))
+    if len(known) < count:
+        raise InputError(
+            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
+            "more, or let it go on without end."
+        )
+    return known[:count]
 
 
 # ---------------------------------------------------------------- what a run was trained on
@@ -345,7 +327,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
         return
     trained = json.loads(path.read_text())
     for config in backgrounds:
-        if config.is_shared:
+        if config.dev == SHARED:
             continue
         # Books that are still training books do no harm: `noise` takes their sentences out of dev.
         now = set(_digests(books_of(config, "train")).values())
