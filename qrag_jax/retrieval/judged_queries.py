@@ -1,7 +1,7 @@
 """Reads judged queries of the usual formats, told apart by what is there.
 
-- A folder in BEIR's layout (`data.files.queries`), with the judgements of `metrics.trec`.
-- A file of rows (`data.files.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
+- A folder in BEIR's layout (`data.queries`), with the judgements of `metrics.trec`.
+- A file of rows (`data.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
   such a file for each split.
 """
 
@@ -26,7 +26,7 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
     slice is of all queries of the part, whether they are skipped or not.
 
     Args:
-        text: `path,split;path,split`, see `data.dataset_parts`. A path is a file or a folder of
+        text: `path,split;path,split`, see `data.reading`. A path is a file or a folder of
             this machine; of a file, the split may only give a slice, such as train[:100].
     """
     found: dict[str, Query] = {}

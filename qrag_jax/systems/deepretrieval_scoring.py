@@ -398,7 +398,7 @@ def open_rewriter(
     Args:
         given: the config.
         workdir: the run's folder.
-        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        queries: a file of them, see `data.queries`; None: `config.queries.test`.
         samples: so many of them; 0: all.
         search: folder of the collections of other queries; None: the run's own.
     """

@@ -114,25 +114,11 @@ def test_dev_documents_of_every_length_ask_the_same(preset: str) -> None:
         assert len(set(needles(other).values())) == len(needles(other))
 
 
-def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
-    settings = config("multivalue", train=40)
-    pool = {text for s in documents(settings, "train") for text in s.chunks}
-    pool |= set(noise(NoiseConfig(source="niah"), "train", 26).sentences)
-    for length in (30, 400):
-        for sample in documents(settings, "dev", length):
-            hay = set(sample.chunks) - {sample.chunks[i] for i in sample.support}
-            assert not hay & pool
-
-
 FORMS = {"words": r"[a-z]+-[a-z]+(-[a-z]+)?", "numbers": r"[1-9]\d{6}", "uuids": r"[0-9a-f-]{36}"}
 
 
 def draw(kind: str, count: int, seed: int = 0) -> list[str]:
     return distinct(kind, np.random.default_rng(seed), count)
-
-
-def test_lists_have_no_word_twice() -> None:
-    assert len({*FIRST, *SECOND}) == len(FIRST) + len(SECOND)
 
 
 @pytest.mark.parametrize("kind", FORMS)

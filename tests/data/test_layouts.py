@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord, Page, Sample
-from qrag_jax.data.sources import SOURCES, parse_claim, parse_musique, parse_open, parse_own
+from qrag_jax.data.sources import SOURCES, parse_claim, parse_musique, parse_open
 from qrag_jax.data.sources import parse_niah as parse_needles
 from tests.data.real_data import real
 from tests.support.worlds import record_of
@@ -277,61 +275,6 @@ def test_outputs_are_words_of_their_own() -> None:
     text = ["The magic word for a is: calm-sea.", "A calm-sea-bird flew.", "So calm-seas came."]
     record = ruler_record(" ".join(text), outputs=["calm-sea"])
     assert parse_needles(record).support == (0,)
-
-
-RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
-    "hotpotqa": (parse_hotpot, HOTPOT),
-    "two_wiki": (parse_two_wiki, HOTPOT),
-    "open": (parse_open, OPEN | {"gold_doc_ids": ["d4", "d0"]}),
-    "hover": (parse_claim, CLAIM),
-    "musique": (parse_musique, MUSIQUE),
-    "needles": (parse_needles, split_record()),
-    "ruler": (parse_needles, ruler_record(" ".join(NEEDLES))),
-    "own": (
-        parse_own,
-        {"id": "a", "question": "?", "chunks": ["a"], "support": [0], "answers": ["a"]},
-    ),
-}
-ODD = [None, "", " ", "half a pair \ud83d", "x", -1, 7, 1.5, True, [], {}, ["x"], [7], [["x"]]]
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) within a value."""
-    listed = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in [*listed]:
-        yield value, key
-        if isinstance(inner, dict | list):
-            yield from places(inner)
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_odd_values_are_a_reason_of_one_line_or_a_sound_sample(name: str) -> None:
-    parse, sound = RECORDS[name]
-    reasons = set()
-    for number in range(sum(1 for _ in places(sound))):
-        for odd in ODD[:3] + ODD[4:] if name == "ruler" else ODD:
-            record = copy.deepcopy(sound)
-            container, key = [*places(record)][number]
-            container[key] = odd
-            try:
-                found = parse(record)
-            except BadRecord as bad:
-                reasons.add(str(bad))
-                continue
-            asked = dataclasses.astuple(found)
-            json.dumps(asked, ensure_ascii=False).encode()  # valid Unicode
-            assert found.id.strip(), record
-            assert found.question.strip(), record
-            if not found.chunks:
-                assert found.gold, record
-                assert all(page.title for page in found.gold), record
-            else:
-                assert all(chunk.strip() for chunk in found.chunks), record
-                assert len(set(found.support)) == len(found.support), record
-                assert all(0 <= fact < len(found.chunks) for fact in found.support), record
-                assert found.support or (found.source == "own" and found.answers), record
-    assert len(reasons) > 5
-    assert all(reason.strip() and "\n" not in reason and len(reason) < 200 for reason in reasons)
 
 
 def test_half_a_surrogate_pair_in_rulers_prompt_is_a_reason() -> None:
