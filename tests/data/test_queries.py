@@ -135,7 +135,8 @@ def test_rows(tmp_path: Path) -> None:
 def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
-    assert [*read_questions(path)] == [("", "one, two"), ("7", "a\u2028b\u0085c")]
+    found = [(each.id, each.text) for each in read_questions(path)]
+    assert found == [("", "one, two"), ("7", "a\u2028b\u0085c")]
 
 
 def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
