@@ -5,7 +5,7 @@ All raise BadRecord, which names the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Page, Sample
@@ -17,7 +17,7 @@ def ignore(fault: str) -> None:
     """A `Mend` for callers who count no faults."""
 
 
-def present(record: dict[str, Any], *names: str) -> Any:
+def present(record: Mapping[str, Any], *names: str) -> Any:
     """Returns the first value that is not null under `names`, the spellings of one field."""
     for name in names:
         if record.get(name) is not None:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import datetime
 import hashlib
 import json
@@ -25,9 +26,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qrag_jax.data import fields
 from qrag_jax.data.records import SUFFIXES, read_records, read_text
+from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.bounded_json import shown
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
 _DIGITS = 8  # of the hash, in hex
@@ -132,9 +134,11 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
-        name, text = _field(where, record, "_id"), _field(where, record, "text")
-        if not text.strip():
-            raise InputError(f"{where}: the query {name} has no text; write one, or drop the line")
+        with _refused(where):
+            name = fields.text(fields.present(record, "_id"), "_id")
+            text = fields.text(fields.present(record, "text"), "text")
+            if not name or not text.strip():
+                raise BadRecord("field '_id' or 'text' is empty")
         if name in queries:
             raise InputError(f"{where}: there is a query {name} before; give each its own '_id'")
         queries[name] = text
@@ -163,14 +167,16 @@ def _one_of(folder: Path, names: list[str]) -> Path:
     )
 
 
-def _field(where: str, record: Mapping[str, Any], field: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str) or (field == "_id" and not value):
-        raise InputError(f"{where}: field {field!r} is missing or is no text; write it as a string")
-    return value
-
-
 # ---------------------------------------------------------------- judged rows
+
+
+@contextlib.contextmanager
+def _refused(where: str) -> Iterator[None]:
+    """Refuses a row for the reason that a check of its fields gives."""
+    try:
+        yield
+    except BadRecord as bad:
+        raise InputError(f"{where}: {bad}; mend the row, or leave it out.") from None
 
 
 def judged_row(where: str, row: Mapping[str, Any]) -> Query:
@@ -184,78 +190,59 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         where: the row's place, such as "train.jsonl:17".
         row: the object.
     """
-    if "query" in row:
-        text, field = _text(where, "query", row["query"]), "relevant_doc_ids"
-    elif "pico" in row:
-        text, field = _pico(where, row["pico"]), "publication_pmids"
-    else:
-        raise InputError(
-            f"{where}: there is neither a field 'query' nor a field 'pico'; write query and "
-            "relevant_doc_ids, or pico and publication_pmids."
+    with _refused(where):
+        if "query" in row:
+            text, field = _line(row["query"], "query"), "relevant_doc_ids"
+        elif "pico" in row:
+            text, field = _pico(row["pico"]), "publication_pmids"
+        else:
+            raise BadRecord("there is neither a field 'query' nor a field 'pico'")
+        listed = fields.items(fields.present(row, field), field)
+        documents = tuple(dict.fromkeys(_id(each, field) for each in listed))
+        answers = [] if row.get("answers") is None else fields.items(row["answers"], "answers")
+        return Query(
+            _own_id(where, row, text, documents),
+            text,
+            tuple((document, 1) for document in documents),
+            tuple(dict.fromkeys(_line(each, "answers") for each in answers)),
+            _until(row.get("pub_date")),
         )
-    if field not in row:
-        raise InputError(f"{where}: field {field!r} is missing; write the ids of documents.")
-    listed = _list(where, field, row[field])
-    documents = tuple(dict.fromkeys(_id(where, field, each) for each in listed))
-    return Query(
-        _own_id(where, row, text, documents),
-        text,
-        tuple((document, 1) for document in documents),
-        _answers(where, row),
-        _until(where, row),
-    )
 
 
-def _pico(where: str, pico: Any) -> str:
+def _pico(pico: Any) -> str:
     if not isinstance(pico, dict) or not pico.keys() <= PARTS.keys():
-        raise InputError(
-            f"{where}: field 'pico' is {shown(pico)}; write an object with {', '.join(PARTS)}."
-        )
-    parts = {key: _text(where, key, pico[key]) for key in PARTS if pico.get(key) not in (None, "")}
+        raise BadRecord(f"field 'pico' is no object with {', '.join(PARTS)}")
+    parts = {key: _line(pico[key], key) for key in PARTS if pico.get(key) not in (None, "")}
     if not parts:
-        raise InputError(f"{where}: field 'pico' has no part; write one, or drop the row.")
+        raise BadRecord("field 'pico' has no part")
     return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
 
 
-def _text(where: str, field: str, value: Any) -> str:
+def _line(value: Any, field: str) -> str:
     """The value in one line."""
-    if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a text with words.")
-    return _checked(where, field, " ".join(value.split()))
+    text = " ".join(fields.text(value, field).split())
+    if not text:
+        raise BadRecord(f"field '{field}' has no word")
+    return text
 
 
-def _list(where: str, field: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a list.")
-    return value
-
-
-def _id(where: str, field: str, value: Any) -> str:
+def _id(value: Any, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"{where}: field {field!r} has the id {shown(value)}; write a text or a whole number."
-        )
-    return _checked(where, field, value)
+    if not fields.text(value, field).strip():
+        raise BadRecord(f"field '{field}' has an empty id")
+    return value
 
 
 def _own_id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
-        return _id(where, "id", row["id"])
+        return _id(row["id"], "id")
     content = "\0".join((where, text, *documents))
     digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
 
 
-def _answers(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    value = row.get("answers")
-    listed = [] if value is None else _list(where, "answers", value)
-    return tuple(dict.fromkeys(_text(where, "answers", each) for each in listed))
-
-
-def _until(where: str, row: Mapping[str, Any]) -> str:
-    value = row.get("pub_date")
+def _until(value: Any) -> str:
     if value is None:
         return ""
     try:
@@ -263,20 +250,7 @@ def _until(where: str, row: Mapping[str, Any]) -> str:
             raise ValueError
         return last_day(str(value))  # a year may be a number
     except ValueError:
-        raise InputError(
-            f"{where}: field 'pub_date' is {shown(value)}, no date that can be read; write it as "
-            "YYYY-MM-DD."
-        ) from None
-
-
-def _checked(where: str, field: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{where}: field {field!r} has half a surrogate pair; write valid Unicode."
-        ) from None
-    return text
+        raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
 
 
 # Not those of `calendar`, which are in the language of the machine.
@@ -363,23 +337,14 @@ def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
-    own = dict(row)
-    if "query" not in own and "pico" not in own:
-        if "text" not in own:
-            raise InputError(
-                f"{where}: there is no field 'query', 'pico' or 'text'; write the query in one."
-            )
-        own["query"] = own["text"]
-    if "_id" in own:
-        own.setdefault("id", own["_id"])
+    fixed = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
+    with _refused(where):
+        named = {"id": row["_id"]} if "_id" in row else {}
+        if "query" not in row and "pico" not in row:
+            named["query"] = fields.present(row, "text")
+        collection = fields.text(row.get("collection", ""), "collection")
     # What is relevant is not asked for here, so it may be missing, or of any form.
-    read = judged_row(where, own | {"relevant_doc_ids": [], "publication_pmids": [], "answers": []})
-    collection = own.get("collection", "")
-    if not isinstance(collection, str):
-        raise InputError(
-            f"{where}: field 'collection' is {shown(collection)}; write its name, or leave it out."
-        )
-    return read._replace(collection=collection)
+    return judged_row(where, named | dict(row) | fixed)._replace(grades=(), collection=collection)
 
 
 # ---------------------------------------------------------------- questions to search for
