@@ -5,10 +5,12 @@ All raise BadRecord, which names the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import BadRecord, Page, Sample
+from qrag_jax.errors import InputError
 
 Mend = Callable[[str], None]  # is called with each harmless fault of a record
 
@@ -62,6 +64,24 @@ def objects(value: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise BadRecord(f"field '{name}' is not a list of objects")
     return value
+
+
+def identifier(value: Any, name: str) -> str:
+    """Returns an id as a text; whole numbers become texts."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not text(value, name).strip():
+        raise BadRecord(f"field '{name}' is empty")
+    return value
+
+
+@contextlib.contextmanager
+def refused(where: str, fix: str = "mend the row, or leave it out") -> Iterator[None]:
+    """Refuses a row for the reason that a check of its fields gives."""
+    try:
+        yield
+    except BadRecord as bad:
+        raise InputError(f"{where}: {bad}; {fix}.") from None
 
 
 def answers(record: dict[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import calendar
-import contextlib
 import datetime
 import hashlib
 import json
@@ -134,7 +133,7 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
-        with _refused(where):
+        with fields.refused(where):
             name = fields.text(fields.present(record, "_id"), "_id")
             text = fields.text(fields.present(record, "text"), "text")
             if not name or not text.strip():
@@ -170,15 +169,6 @@ def _one_of(folder: Path, names: list[str]) -> Path:
 # ---------------------------------------------------------------- judged rows
 
 
-@contextlib.contextmanager
-def _refused(where: str) -> Iterator[None]:
-    """Refuses a row for the reason that a check of its fields gives."""
-    try:
-        yield
-    except BadRecord as bad:
-        raise InputError(f"{where}: {bad}; mend the row, or leave it out.") from None
-
-
 def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     """One row as a query; its grades are () if it has no relevant document.
 
@@ -190,7 +180,7 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         where: the row's place, such as "train.jsonl:17".
         row: the object.
     """
-    with _refused(where):
+    with fields.refused(where):
         if "query" in row:
             text, field = _line(row["query"], "query"), "relevant_doc_ids"
         elif "pico" in row:
@@ -198,7 +188,7 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         else:
             raise BadRecord("there is neither a field 'query' nor a field 'pico'")
         listed = fields.items(fields.present(row, field), field)
-        documents = tuple(dict.fromkeys(_id(each, field) for each in listed))
+        documents = tuple(dict.fromkeys(fields.identifier(each, field) for each in listed))
         answers = [] if row.get("answers") is None else fields.items(row["answers"], "answers")
         return Query(
             _own_id(where, row, text, documents),
@@ -226,17 +216,9 @@ def _line(value: Any, field: str) -> str:
     return text
 
 
-def _id(value: Any, field: str) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not fields.text(value, field).strip():
-        raise BadRecord(f"field '{field}' has an empty id")
-    return value
-
-
 def _own_id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
-        return _id(row["id"], "id")
+        return fields.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
     digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
@@ -338,7 +320,7 @@ def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
     fixed = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
-    with _refused(where):
+    with fields.refused(where):
         named = {"id": row["_id"]} if "_id" in row else {}
         if "query" not in row and "pico" not in row:
             named["query"] = fields.present(row, "text")

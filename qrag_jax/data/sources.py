@@ -371,11 +371,9 @@ def parse_own(record: dict[str, Any], mend: Mend = ignore, columns: Columns = US
     if name is None:
         content = json.dumps([question, chunks])  # ASCII: half surrogate pairs are refused later
         name = f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-    elif isinstance(name, int) and not isinstance(name, bool):
-        name = str(name)
     return fields.make_sample(
         OWN,
-        fields.text(name, columns.id),
+        fields.identifier(name, columns.id),
         question,
         answers,
         chunks=chunks,
