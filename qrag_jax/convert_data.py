@@ -1,41 +1,33 @@
 """Writes any data in the neutral schema: python -m qrag_jax.convert_data --help
 
-The schema is that of `data.sources.own`, one JSON object a line. The exit status is 0 if every
-record is usable, 1 if some are left out, and 2 if nothing can be read or written.
+The schema is that of `data.sources`, one JSON object a line. The exit status is 0 if every record
+is usable, 1 if some are left out, and 2 if nothing can be read or written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qrag_jax.data.sources.own import Columns, neutral_record
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data.sources import SOURCES, neutral_record
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.validate_data import arguments, read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Reads, writes, and prints what was left out; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m qrag_jax.convert_data")
-    parser.add_argument("--source", required=True, help=f"layout: {', '.join(SOURCES)}")
-    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
-    parser.add_argument("--split", choices=("train", "dev"), default="train")
-    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
+    parser = arguments("convert_data", SOURCES)
     parser.add_argument("--out", required=True, help="file to write, .jsonl")
     args = parser.parse_args(argv)
     try:
         out = Path(args.out)
         if out.suffix != ".jsonl":
             raise InputError(f"--out is {args.out!r}; give a name that ends in .jsonl")
-        if not args.path:
-            raise InputError("--path is empty; give a data file or folder")
-        columns = Columns.parse(args.columns)
-        samples, report = load_samples(args.source, args.path, args.split, columns=columns)
+        samples, report = read(args)
         if any(out.absolute() == Path(file).absolute() for file in report.files):
             raise InputError(f"--out is {args.out}, which is read; give another name")
         lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]

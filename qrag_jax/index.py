@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 from absl import flags
 
-from qrag_jax.data.files.corpora import ALL, Columns
+from qrag_jax.data.corpora import ALL, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.encoder_config import EncoderConfig

@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.files.queries import Asked, read_questions
+from qrag_jax.data.queries import Query, read_questions
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.multi_step import Hit
@@ -70,13 +70,13 @@ QUESTIONS: list[str] = []  # the words that are no flags
 Search = Callable[[Sequence[str]], list[list[Hit]]]
 
 
-def _asked() -> list[Asked]:
+def _asked() -> list[Query]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
     if not QUERIES.value:
         if not all(question.strip() for question in QUESTIONS):
             raise InputError("a question is empty; ask something.")
-        return [Asked("", question) for question in QUESTIONS]
+        return [Query("", question) for question in QUESTIONS]
     path = Path(QUERIES.value).expanduser()
     found = list(read_questions(path))
     if not found:
@@ -97,7 +97,7 @@ def _where() -> dict[str, list[Any]] | None:
     return wanted or None
 
 
-def _search(asked: Sequence[Asked]) -> tuple[Search, str]:
+def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     """The search that the flags ask for, and what it has between titles and texts."""
     index, where = search_flags.index(), _where()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
@@ -144,16 +144,16 @@ def _search(asked: Sequence[Asked]) -> tuple[Search, str]:
 
 
 def _in_one_step(
-    asked: Sequence[Asked], index: IndexAt, where: dict[str, list[Any]] | None
+    asked: Sequence[Query], index: IndexAt, where: dict[str, list[Any]] | None
 ) -> tuple[Search, str]:
     from qrag_jax.systems.plain_search import open_plain  # needs jax
 
     plain = open_plain(index, search_flags.plain_encoder())
     for one in asked:
         try:
-            plain.check(one.question)
+            plain.check(one.text)
         except InputError as error:
-            raise InputError(f"the question {one.question[:SHOWN]!r}: {error}") from None
+            raise InputError(f"the question {one.text[:SHOWN]!r}: {error}") from None
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         if plain.encoder and (cut := len(plain.encoder.cut(questions))):
@@ -163,19 +163,19 @@ def _in_one_step(
     return search, plain.encoder.title_separator if plain.encoder else TITLE_SEPARATOR
 
 
-def _answer(search: Search, asked: Sequence[Asked]) -> Iterator[tuple[Asked, list[Hit] | None]]:
+def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit] | None]]:
     """The hits of each question; None: it has half a surrogate pair, which no encoder reads."""
     for start in range(0, len(asked), AT_ONCE):
         part = asked[start : start + AT_ONCE]
-        valid = [one.question for one in part if well_formed(one.question) == one.question]
+        valid = [one.text for one in part if well_formed(one.text) == one.text]
         hits = iter(search(valid) if valid else ())
         for one in part:
-            yield one, next(hits) if well_formed(one.question) == one.question else None
+            yield one, next(hits) if well_formed(one.text) == one.text else None
 
 
-def _lines(asked: Asked, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
+def _lines(asked: Query, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
-    yield well_formed(asked.question)
+    yield well_formed(asked.text)
     if hits is None:
         yield f"  error: {INVALID}"
         return
@@ -187,10 +187,10 @@ def _lines(asked: Asked, hits: Sequence[Hit] | None, separator: str) -> Iterator
         yield "  nothing was found"
 
 
-def _record(asked: Asked, hits: Sequence[Hit] | None) -> str:
+def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
     named = {"id": asked.id} if asked.id else {}
     found = {"error": INVALID} if hits is None else {"hits": [hit._asdict() for hit in hits]}
-    said = {**named, "question": asked.question, **found}
+    said = {**named, "question": asked.text, **found}
     return json.dumps(said, ensure_ascii=False) + "\n"
 
 

@@ -10,34 +10,26 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from qrag_jax.data.files import babi
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.own import Columns
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data import babi
+from qrag_jax.data.reading import ReadReport, load_samples
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import BABILONG, SOURCES, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what was read, skipped and mended; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
-    known = (*SOURCES, babilong.NAME)
-    parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
-    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
-    parser.add_argument("--split", choices=("train", "dev"), default="train")
-    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
+    parser = arguments("validate_data", (*SOURCES, BABILONG))
     args = parser.parse_args(argv)
     try:
-        if not args.path:
-            raise InputError("--path is empty; give a data file or folder")
-        if args.source == babilong.NAME:
+        if args.source == BABILONG and args.path:
             _check_stories(Path(args.path), args.split)
             return 0
-        columns = Columns.parse(args.columns)
-        samples, report = load_samples(args.source, args.path, args.split, columns=columns)
+        samples, report = read(args)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -61,6 +53,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]
     print(_spread("words per chunk", words))
     return 1 if report.skipped else 0
+
+
+def arguments(command: str, sources: Iterable[str]) -> argparse.ArgumentParser:
+    """The arguments that say what is read."""
+    parser = argparse.ArgumentParser(prog=f"python -m qrag_jax.{command}")
+    parser.add_argument("--source", required=True, help=f"layout: {', '.join(sources)}")
+    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
+    parser.add_argument("--split", choices=("train", "dev"), default="train")
+    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
+    return parser
+
+
+def read(args: argparse.Namespace) -> tuple[list[Sample], ReadReport]:
+    """The samples that the arguments name."""
+    if not args.path:
+        raise InputError("--path is empty; give a data file or folder")
+    columns = Columns.parse(args.columns)
+    return load_samples(args.source, args.path, args.split, columns=columns)
 
 
 def _check_stories(folder: Path, split: babi.Split) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.noise import NoiseConfig, books_of
+from qrag_jax.data.noise import NoiseConfig, books_of
 from qrag_jax.runtime.locks import log_locks
-from tests.data.generators.test_noise import shelf
+from tests.data.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
 CHUNKS = 20  # what the tiny run is trained and scored on

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from configs import harr_grpo
-from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.data.sample import Decomposition
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr

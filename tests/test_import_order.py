@@ -31,7 +31,7 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def room_of(module: str) -> str:
-    """`qrag_jax.data.sources.niah` is of `data`; a module at the top is a room of its own."""
+    """`qrag_jax.data.sources` is of `data`; a module at the top is a room of its own."""
     return module.split(".")[1]
 
 

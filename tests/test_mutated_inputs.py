@@ -34,6 +34,12 @@ from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.environments.query_output import FORMS, OUTCOMES, read_output
 from qrag_jax.environments.rag import search_r1, trail
+from qrag_jax.data import babi, corpora, queries
+from qrag_jax.data.reading import load_samples, read_parts
+from qrag_jax.data.records import read_records
+from qrag_jax.data.sources import SOURCES
+from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
+from qrag_jax.environments.rag import reading, search_r1
 from qrag_jax.errors import InputError
 from qrag_jax.llm import replies
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
@@ -387,7 +393,11 @@ READERS = [
     one("rows.csv", TABLE, all_records),
     *map(of_source, SOURCES),
     one("train.csv", TABLE, lambda path: load_samples("own", str(path), "train")),
-    one("dev.jsonl", lines([ASKED]), lambda path: read_query_questions(f"{path},default,dev")),
+    one(
+        "dev.jsonl",
+        lines([ASKED]),
+        lambda path: read_parts(f"{path},default,dev", from_corpus=True),
+    ),
     one("qa1_train.txt", STORY, babi.read_stories),
     Reader("a collection in BEIR's layout", lambda: BEIR, collection),
     one("wiki.jsonl", lines(WIKI), lambda path: list(corpora.read_corpus(path))),

@@ -16,10 +16,10 @@ import pytest
 from examples.worlds.records import records, sentences
 from examples.worlds.scripts import bridge_question, renaming, talkative_question
 from examples.worlds.world import KINDS, Entity, Puzzle, invented_word, puzzle_at
-from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.scripted import BLOCK, BridgeQuestion, Draw, TalkativeQuestion
-from qrag_jax.data.sources import own
+from qrag_jax.data.sources import parse_own
+from qrag_jax.data.words import content_words, words_of
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import Passage, Queries
@@ -35,7 +35,7 @@ def puzzles(count: int, split: Any = "train", **world: Any) -> list[Puzzle]:
 
 
 def samples(split: Any, count: int, **world: Any) -> list[Sample]:
-    made = map(own.parse, records(split, train=count, dev=count, **world))
+    made = map(parse_own, records(split, train=count, dev=count, **world))
     return [dataclasses.replace(each, source="synthetic") for each in made]
 
 
@@ -138,7 +138,8 @@ def questions() -> list[BridgeQuestion]:
 
 def test_a_bridge_question_is_one_of_the_world(questions: list[BridgeQuestion]) -> None:
     for question, sample in zip(questions, samples("dev", COUNT, hops=(2,), comparison=0.0)):
-        own = dataclasses.replace(sample, id=question.id, source="bridge")
+        titles = question.sample.titles
+        own = dataclasses.replace(sample, id=question.id, source="bridge", titles=titles)
         assert question.sample == own
     assert questions[7].question != bridge_question(1, "dev", 7).question
     assert len(bridge_question(0, "dev", 7, passages=5).passages) == 5

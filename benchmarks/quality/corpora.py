@@ -31,11 +31,10 @@ from benchmarks.quality.parts import HOTPOTQA, TWO_WIKI
 from benchmarks.quality.runner import command, once, read_lines, write_lines, write_whole
 from examples.worlds.records import Question, two_wiki
 from examples.worlds.scripts import bridge_question
-from qrag_jax.data.files.records import read_records, split_files
+from qrag_jax.data.records import read_records, split_files
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion
-from qrag_jax.data.sources import titled_context
-from qrag_jax.data.sources.registry import SOURCES
+from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.ranking import ranking_columns
@@ -266,7 +265,7 @@ def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
     No system is shown it: it says where the gold passages are in the corpus. One that the corpus
     lacks is there by its title alone, so that it is missed.
     """
-    pages = titled_context.parse_open(record).gold
+    pages = parse_open(record).gold
     gold = [corpus.get(page.id, Passage("", page.title, "")) for page in pages]
     context = {passage.title: [passage.title, [passage.text]] for passage in gold}
     facts = [[title, 0] for title in context]

@@ -22,9 +22,9 @@ from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax import Retriever
-from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.files.queries import qrels_path, read_queries
-from qrag_jax.data.files.records import read_records
+from qrag_jax.data.corpora import read_corpus
+from qrag_jax.data.queries import qrels_path, read_queries
+from qrag_jax.data.records import read_records
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary

@@ -22,7 +22,6 @@ from examples.worlds.world import (
     invented_word,
     puzzle_at,
 )
-from qrag_jax.data.generators.dropped_words import content_words
 from qrag_jax.data.sample import SPLITS, Split
 from qrag_jax.data.scripted import (
     BLOCK,
@@ -32,6 +31,7 @@ from qrag_jax.data.scripted import (
     Draw,
     TalkativeQuestion,
 )
+from qrag_jax.data.words import content_words
 from qrag_jax.errors import InputError
 
 PASSAGES = 10  # of each question, if no other number is asked for

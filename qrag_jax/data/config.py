@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.generators.haystacks import NiahConfig
-from qrag_jax.data.generators.noise import NoiseConfig
-from qrag_jax.data.sources import babilong, musique, niah
-from qrag_jax.data.sources.babilong import BabilongConfig
-from qrag_jax.data.sources.own import Columns
-from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
+from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
+from qrag_jax.data.noise import NoiseConfig
+from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
+from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, Tokens
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.runtime.config_fields import check_type, described, fill, internal, section
@@ -47,10 +46,12 @@ class NegativesConfig:
             )
 
 
+BY_SIZE = "size"
+MIXTURES = ("weights", BY_SIZE)
 ORDERS = ("auto", "data", "any")
-_ORDERED = frozenset({"two_wiki", musique.NAME})
+_ORDERED = frozenset({"two_wiki", MUSIQUE})
 # Settings of the sources that make their own documents.
-SETTINGS: dict[str, type] = {babilong.NAME: BabilongConfig, niah.NAME: NiahConfig}
+SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class DataConfig:
         """Between a passage's title and its text."""
         if self.title_separator:
             return self.title_separator
-        return musique.TITLE_SEPARATOR if set(self.sources) == {musique.NAME} else TITLE_SEPARATOR
+        return AFTER_MUSIQUE if set(self.sources) == {MUSIQUE} else TITLE_SEPARATOR
 
     def at(self, path: str) -> DataConfig:
         """The same settings with another path; "" keeps the path."""
@@ -139,8 +140,8 @@ class DataConfig:
     @property
     def backgrounds(self) -> list[NoiseConfig]:
         """The background settings of the sources that make their own documents."""
-        found = [self.babilong.background] if babilong.NAME in self.sources else []
-        makes = niah.NAME in self.sources and not self.path
+        found = [self.babilong.background] if BABILONG in self.sources else []
+        makes = NIAH in self.sources and not self.path
         own = self.niah.background if makes else None
         return [*found, own] if own is not None else found
 
@@ -187,3 +188,27 @@ def described_sources() -> list[tuple[str, Any, str]]:
     for name, settings in SETTINGS.items():
         lines += described(settings, f"data.sources.{name}")
     return lines
+
+
+def mix_weights(
+    weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Returns each source's share of a mixture; the shares sum to 1.
+
+    Args:
+        weights: weight of each source.
+        sizes: number of training questions of each source. With it, a share is proportional to
+            weight times size, so that equal weights pool the questions of all sources (as in
+            Q-RAG's combined runs).
+    """
+    if not weights:
+        raise InputError("data.sources names no source; give one weight at least")
+    for name, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise InputError(
+                f"the weight of data source '{name}' is {weight!r}; give a positive number"
+            )
+    parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
+    total = math.fsum(parts.values())
+    return {name: part / total for name, part in parts.items()}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from qrag_jax.data.config import DataConfig
-from qrag_jax.data.generators import haystacks
-from qrag_jax.data.lazy_samples import LazySamples, joined
+from qrag_jax.data.config import DataConfig, mix_weights
+from qrag_jax.data.long_docs import babilong_documents, niah_documents
+from qrag_jax.data.reading import is_one_part, load_samples
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
-from qrag_jax.data.sample import Sample, Split, is_held_out
-from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.registry import is_one_part, load_samples, mix_weights
+from qrag_jax.data.sample import LazySamples, Sample, Split, is_held_out, joined
+from qrag_jax.data.sources import BABILONG, NIAH, SOURCES
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
 from qrag_jax.errors import InputError
 
@@ -29,7 +29,9 @@ class LoadedSamples:
         return joined(list(self.by_source.values()))
 
 
-def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSamples:
+def load_split(
+    config: DataConfig, split: Split, *, hold_out: bool, apart: bool = False
+) -> LoadedSamples:
     """Reads the samples of every source.
 
     Args:
@@ -38,20 +40,21 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
         hold_out: whether to split a path that is a single file or split of the hub (it has no dev
             part): "dev" gets a tenth, chosen by a hash of the id, and "train" gets the rest.
             Without it, each split gets the whole file.
+        apart: whether samples shall have decompositions; some may have none.
     """
     limit = config.limit if split == "train" else 0
     paths = paths_of(config)
     by_source: dict[str, Sequence[Sample]] = {}
     report = []
     for name in mix_weights(config.sources):
-        if name == babilong.NAME:
-            settings = dataclasses.replace(config.babilong, stories=paths[name])
-            by_source[name], _, line = babilong.documents(settings, split, count=limit)
-        elif name == niah.NAME and not paths[name]:
-            by_source[name], _, line = haystacks.documents(config.niah, split, count=limit)
+        path = paths[name]
+        if name == BABILONG:
+            settings = dataclasses.replace(config.babilong, stories=path)
+            by_source[name], _, line = babilong_documents(settings, split, count=limit)
+        elif name == NIAH and not path:
+            by_source[name], _, line = niah_documents(config.niah, split, count=limit)
         else:
-            path = paths[name]
-            samples, read = load_samples(name, path, split, limit, config.columns)
+            samples, read = load_samples(name, path, split, limit, config.columns, apart=apart)
             line = read.summary()
             if hold_out and is_one_part(path):
                 samples = [s for s in samples if is_held_out(s.id) == (split == "dev")]
@@ -72,7 +75,8 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     Lazy sources are kept whole. They have few different questions ("Where is Mary?") but many
     different documents, and their files or generators already keep the splits' stories apart.
     """
-    asked = {s.question for s in held_out} if not _all_lazy(train) else set()
+    lazy = all(isinstance(samples, LazySamples) for samples in train.by_source.values())
+    asked = set() if lazy else {s.question for s in held_out}
     kept: dict[str, Sequence[Sample]] = {
         name: samples
         if isinstance(samples, LazySamples)
@@ -107,8 +111,71 @@ def paths_of(config: DataConfig) -> dict[str, str]:
     return paths
 
 
-def _all_lazy(loaded: LoadedSamples) -> bool:
-    return all(isinstance(samples, LazySamples) for samples in loaded.by_source.values())
+class Questions(NamedTuple):
+    """The questions of a run of an agent; none is in both splits. `report` says what was read."""
+
+    train: Sequence[Sample]
+    dev: Sequence[Sample]
+    report: list[str]
+
+    def passages(self) -> list[str]:
+        """The different passages of all questions, in the order in which they come.
+
+        They are what an agent may search where there is no larger corpus.
+        """
+        every = (text for each in (*self.train, *self.dev) for text in each.chunks)
+        return list(dict.fromkeys(every))
+
+
+def load_questions(
+    config: DataConfig, dev: DataConfig, *, taken_apart: bool, max_hops: int
+) -> Questions:
+    """Reads the questions of both splits.
+
+    Args:
+        config: of the training data.
+        dev: of the questions to evaluate on; the same object if a part of the data is held out.
+        taken_apart: only questions with a decomposition of at most `max_hops` hops are kept.
+    """
+    for each in (config, dev) if taken_apart else ():
+        _check_taken_apart(each)
+    hold_out = dev is config
+    held_out = load_split(dev, "dev", hold_out=hold_out, apart=taken_apart)
+    train = load_split(config, "train", hold_out=hold_out, apart=taken_apart)
+    train = without_questions(train, held_out.all)
+    report = [*train.report, *held_out.report]
+    if not taken_apart:
+        return Questions([*train.all], [*held_out.all], report)
+
+    def kept(split: Split, loaded: LoadedSamples) -> list[Sample]:
+        every: list[Sample] = []
+        for source, samples in loaded.by_source.items():
+            few = [s for s in samples if s.decomposition and len(s.decomposition.hops) <= max_hops]
+            if len(few) < len(samples):
+                report.append(
+                    f"{source}: {len(samples) - len(few)} {split} questions left out, which have "
+                    f"no decomposition of at most {max_hops} hops"
+                )
+            every += few
+        if not every:
+            raise InputError(
+                f"no {split} question has a decomposition of at most {max_hops} hops, which the "
+                "scripted agent needs; give other data, or raise config.agent.max_hops."
+            )
+        return every
+
+    return Questions(kept("train", train), kept("dev", held_out), report)
+
+
+def _check_taken_apart(config: DataConfig) -> None:
+    known = [name for name, source in SOURCES.items() if source.hops]
+    for source in config.sources:
+        if not config.path or source not in known:
+            raise InputError(
+                f"the data source '{source}' has no decompositions here, which the scripted agent "
+                f"needs; use {', '.join(known)}, with the files of their data sets in "
+                "config.data.path."
+            )
 
 
 _MANY = 0.1  # share of truncated texts above which it is a warning

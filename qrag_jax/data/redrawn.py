@@ -12,36 +12,103 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.noise import Shelf
+from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.data.tokens import DocumentTokens, TextTokenizer, TokenStore, tokenise
 
 SHOWN = 200  # documents that `chunk_lengths` measures
 
 
-class Layout(Protocol):
-    """How the documents of a set are put together. It is small: every worker has a copy."""
+# Background without a shelf: these sentences, repeated in this order.
+FILLER = (
+    "The kettle is on the stove.",
+    "Rain falls on the roof.",
+    "The road leads up the hill.",
+    "Nothing happens for a while.",
+    "Then all of it begins once more.",
+)
 
-    @property
-    def chunks(self) -> int:
-        """C, the number of chunks of a document."""
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the documents of a set are put together. It is small: every worker has a copy.
+
+    Attributes:
+        chunks: C, the number of chunks of a document.
+        seeds: what all documents' draws begin from: a seed, the split, the length and the like.
+        numbers: of each document, the last word of its seed.
+        facts: the number of facts of each document.
+        in_order: whether facts stay in their order.
+        shelf: where background is drawn from; None: it is `FILLER`.
+        repeats: how often a document may use one background text; 0 for any number.
+    """
+
+    chunks: int
+    seeds: tuple[int, ...]
+    numbers: Sequence[int]
+    facts: Sequence[int]
+    in_order: bool
+    shelf: Shelf | None
+    repeats: int
 
     @property
     def key(self) -> str:
         """A text that distinguishes this layout from all others."""
+        starts = None if self.shelf is None else self.shelf.starts.tolist()
+        fields = (self.chunks, self.seeds, *map(tuple, (self.numbers, self.facts)), self.in_order)
+        return hashlib.sha256(repr((*fields, starts, self.repeats)).encode()).hexdigest()
 
-    def __call__(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The layout of one sample's document in one epoch, the same at every call.
+    def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The layout of one document in one epoch, the same at every call.
+
+        Args:
+            epoch: None: the document is drawn once for all epochs.
 
         Returns:
             places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
             background texts that are the other chunks, in document order.
         """
+        again = () if epoch is None else (1 + epoch,)
+        rng = np.random.default_rng((*self.seeds, self.numbers[index], *again))
+        return self.drawn(rng, self.facts[index])
+
+    def drawn(self, rng: np.random.Generator, facts: int) -> tuple[np.ndarray, np.ndarray]:
+        """A layout that this generator draws, of so many facts."""
+        places = rng.choice(self.chunks, size=facts, replace=False)
+        places = np.sort(places) if self.in_order else places
+        count = self.chunks - facts
+        if self.shelf is None:
+            return places, np.arange(count) % len(FILLER)
+        return places, self.shelf.draw(rng, count, self.repeats)
+
+
+class Fit(NamedTuple):
+    """How many questions of a split fit documents of a length.
+
+    Attributes:
+        fits: number of questions with at most `most` facts.
+        stories: number of all questions.
+        most: the limit. If several lengths are scored, it is the smallest length for all of them.
+    """
+
+    fits: int
+    stories: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"fits {self.fits:,} of {self.stories:,}"
+
+
+class Documents(NamedTuple):
+    """Documents of one length, how many questions fit it, and a line on them for the screen."""
+
+    samples: Sequence[Sample]
+    fit: Fit
+    line: str
 
 
 class RedrawnSamples(LazySamples):
@@ -158,24 +225,10 @@ class RedrawnStore:
 
 
 def tokenise_redrawn(
-    samples: RedrawnSamples,
-    tokenizer: TextTokenizer,
-    *,
-    max_question_tokens: int,
-    max_chunk_tokens: int,
-    cache: Path,
+    samples: RedrawnSamples, tokenizer: TextTokenizer, **limits: Any
 ) -> RedrawnStore:
     """Returns the tokens of redrawn samples; for arguments and errors see `tokens.tokenise`."""
     texts = tuple(samples.background.tolist())
     background = Sample("background", "", texts, support=(), answers=(), source="")
-    parts, shared = (
-        tokenise(
-            each,
-            tokenizer,
-            max_question_tokens=max_question_tokens,
-            max_chunk_tokens=max_chunk_tokens,
-            cache=cache,
-        )
-        for each in (samples.parts, [background])
-    )
-    return RedrawnStore(parts, shared, samples.layout)
+    parts = tokenise(samples.parts, tokenizer, **limits)
+    return RedrawnStore(parts, tokenise([background], tokenizer, **limits), samples.layout)

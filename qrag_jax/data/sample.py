@@ -1,73 +1,31 @@
-"""A training or evaluation question with its chunks, before it becomes tokens."""
+"""A question with what its data say of it: passages, gold, answers, and how to take it apart."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple, overload
 
 from qrag_jax.runtime.retriever_config import passage_text
 
 Split = Literal["train", "dev"]
 SPLITS: tuple[Split, ...] = ("train", "dev")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
-    """One multi-hop question with the chunks that may contain its answer.
-
-    Attributes:
-        id: unique within its source; written to retrieval logs.
-        question: the question's text.
-        chunks: the candidate passages in document order.
-        support: indices into `chunks` of the supporting facts, distinct, in the data's order. It is
-            empty only in data of one's own (source "own") that do not know them; then there are
-            answers.
-        answers: the answer followed by its aliases, or see `needs_all`; may be empty.
-        source: name of the source the sample came from, e.g. "hotpotqa".
-    """
-
-    id: str
-    question: str
-    chunks: tuple[str, ...]
-    support: tuple[int, ...]
-    answers: tuple[str, ...]
-    source: str
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether `answers` are values that are all asked for, and not forms of one answer."""
-        return self.source in OF_VALUES
-
-
-OF_VALUES = frozenset({"niah"})  # sources
+OF_VALUES = frozenset({"niah"})  # sources whose answers are values that are all asked for
+HELD_OUT_SHARE = 0.1
+_SLOT = re.compile(r"#([1-9][0-9]?)(?![0-9])")
 
 
 class BadRecord(ValueError):
     """A record that cannot become a `Sample`; its message is a short reason and serves as a key."""
 
 
-HELD_OUT_SHARE = 0.1
-
-
-def is_held_out(sample_id: str) -> bool:
-    """Whether a question is one to score by, of data without a part for it; its id decides."""
-    digest = hashlib.sha256(sample_id.encode()).digest()
-    return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
-
-
-def fingerprint(samples: Sequence[Sample]) -> str:
-    """A digest of all fields of the samples."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        digest.update(json.dumps(dataclasses.astuple(sample)).encode())
-    return digest.hexdigest()[:16]
-
-
 class Page(NamedTuple):
-    """A passage of a question, or a gold page of which less is known.
+    """A passage of a question, or a gold page of which only the title (and id) is known.
 
     Attributes:
         title: "" if it has none.
@@ -86,21 +44,194 @@ class Page(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QueryQuestion:
+class SubQuestion:
+    """One hop.
+
+    Attributes:
+        text: the question; `#1` stands for the answer of the first hop.
+        answers: the answer and its other forms, one at least.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """Positions of the earlier hops whose answers the question needs, sorted."""
+        return tuple(sorted({int(number) - 1 for number in _SLOT.findall(self.text)}))
+
+    def filled(self, answers: Sequence[str]) -> str:
+        """The question with the answers of the earlier hops, `[hop]`, in their slots."""
+        return _SLOT.sub(lambda slot: answers[int(slot[1]) - 1], self.text)
+
+
+def has_slot(text: str) -> bool:
+    """Whether a text has what looks like the place of an earlier answer."""
+    return bool(_SLOT.search(text))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decomposition:
+    """A question taken apart.
+
+    Attributes:
+        hops: the sub-questions in the order in which they can be asked.
+        answers: of the whole question. In a chain, the answer of the last hop is one of them; in a
+            comparison, the answers of all hops decide which it is.
+    """
+
+    hops: tuple[SubQuestion, ...]
+    answers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.hops:
+            raise BadRecord("no decomposition")
+        if not self.answers:
+            raise BadRecord("no answer")
+        for place, hop in enumerate(self.hops):
+            if not hop.text.strip():
+                raise BadRecord("empty sub-question")
+            if not hop.answers or not all(map(letters, hop.answers)):
+                raise BadRecord("sub-answer without a word")
+            if any(needed >= place for needed in hop.needs):
+                raise BadRecord("sub-question needs a later answer")
+
+
+def letters(text: str) -> str:
+    """The letters and digits of a text, in whatever case."""
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
     """One question.
 
     Attributes:
-        id: unique within its data set.
+        id: unique within its source; written to retrieval logs.
         question: the question's text.
-        answers: the answer followed by its aliases; may be empty.
-        gold: the pages to be found, one at least.
-        passages: the question's own, which may be pooled with those of others; () if it has none.
-        source: see `Sample`; "" for what has none.
+        chunks: its own passages in document order; () if a corpus has to be searched for them.
+        support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
+            chunks, it is empty only in data of one's own, which then have answers.
+        answers: the answer followed by its aliases, or see `needs_all`; may be empty.
+        source: name of the source the sample came from, e.g. "hotpotqa".
+        titles: the title with which each chunk begins, "" for one without; () if none is known.
+        pages: gold pages of a question without chunks.
+        decomposition: None if none is known, or if nobody asked for it.
     """
 
     id: str
     question: str
+    chunks: tuple[str, ...]
+    support: tuple[int, ...]
     answers: tuple[str, ...]
-    gold: tuple[Page, ...]
-    passages: tuple[Page, ...] = ()
-    source: str = ""
+    source: str
+    titles: tuple[str, ...] = ()
+    pages: tuple[Page, ...] = ()
+    decomposition: Decomposition | None = None
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether `answers` are values that are all asked for, and not forms of one answer."""
+        return self.source in OF_VALUES
+
+    def title(self, place: int) -> str:
+        """The title of a chunk."""
+        return self.titles[place] if self.titles else ""
+
+    def body(self, place: int) -> str:
+        """What follows the title in a chunk."""
+        title, chunk = self.title(place), self.chunks[place]
+        return chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
+
+    @property
+    def passages(self) -> tuple[Page, ...]:
+        """The question's own passages, which may be pooled with those of others."""
+        return tuple(Page(self.title(i), self.body(i)) for i in range(len(self.chunks)))
+
+    @property
+    def gold(self) -> tuple[Page, ...]:
+        """The pages to be found, in the data's order."""
+        return self.pages or tuple(Page(self.title(i), self.body(i)) for i in self.support)
+
+
+def is_held_out(sample_id: str) -> bool:
+    """Whether a question is one to score by, of data without a part for it; its id decides."""
+    digest = hashlib.sha256(sample_id.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """A digest of the samples' texts, facts, answers and sources."""
+    digest = hashlib.sha256()
+    for each in samples:
+        fields = (each.id, each.question, each.chunks, each.support, each.answers, each.source)
+        digest.update(json.dumps(fields).encode())
+    return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- samples made at each access
+
+
+class LazySamples(Sequence[Sample]):
+    """A sequence whose item i is `make(i)`, made at every access and never kept.
+
+    So a set of long documents needs no memory.
+
+    Args:
+        count: number of samples.
+        make: returns the sample of an index from 0 to count - 1, the same at every call.
+        content: digest of the texts that samples are made of; "" if it is not known.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Sample], content: str = "") -> None:
+        self._indices: range = range(count)
+        self._make, self.content = make, content
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> LazySamples: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | LazySamples:
+        """The sample of an index, or the lazy samples of a slice."""
+        if isinstance(index, slice):
+            part = LazySamples(0, self._make, self.content)
+            part._indices = self._indices[index]
+            return part
+        return self._make(self._indices[index])
+
+    def drawn(self, index: int, epoch: int) -> Sample:
+        """The sample in this epoch: the same in all, unless a subclass redraws it."""
+        return self[index]
+
+
+class _Joined(LazySamples):
+    """The samples of several parts, one part after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
+        self._parts, self._ends = parts, list(accumulate(len(part) for part in parts))
+        super().__init__(self._ends[-1], lambda index: self.drawn(index, 0))
+
+    def drawn(self, index: int, epoch: int) -> Sample:
+        index = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, index)
+        part = self._parts[number]
+        return drawn(part, index - (self._ends[number] - len(part)), epoch)
+
+
+def drawn(samples: Sequence[Sample], index: int, epoch: int) -> Sample:
+    """The sample as it is in this epoch of its source."""
+    return samples.drawn(index, epoch) if isinstance(samples, LazySamples) else samples[index]
+
+
+def joined(parts: Sequence[Sequence[Sample]]) -> Sequence[Sample]:
+    """The samples of all parts, one after the other; lazy if one of the parts is."""
+    if len(parts) == 1:
+        return parts[0]
+    if not any(isinstance(part, LazySamples) for part in parts):
+        return [sample for part in parts for sample in part]
+    return _Joined(parts)

@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from qrag_jax.data.files.corpora import Document
-from qrag_jax.data.files.queries import JudgedQuery
-from qrag_jax.data.sample import Page, QueryQuestion, Sample, Split
+from qrag_jax.data.corpora import Document
+from qrag_jax.data.queries import Query
+from qrag_jax.data.sample import Sample, Split
 from qrag_jax.runtime import config_files, own_code
 
 BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
@@ -119,16 +119,13 @@ class BridgeQuestion:
             support=tuple(sorted(self.chain)),
             answers=(self.answer,),
             source="bridge",
+            titles=tuple(passage.title for passage in self.passages),
         )
 
     @property
-    def query(self) -> QueryQuestion:
+    def query(self) -> Sample:
         """The question as query writers have it; its gold pages are in the order of the hops."""
-        gold, passages = (
-            tuple(Page(each.title, each.text) for each in some)
-            for some in (self.supporting, self.passages)
-        )
-        return QueryQuestion(self.id, self.question, (self.answer,), gold, passages)
+        return dataclasses.replace(self.sample, support=self.chain, source="")
 
 
 class Clause(NamedTuple):
@@ -181,10 +178,10 @@ class TalkativeQuestion:
         )
 
     @property
-    def judged(self) -> JudgedQuery:
+    def judged(self) -> Query:
         """The question as a query; its one relevant document is among `documents`."""
         name = self.documents[self.gold].name
-        return JudgedQuery(self.id, self.question, ((name, 1),), (self.answer,))
+        return Query(self.id, self.question, ((name, 1),), (self.answer,))
 
 
 @functools.cache

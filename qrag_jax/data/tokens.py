@@ -18,8 +18,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_files import mapped_array
+from qrag_jax.runtime.array_files import mapped_array
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
-from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 FORMAT = 1  # increase it when the meaning of the files below changes
@@ -116,17 +116,10 @@ class DocumentTokens(NamedTuple):
 
 
 class Tokens(Protocol):
-    """The interface through which training reads the tokens of many samples.
+    """The interface through which training reads the tokens of many samples; see `TokenStore`.
 
-    Attributes:
-        content_key: a digest of everything that the tokens depend on.
-        truncated_questions: number of questions that were cut.
-        truncated_chunks: number of stored chunks that were cut.
-        chunk_texts: number of stored chunks.
-        chunk_counts: number of chunks of each sample, `[samples]`.
-        question_lengths: tokens of each question, `[samples]`.
-        chunk_lengths: tokens of each chunk, of all samples or of some of them, `[chunks]`.
-        longest_chunk: tokens of the longest chunk of all samples.
+    `chunk_lengths` are those of all samples or of some of them. `truncated_chunks` and
+    `chunk_texts` count the chunks that are stored.
     """
 
     @property
@@ -245,51 +238,26 @@ def tokenise(
         tokenizer: encodes their texts.
         max_question_tokens: longer questions are cut and counted.
         max_chunk_tokens: longer chunks are cut and counted.
-        cache: folder that keeps one store per content, in `tokens/`; a broken store is rebuilt.
+        cache: folder that keeps one store per content, in `tokens/`.
     """
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
     folder = cache / "tokens" / key
-    try:
-        if (folder / "meta.json").exists():
-            try:
-                return open_store(folder)
-            except BrokenStore as error:
-                print(f"{folder} is broken ({error}); its texts are tokenised again")
-        _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
-    except OSError as error:
-        raise InputError(
-            f"{cache} cannot be written ({reason(error)}); free space there, or give another "
-            "folder as config.data.cache."
-        ) from None
+    if not folder.exists():
+        try:
+            _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
+        except OSError as error:
+            raise InputError(
+                f"{cache} cannot be written ({reason(error)}); free space there, or give another "
+                "folder as config.data.cache."
+            ) from None
     return open_store(folder)
 
 
-class BrokenStore(ValueError):
-    """Files of a token store are missing or cut, or do not fit together."""
-
-
 def open_store(folder: Path) -> TokenStore:
-    """Maps the files of a token store into memory.
-
-    Raises:
-        BrokenStore: a file is missing or cut, or the files do not fit together.
-    """
+    """Maps the files of a token store into memory."""
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
-    try:
-        meta = made(dict[str, int], bounded_json.load(folder / "meta.json"))
-        arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
-        store = TokenStore(**arrays | meta, folder=folder)
-        ends = [
-            (store.text_starts, len(store.tokens)),
-            (store.sample_starts, len(store.text_starts) - 1),
-            (store.support_starts, len(store.support)),
-        ]
-        fits = all(starts[-1] == end for starts, end in ends)
-        if not fits or len(store.support_starts) != len(store.sample_starts):
-            raise BrokenStore("lengths differ")
-    except (OSError, ValueError, TypeError, EOFError, IndexError) as error:
-        raise BrokenStore(reason(error)) from None
-    return store
+    arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
+    return TokenStore(**arrays | json.loads((folder / "meta.json").read_text()), folder=folder)
 
 
 def _content_key(
@@ -315,23 +283,13 @@ def _write(
         for name, array in arrays.items():
             np.save(building / f"{name}.npy", array, allow_pickle=False)
         write_whole(building / "meta.json", json.dumps(meta))
-        if folder.exists() and not _is_whole(folder):
-            shutil.rmtree(folder)  # a file of it was deleted or cut
         try:
             building.rename(folder)
         except OSError:  # another process was faster
-            if not _is_whole(folder):
+            if not folder.exists():
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        open_store(folder)
-    except BrokenStore:
-        return False
-    return True
 
 
 def _encode(

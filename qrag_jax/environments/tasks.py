@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from qrag_jax.data.dataset_parts import TitledSample, untitled
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.episode import Document, ToolTask
@@ -66,9 +65,7 @@ class TasksConfig:
             )
 
 
-def tasks_of(
-    samples: Iterable[Sample | TitledSample], config: TasksConfig | None = None
-) -> list[ToolTask]:
+def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> list[ToolTask]:
     """The tasks of all questions within the limits of hops."""
     config = config or TasksConfig()
     tasks: dict[str, ToolTask] = {}
@@ -91,25 +88,23 @@ def tasks_of(
     return list(tasks.values())
 
 
-def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> ToolTask:
+def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
     """One question as a task; its hops are its supporting documents.
 
     A document with a title reads as a heading of it, a line break and the rest. Without titles, a
     document is the whole chunk.
     """
     config = config or TasksConfig()
-    titled = given if isinstance(given, TitledSample) else untitled(given)
-    sample = titled.sample
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
     documents = tuple(
         Document(
             str(place),
-            title,
-            document_text(title, titled.body(place), config.clean),
+            sample.title(place),
+            document_text(sample.title(place), sample.body(place), config.clean),
             place in sample.support,
         )
-        for place, title in enumerate(titled.titles)
+        for place in range(len(sample.chunks))
         if place in sample.support or _stays(sample.id, place, config)
     )
     answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers
@@ -177,5 +172,4 @@ def bridge_task(question: BridgeQuestion) -> ToolTask:
     there twice tells BM25 a passage about a thing from one that only mentions it: without titles,
     a search for the bridge's name finds its passage first in 40 % of questions, not in 92 %.
     """
-    titles = tuple(passage.title for passage in question.passages)
-    return task_of(TitledSample(question.sample, titles), _AS_THEY_ARE)
+    return task_of(question.sample, _AS_THEY_ARE)

@@ -20,7 +20,7 @@ import ml_collections
 from ml_collections import config_dict
 from tqdm import tqdm
 
-from qrag_jax.data.files.records import read_records
+from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import fields
 from qrag_jax.errors import InputError

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.generators import haystacks
-from qrag_jax.data.lazy_samples import Documents
-from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.long_docs import babilong_documents, niah_documents
+from qrag_jax.data.redrawn import Documents
+from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import InputError
 
 
@@ -39,16 +39,16 @@ def documents_of_lengths(
 
 def _documents(config: DataConfig, chunks: int, count: int, most_facts: int) -> Documents:
     names = [name for name, weight in config.sources.items() if weight]
-    if names == [babilong.NAME]:
+    if names == [BABILONG]:
         limits = [limit for limit in (config.babilong.most_facts, most_facts) if limit]
         made = dataclasses.replace(
             config.babilong,
             stories=config.path,
             most_facts=min(limits, default=0),
         )
-        return babilong.documents(made, "dev", chunks, count)
-    if names == [niah.NAME] and not config.path:
-        return haystacks.documents(config.niah, "dev", chunks, count)
+        return babilong_documents(made, "dev", chunks, count)
+    if names == [NIAH] and not config.path:
+        return niah_documents(config.niah, "dev", chunks, count)
     raise InputError(
         f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
         "babilong, or of niah without data files, at several lengths."

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources.registry import answer_rule
+from qrag_jax.data.sources import answer_rule
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts

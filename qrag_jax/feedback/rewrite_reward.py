@@ -37,6 +37,10 @@ from qrag_jax.data.generators.dropped_words import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import REWRITTEN, UNREADABLE
+from qrag_jax.data.words import words_of
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback import found_scores
 from qrag_jax.feedback.rewrite_tiers import TIERS, Judged

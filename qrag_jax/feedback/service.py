@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
-from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.feedback.completion import Completion, EpisodeRewards
 from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.language_model import (

@@ -4,7 +4,7 @@ There are five rules, each from a public evaluation script: SQuAD v1.1 (Rajpurka
 HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022),
 BABILong (Kuratov et al., 2024) and RULER (Hsieh et al., 2024). With several gold answers, EM and F1
 are each the best over them, but of RULER all are needed. Which rule a data set has is in
-`data.sources.registry`.
+`data.sources`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads judged queries of the usual formats, told apart by what is there.
 
-- A folder in BEIR's layout (`data.files.queries`), with the judgements of `metrics.trec`.
-- A file of rows (`data.files.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
+- A folder in BEIR's layout (`data.queries`), with the judgements of `metrics.trec`.
+- A file of rows (`data.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
   such a file for each split.
 """
 
@@ -9,28 +9,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts
-from qrag_jax.data.files import queries
-from qrag_jax.data.files.queries import JudgedQuery, judged_row
-from qrag_jax.data.files.records import read_records, split_files
-from qrag_jax.data.sources.registry import ReadReport
+from qrag_jax.data import queries
+from qrag_jax.data.queries import Query, judged_row
+from qrag_jax.data.reading import WITHOUT, DatasetPart, ReadReport, parse_parts
+from qrag_jax.data.records import read_records, split_files
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.trec import read_qrels
 
 NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries without a text"
 
 
-def read_judged_queries(text: str) -> tuple[list[JudgedQuery], list[ReadReport]]:
+def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
     """The queries of a dataset string, and for each part the report of what was skipped.
 
     Skipped are queries without a relevant document, and judgements of queries that have no text. A
     slice is of all queries of the part, whether they are skipped or not.
 
     Args:
-        text: `path,split;path,split`, see `data.dataset_parts`. A path is a file or a folder of
+        text: `path,split;path,split`, see `data.reading`. A path is a file or a folder of
             this machine; of a file, the split may only give a slice, such as train[:100].
     """
-    found: dict[str, JudgedQuery] = {}
+    found: dict[str, Query] = {}
     reports = []
     for part in parse_parts(text, WITHOUT):
         read, report = _read(part)
@@ -44,7 +43,7 @@ def read_judged_queries(text: str) -> tuple[list[JudgedQuery], list[ReadReport]]
     return [*found.values()], reports
 
 
-def _read(part: DatasetPart) -> tuple[list[JudgedQuery], ReadReport]:
+def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     path = Path(part.path).expanduser()
     folder = path.is_dir() and queries.is_collection(path)
     files, read = _collection(path, part.split) if folder else _rows(path, part.split)
@@ -68,7 +67,7 @@ def _read(part: DatasetPart) -> tuple[list[JudgedQuery], ReadReport]:
     return kept, report
 
 
-Placed = list[tuple[str, JudgedQuery]]  # (where it is, the query)
+Placed = list[tuple[str, Query]]  # (where it is, the query)
 
 
 def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
@@ -81,7 +80,7 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
         judged = qrels.get(name, {})
         grades = tuple((each, grade) for each, grade in judged.items() if grade >= 1)
         where = f"{asked.name}: {name}"
-        read.append((where, JudgedQuery(name, texts.get(name, "").strip(), grades)))
+        read.append((where, Query(name, texts.get(name, "").strip(), grades)))
     return [asked, judgements], read
 
 

@@ -48,7 +48,7 @@ class QueryStates(NamedTuple):
 
 
 def states_on(
-    questions: Sequence[QueryQuestion],
+    questions: Sequence[Sample],
     corpus: StoredCorpus,
     by: str,
     max_missing_share: float = 0.0,
@@ -102,7 +102,7 @@ def states_on(
     return QueryStates(states, lacking)
 
 
-def _check_known(questions: Iterable[QueryQuestion], by: str) -> None:
+def _check_known(questions: Iterable[Sample], by: str) -> None:
     for each in questions:
         for page in each.gold:
             if by == BY_TITLE and not page.title:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
-from qrag_jax.data.files import queries
-from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
+from qrag_jax.data import queries
+from qrag_jax.data.queries import Origin, Query, check_in_corpus
+from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
@@ -189,7 +189,7 @@ def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask],
     )
 
 
-def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]:
+def _read(text: str, made: Callable[[], list[Query]]) -> list[RewriteTask]:
     """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
     if text == TALKATIVE:
         return [_task(each, _MADE) for each in made()]
@@ -204,7 +204,7 @@ def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]
     return found
 
 
-def _task(query: JudgedQuery, collection: str) -> RewriteTask:
+def _task(query: Query, collection: str) -> RewriteTask:
     return RewriteTask.judged(
         query.id,
         query.text,
@@ -377,7 +377,7 @@ class IfThere:
 
 
 def listed_inputs(
-    config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[ListedQuery]
+    config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[Query]
 ) -> Inputs:
     """What a run reads of the queries of a file; its own queries and their data are not read."""
     remote = config.search.engine == REMOTE
@@ -437,14 +437,14 @@ def on_corpora(
         if name and name not in folders:  # made here, with their passages
             kept += own
             continue
-        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
+        judged = [Query(each.id, each.question, each.grades) for each in own]
         needed = (document for each in judged for document, _ in each.grades)
         known = ids_in(library.by_name[name].corpus, needed)
         origin = _origin(field, search, folders.get(name, ""))
-        found = check_in_corpus(judged, known, origin, search.max_missing_share)
-        if found.summary:
-            log(f"{name or 'queries'}: {found.summary}")
-        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        found, lacking = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if lacking:
+            log(f"{name or 'queries'}: {lacking}")
+        there = {id(each) for each in found}  # query ids of two parts may be alike
         kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
     return kept
 
@@ -486,15 +486,15 @@ class MadeQueries:
         """Training questions: all whose passages are searched."""
         return self._made("train", 0, self.config.queries.made_corpus)
 
-    def train(self) -> list[JudgedQuery]:
+    def train(self) -> list[Query]:
         """Training queries."""
         return [each.judged for each in self.questions[: self.config.queries.made_train]]
 
-    def dev(self) -> list[JudgedQuery]:
+    def dev(self) -> list[Query]:
         """Those that choose the best checkpoint."""
         return [each.judged for each in self._others[1]]
 
-    def test(self) -> list[JudgedQuery]:
+    def test(self) -> list[Query]:
         """Those that `evaluate` scores."""
         return [each.judged for each in self._others[0]]
 

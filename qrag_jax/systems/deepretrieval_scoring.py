@@ -24,6 +24,12 @@ from qrag_jax.data.generators.dropped_words import content_words
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask, prompt_kind
 from qrag_jax.environments.query_output import REWRITTEN, TAGGED
+from qrag_jax.data.queries import read_query_list
+from qrag_jax.data.words import content_words
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
+from qrag_jax.environments.query_rewriting.prompt import prompt_kind
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_comparison, rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
@@ -397,7 +403,7 @@ def open_rewriter(
     Args:
         given: the config.
         workdir: the run's folder.
-        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        queries: a file of them, see `data.queries`; None: `config.queries.test`.
         samples: so many of them; 0: all.
         search: folder of the collections of other queries; None: the run's own.
     """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.rag_questions import RagQuestion, RagQuestions, load_questions
-from qrag_jax.data.sample import fingerprint
-from qrag_jax.data.sources.registry import answer_rule
+from qrag_jax.data.loading import Questions, load_questions
+from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.sources import answer_rule
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.rag import Gold
@@ -37,7 +37,7 @@ PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 class Asked:
     """One question, and what is right for it."""
 
-    question: RagQuestion
+    question: Sample
     gold: Gold
 
 
@@ -103,7 +103,7 @@ def load_inputs(
         log(line)
     kept = _Kept.of(config.questions.kept, questions.train) if config.questions.kept else None
     every = (*questions.train, *questions.dev)
-    texts = (text for each in every for text in (each.sample.question, *each.sample.chunks))
+    texts = (text for each in every for text in (each.question, *each.chunks))
     encoder = prepare_encoder(
         config.encoder,
         workdir,
@@ -117,11 +117,11 @@ def load_inputs(
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
     asked = list(map(Asked, questions.train, train))
     shown = drawn([gold.id for gold in dev], config.eval)
-    by_source: dict[str, list[RagQuestion]] = {}
+    by_source: dict[str, list[Sample]] = {}
     for each in questions.train:
-        by_source.setdefault(each.sample.source, []).append(each)
-    keys = {n: fingerprint([e.sample for e in own]) for n, own in by_source.items()}
-    keys[DEV] = fingerprint([each.sample for each in questions.dev])
+        by_source.setdefault(each.source, []).append(each)
+    keys = {name: fingerprint(own) for name, own in by_source.items()}
+    keys[DEV] = fingerprint(questions.dev)
     if index is not None:
         keys["corpus"] = index.corpus.digest
     return Inputs(
@@ -147,33 +147,32 @@ class _Kept:
     key: dict[str, str]
 
     @classmethod
-    def of(cls, path: str, train: Sequence[RagQuestion]) -> _Kept:
+    def of(cls, path: str, train: Sequence[Sample]) -> _Kept:
         """Reads a file of `qrag filter_data`."""
         field = "config.questions.kept"
         rows = reward_log.read(Path(path).expanduser(), field)
         chosen = {(row.id, row.question): row.kept for row in rows}
         for each in train:
-            if (each.sample.id, each.sample.question) not in chosen:
+            if (each.id, each.question) not in chosen:
                 raise InputError(
-                    f"{field} is {path}, which lacks the training question {each.sample.id}: it "
+                    f"{field} is {path}, which lacks the training question {each.id}: it "
                     "is of other data or not finished; give the command qrag filter_data again, "
                     "or the file of these data."
                 )
-        samples = [each.sample for each in train]
-        numbers = [n for n, each in enumerate(samples) if chosen[each.id, each.question]]
+        numbers = [n for n, each in enumerate(train) if chosen[each.id, each.question]]
         if not numbers:
             raise InputError(
                 f"{field} is {path}, which keeps none of the {len(train)} training questions; "
                 "give the command qrag filter_data a lower --least_std, or leave the field out."
             )
         log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
-        names = json.dumps([(samples[n].id, samples[n].question) for n in numbers])
+        names = json.dumps([(train[n].id, train[n].question) for n in numbers])
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
         return cls(numbers, {field: digest})
 
 
 def _index(
-    config: HarrConfig, workdir: Path, mesh: Mesh, questions: RagQuestions, stop: StopSignal
+    config: HarrConfig, workdir: Path, mesh: Mesh, questions: Questions, stop: StopSignal
 ) -> ExactIndex:
     folder = workdir / INDEX
     source = Path(config.corpus.path).expanduser() if config.corpus.path else None
@@ -191,7 +190,7 @@ def _index(
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
 
 
-def _write_passages(questions: RagQuestions, path: Path) -> None:
+def _write_passages(questions: Questions, path: Path) -> None:
     if not path.exists():
         lines = (
             json.dumps({"id": str(number), "text": text}, ensure_ascii=False)
@@ -200,20 +199,20 @@ def _write_passages(questions: RagQuestions, path: Path) -> None:
         write_whole(path, "\n".join(lines) + "\n")
 
 
-def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex | None) -> list[Gold]:
+def _golds(config: HarrConfig, questions: Questions, index: ExactIndex | None) -> list[Gold]:
     every = (*questions.train, *questions.dev)
-    texts = {text for each in every for text in each.gold}
+    texts = {each.chunks[place] for each in every for place in each.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
     golds, without = [], 0
     mixture = config.reward.rewards
     for each in every:
-        found = [names[text] for text in each.gold if text in names]
+        gold_texts = [each.chunks[place] for place in each.support]
+        found = [names[text] for text in gold_texts if text in names]
         # A gold passage that the corpus lacks can never be found.
-        relevant = frozenset(found) if len(found) == len(each.gold) else frozenset()
-        without += bool(each.gold) and not relevant
-        sample = each.sample
-        rule = answer_rule(sample.source)
-        gold = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule)
+        relevant = frozenset(found) if len(found) == len(gold_texts) else frozenset()
+        without += bool(gold_texts) and not relevant
+        rule = answer_rule(each.source)
+        gold = Gold(each.id, each.question, each.answers, relevant, rule=rule)
         mixture.check(gold)
         golds.append(gold)
     if without:

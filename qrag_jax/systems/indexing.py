@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
+from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.retrieval import bm25, corpus, exact, manifest
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.dataset_parts import read_query_questions, unseen
-from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import (
     style_variants,
@@ -81,14 +81,14 @@ def load_inputs(
     asked = config.questions
     is_made, dev = asked.train == BRIDGE, _dev(config)
     made: list[BridgeQuestion] = []
-    train: list[QueryQuestion] = []
+    train: list[Sample] = []
     pages: Iterable[Page] | None = None
     if trains or pool is not None:
         if is_made:
             made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
         few = made[: asked.bridge_train]
         tried = [each.query for each in few] if is_made else _read(asked.train)
-        train = unseen(tried, dev)
+        train = without_asked(tried, dev)
         train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
     begun = pool is not None or has_begun(workdir)
@@ -121,7 +121,7 @@ def load_inputs(
     )
 
 
-def _dev(config: LeretConfig) -> list[QueryQuestion]:
+def _dev(config: LeretConfig) -> list[Sample]:
     asked = config.questions
     if asked.dev != BRIDGE:
         return _read(asked.dev)
@@ -129,16 +129,14 @@ def _dev(config: LeretConfig) -> list[QueryQuestion]:
     return [each.query for each in made]
 
 
-def _read(text: str) -> list[QueryQuestion]:
-    found, reports = read_query_questions(text)
+def _read(text: str) -> list[Sample]:
+    found, reports = read_parts(text, from_corpus=True)
     for report in reports:
         log(report.summary())
     return found
 
 
-def _pages(
-    config: LeretConfig, train: Sequence[QueryQuestion], dev: Sequence[QueryQuestion]
-) -> Iterable[Page]:
+def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:
     """The passages of all questions; of the made world, of more questions than are asked."""
     yield from (page for each in (*train, *dev) for page in each.passages)
     asked = config.questions
@@ -149,7 +147,7 @@ def _pages(
 
 
 def _states(
-    config: LeretConfig, questions: Sequence[QueryQuestion], library: CorpusLibrary
+    config: LeretConfig, questions: Sequence[Sample], library: CorpusLibrary
 ) -> list[QueryState]:
     search = config.search
     found = states_on(

@@ -19,9 +19,8 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from qrag_jax.data.config import NegativesConfig
-from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.answers import normalise
@@ -87,7 +86,7 @@ def with_negatives(
 def _longer(sample: Sample, numbers: np.ndarray, corpus: StoredCorpus, separator: str) -> Sample:
     passages = corpus.passages(numbers[numbers != NONE])
     more = [passage_text(each.title, each.text, separator) for each in passages]
-    return dataclasses.replace(sample, chunks=(*sample.chunks, *more))
+    return dataclasses.replace(sample, chunks=(*sample.chunks, *more), titles=())
 
 
 def _kept(

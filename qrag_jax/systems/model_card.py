@@ -10,8 +10,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from qrag_jax.data.config import DataConfig
-from qrag_jax.data.sources.registry import BY_SIZE, SOURCES
+from qrag_jax.data.config import BY_SIZE, DataConfig
+from qrag_jax.data.sources import SOURCES
 from qrag_jax.environments import positions
 from qrag_jax.learners.optimizers import MUON
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND

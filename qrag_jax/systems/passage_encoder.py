@@ -14,8 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from qrag_jax.data.episodes import read_ahead
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.data.worker_process import read_ahead
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.llm.text.extraction import well_formed

@@ -12,8 +12,8 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.data import noise
 from qrag_jax.data.episodes import training_batches
-from qrag_jax.data.generators import noise
 from qrag_jax.data.sample import OF_VALUES
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores

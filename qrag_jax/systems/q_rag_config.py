@@ -9,12 +9,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from qrag_jax.data import sources as data_sources
 from qrag_jax.data.config import (
     SETTINGS,
     DataConfig,
 )
 from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks import ChunksConfig
+from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import EvalConfig
 from qrag_jax.feedback.deferred_reward import DeferredReward
@@ -246,7 +248,7 @@ def unread(fields: Mapping[str, Any]) -> list[str]:
     read = {
         "imitate": IMITATE in fields["stages"],
         "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
-        "data.columns": own.NAME in official,
+        "data.columns": data_sources.OWN in official,
         "llm": by_model,
         "llm.server": by_model and not fields["llm.url"],
     }

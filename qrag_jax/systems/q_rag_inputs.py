@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
-from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import (
     LoadedSamples,
     load_split,
@@ -19,7 +18,7 @@ from qrag_jax.data.loading import (
     truncation_report,
     without_questions,
 )
-from qrag_jax.data.sample import OF_VALUES, Sample
+from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.generators import noise
-from qrag_jax.data.lazy_samples import Documents, LazySamples
 from qrag_jax.data.loading import load_split, tokenise_samples
-from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.redrawn import Documents
+from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.lengths import documents_of_lengths

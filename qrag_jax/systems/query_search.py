@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from qrag_jax.data.files.corpora import read_corpus
+from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import Page
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask

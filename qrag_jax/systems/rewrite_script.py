@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qrag_jax.data.generators.dropped_words import (
-    STREAM,
-    dropped,
-    frequent_words,
-    is_among,
-    sentences_of,
-)
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
 from qrag_jax.environments.demonstrations import draw_rewriting
 from qrag_jax.environments.queries import RewriteAgent, RewriteTask
+from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
+from qrag_jax.environments.query_rewriting.agent import RewriteAgent
+from qrag_jax.environments.query_rewriting.styles import draw_rewriting
+from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError, check_least
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import Demonstration, draw_choices
@@ -152,7 +151,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         dev = _Bridge(config, "dev").tasks
     else:
         dev = _read(config, config.questions.dev)
-    train = _without(train, dev) if trains else train
+    train = without_asked(train, dev) if trains else train
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
@@ -199,24 +198,10 @@ class _Bridge:
 
 
 def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples: list[Any] = []
-    for part in parse_parts(text):
-        found, report = read_part(part)
-        samples += found
-        log(f"{part.path}: {report}")
+    samples, reports = read_parts(text)
+    for report in reports:
+        log(report.summary())
     return tasks_of(samples, config.tasks)
-
-
-def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTask]:
-    """The training questions that are not evaluated on."""
-    asked = {task.question for task in dev}
-    kept = [task for task in train if task.question not in asked]
-    if not kept:
-        raise InputError(
-            "config.questions.train and config.questions.dev name the same questions, so none is "
-            "left to train on; name other parts."
-        )
-    return kept
 
 
 def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:

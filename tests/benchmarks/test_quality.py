@@ -22,7 +22,7 @@ from benchmarks.quality.parts import MAIN, PARTS, QUICK, Part
 from benchmarks.quality.peers import batches
 from benchmarks.quality.rankings import HOW
 from benchmarks.quality.runner import ROOT, Kept, once, write_lines
-from qrag_jax.data.sources.registry import load_samples
+from qrag_jax.data.reading import load_samples
 from qrag_jax.errors import InputError
 from tests.support.worlds import record_of
 

@@ -21,14 +21,13 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data import episodes
+from qrag_jax.data import babi, corpora, episodes, queries, records
 from qrag_jax.data.config import SETTINGS, DataConfig
-from qrag_jax.data.files import babi, corpora, queries, records
-from qrag_jax.data.files.queries import judged_row, read_questions
-from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.loading import load_split
-from qrag_jax.data.sources.babilong import BabilongConfig
-from qrag_jax.data.sources.registry import SOURCES, load_samples
+from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
+from qrag_jax.data.queries import judged_row, read_questions
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
 from tests.support import worlds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
+from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts, read_parts
 from qrag_jax.errors import InputError
 from tests.support.worlds import record_of
 
@@ -69,34 +69,31 @@ def test_slices_are_those_of_datasets(bounds: str, count: int) -> None:
 
 
 def test_files_are_read_with_titles(folder: Path) -> None:
-    (part,) = parse_parts(f"{folder},answerable,train[2:5]")
-    samples, report = read_part(part)
-    assert [each.sample.id for each in samples] == ["train2", "train3", "train4"]
+    samples, (report,) = read_parts(f"{folder},answerable,train[2:5]")
+    assert [each.id for each in samples] == ["train2", "train3", "train4"]
     assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-    assert samples[0].sample.chunks[0] == "J. R. R. Lake. It is deep."
+    assert samples[0].chunks[0] == "J. R. R. Lake. It is deep."
     assert (report.read, report.kept) == (3, 3)
-    (part,) = parse_parts(f"{folder},hotpotqa,validation")
-    samples, _ = read_part(part)
-    assert [each.sample.source for each in samples] == ["hotpotqa"] * 5
+    samples, _ = read_parts(f"{folder},hotpotqa,validation")
+    assert [each.source for each in samples] == ["hotpotqa"] * 5
     assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-    assert samples[0].sample.chunks[1] == "Ada Berg She sails there. Often."
-    (part,) = parse_parts(f"{folder / 'train.jsonl'},,anything[:1]")
-    assert len(read_part(part)[0]) == 1
+    assert samples[0].chunks[1] == "Ada Berg She sails there. Often."
+    assert len(read_parts(f"{folder / 'train.jsonl'},,anything[:1]")[0]) == 1
 
 
 def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
     file = folder / "train.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([lines[0], '{"id": "odd"}', *lines]), encoding="utf-8")
-    samples, report = read_part(parse_parts(f"{file},,train[:4]")[0])
-    assert [each.sample.id for each in samples] == ["train0", "train1"]
+    samples, (report,) = read_parts(f"{file},,train[:4]")
+    assert [each.id for each in samples] == ["train0", "train1"]
     assert [*report.skipped.values()] == [1, 1]
     # Nothing usable, no such split, no such records, no such path: the hub is not asked.
     for part, named in (
-        (DatasetPart(str(file), "", "train", "[1:2]"), "train"),
-        (DatasetPart(str(folder), "", "test"), "'test'"),
-        (DatasetPart(str(folder), "", "train", "[20:]"), "14 records"),
-        *((DatasetPart(path, "", "train"), path[-3:]) for path in ("./musiqe", "a/b/c", "../b")),
+        (f"{file},,train[1:2]", "train"),
+        (f"{folder},,test", "'test'"),
+        (f"{folder},,train[20:]", "14 records"),
+        *((f"{path},,train", path[-3:]) for path in ("./musiqe", "a/b/c", "../b")),
     ):
         with pytest.raises(InputError, match=named):
-            read_part(part)
+            read_parts(part)

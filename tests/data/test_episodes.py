@@ -19,12 +19,9 @@ import pytest
 from absl import flags
 
 from qrag_jax.data import episodes
-from qrag_jax.data.generators import haystacks
-from qrag_jax.data.generators.haystacks import NiahConfig
-from qrag_jax.data.lazy_samples import LazySamples, drawn, joined
+from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sample import LazySamples, drawn, joined
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
@@ -157,8 +154,9 @@ NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
 
 def samples(config: BabilongConfig | NiahConfig) -> Any:
-    module: Any = babilong if isinstance(config, BabilongConfig) else haystacks
-    return module.documents(config, "train").samples
+    if isinstance(config, BabilongConfig):
+        return babilong_documents(config, "train").samples
+    return niah_documents(config, "train").samples
 
 
 @pytest.fixture(scope="module")

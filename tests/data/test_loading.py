@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.config import DataConfig, mix_weights
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
+from qrag_jax.data.long_docs import BabilongConfig
+from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.sources.babilong import BabilongConfig
-from qrag_jax.data.sources.registry import SOURCES, load_samples, mix_weights
+from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import ROOT, real
 from tests.support.worlds import record_of
 
-WORLD = "examples/worlds/records.py:tiny_hotpotqa"
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 
 
@@ -97,7 +97,7 @@ def test_titles_of_a_corpus_are_joined_as_those_of_the_training(name: str) -> No
 
 
 def test_workers_import_no_jax() -> None:
-    code = "import sys, qrag_jax.data.sources.registry; sys.exit('jax' in sys.modules)"
+    code = "import sys, qrag_jax.data.loading; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -119,17 +119,6 @@ def config(sources: Mapping[str, float], path: str = "", limit: int = 0) -> Data
     return DataConfig(path=path, limit=limit, sources=sources)
 
 
-def records(source: str, count: int) -> list[dict[str, Any]]:
-    asked = ((f"r{i}", f"{source} question {i}?") for i in range(count))
-    return [record_of(source, *each, "Oslo", PARAGRAPHS, [0]) for each in asked]
-
-
-def write(path: Path, items: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return path
-
-
 def load(settings: DataConfig, split: Any, cache: Path, hold_out: bool = True) -> LoadedSamples:
     return load_split(dataclasses.replace(settings, cache=str(cache)), split, hold_out=hold_out)
 
@@ -142,7 +131,7 @@ def refusal(settings: DataConfig, split: Any, cache: Path) -> str:
 
 
 def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", records("hotpotqa", 300))
+    path = put(tmp_path / "mine.jsonl", two_facts("hotpotqa", 300))
     settings = config({"hotpotqa": 1.0}, str(path))
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     train_ids, dev_ids = ({s.id for s in part.all} for part in (train, dev))
@@ -151,24 +140,15 @@ def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
     assert 15 <= len(dev_ids) <= 45  # a tenth, drawn by hash
     assert len(load(settings, "dev", tmp_path, hold_out=False).all) == 300
     # A folder has its own split.
-    write(tmp_path / "both" / "train.jsonl", records("two_wiki", 20))
-    write(tmp_path / "both" / "dev.jsonl", records("two_wiki", 4))
+    put(tmp_path / "both" / "train.jsonl", two_facts("two_wiki", 20))
+    put(tmp_path / "both" / "dev.jsonl", two_facts("two_wiki", 4))
     settings = config({"two_wiki": 1.0}, str(tmp_path / "both"))
     assert [len(load(settings, split, tmp_path).all) for split in ("train", "dev")] == [20, 4]
 
 
-def test_hold_out_does_not_depend_on_the_other_records(tmp_path: Path) -> None:
-    items = records("hotpotqa", 120)
-    part = config({"hotpotqa": 1.0}, str(write(tmp_path / "part.jsonl", items[:60])))
-    whole = config({"hotpotqa": 1.0}, str(write(tmp_path / "whole.jsonl", items[::-1])))
-    few = {s.id for s in load(part, "dev", tmp_path).all}
-    many = {s.id for s in load(whole, "dev", tmp_path).all}
-    assert few == many & {f"r{i}" for i in range(60)}
-
-
 def test_mixtures(tmp_path: Path) -> None:
-    one = write(tmp_path / "a" / "train.jsonl", records("hotpotqa", 3)).parent
-    two = write(tmp_path / "b.jsonl", records("musique", 4))
+    one = put(tmp_path / "a" / "train.jsonl", two_facts("hotpotqa", 3)).parent
+    two = put(tmp_path / "b.jsonl", two_facts("musique", 4))
     settings = config({"hotpotqa": 1, "musique": 3}, f"hotpotqa={one}, musique={two}")
     loaded = load(settings, "train", tmp_path, hold_out=False)
     assert [s.source for s in loaded.all] == ["hotpotqa"] * 3 + ["musique"] * 4
@@ -176,23 +156,15 @@ def test_mixtures(tmp_path: Path) -> None:
     assert "musique" in refusal(settings, "train", tmp_path)
     # One folder for all; a limit counts for each source.
     for name in ("hotpotqa", "musique"):
-        write(tmp_path / name / "train.jsonl", records(name, 5))
+        put(tmp_path / name / "train.jsonl", two_facts(name, 5))
     settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
     loaded = load(settings, "train", tmp_path)
     assert [len(part) for part in loaded.by_source.values()] == [2, 2]
 
 
-def test_limit_keeps_the_first_invented_questions(tmp_path: Path) -> None:
-    every = load(config({"hotpotqa": 1.0}, WORLD), "train", tmp_path).all
-    settings = config({"hotpotqa": 1.0}, WORLD, limit=4)
-    train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
-    assert train.all == every[:4]
-    assert not {s.question for s in every} & {s.question for s in dev.all}
-
-
 def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", records("hotpotqa", 10))
-    write(tmp_path / "dev.jsonl", records("hotpotqa", 3))
+    put(tmp_path / "train.jsonl", two_facts("hotpotqa", 10))
+    put(tmp_path / "dev.jsonl", two_facts("hotpotqa", 3))
     settings = config({"hotpotqa": 1.0}, str(tmp_path))
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     kept = without_questions(train, dev.all)
@@ -205,10 +177,10 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     one = {"hotpotqa": 1.0}
     (tmp_path / "empty").mkdir()
     (tmp_path / "prose.jsonl").write_text("Once upon a time\n")
-    write(tmp_path / "other.jsonl", records("musique", 2))
+    put(tmp_path / "other.jsonl", two_facts("musique", 2))
     for name in ("missing", "empty", "prose.jsonl", "other.jsonl"):
         assert str(tmp_path / name) in refusal(config(one, str(tmp_path / name)), "train", tmp_path)
-    alone = config(one, str(write(tmp_path / "alone.jsonl", records("hotpotqa", 1))))
+    alone = config(one, str(put(tmp_path / "alone.jsonl", two_facts("hotpotqa", 1))))
     empty = "train" if is_held_out("r0") else "dev"  # the record is in the other part
     assert "config.eval.path" in refusal(alone, empty, tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)

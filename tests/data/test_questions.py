@@ -12,20 +12,12 @@ import pytest
 from examples.worlds.records import LAYOUTS, hops, questions
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.dataset_parts import read_query_questions, unseen
-from qrag_jax.data.decompositions import (
-    Decomposition,
-    SubQuestion,
-    of_musique,
-    of_own,
-    of_two_wiki,
-    read,
-)
-from qrag_jax.data.files.queries import JudgedQuery, Origin, check_in_corpus
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.rag_questions import RagQuestions, load_questions
-from qrag_jax.data.sample import Page, QueryQuestion
-from qrag_jax.data.sources.own import Columns
+from qrag_jax.data.decompositions import of_musique, of_own, of_two_wiki
+from qrag_jax.data.loading import Questions, load_questions
+from qrag_jax.data.queries import Origin, Query, check_in_corpus
+from qrag_jax.data.reading import load_samples, read_parts, without_asked
+from qrag_jax.data.records import read_records
+from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
 from qrag_jax.environments.rag.scripted import named
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
@@ -34,7 +26,7 @@ from tests.support.worlds import record_of
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
 PAGES = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
-FACTS = [["Ada Berg", 0]]
+ADA, FACTS = (Page("Ada Berg"),), [["Ada Berg", 0]]
 CLAIM = {"uid": "h0", "claim": "Ada sails.", "supporting_facts": FACTS, "label": "SUPPORTED"}
 OPEN_RECORD = {"_id": "w0", "question": "Who sails?", "answer": "Ada", "supporting_facts": FACTS}
 OPEN_RECORD |= {"gold_doc_ids": ["doc7"]}
@@ -54,14 +46,22 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
         write(tmp_path / "hover.jsonl", CLAIM),
         write(tmp_path / "open.jsonl", OPEN_RECORD),
     ]
-    found, reports = read_query_questions(";".join(f"{path},,dev" for path in parts))
-    assert found == [
-        QueryQuestion("a", "Where?", ("a lake",), PAGES[::-1], PAGES, "hotpotqa"),
-        QueryQuestion("b", "Where else?", ("a lake",), PAGES[1:], PAGES, "musique"),
-        QueryQuestion(
-            "h0", "Is the following claim supported: Ada sails?", ("yes",), (Page("Ada Berg"),)
+    found, reports = read_parts(";".join(f"{path},,dev" for path in parts), from_corpus=True)
+    assert [
+        (each.id, each.question, each.answers, each.gold, each.passages, each.source)
+        for each in found
+    ] == [
+        ("a", "Where?", ("a lake",), PAGES[::-1], PAGES, "hotpotqa"),
+        ("b", "Where else?", ("a lake",), PAGES[1:], PAGES, "musique"),
+        (
+            "h0",
+            "Is the following claim supported: Ada sails?",
+            ("yes",),
+            (Page("Ada Berg"),),
+            (),
+            "",
         ),
-        QueryQuestion("w0", "Who sails?", ("Ada",), (Page("Ada Berg", id="doc7"),)),
+        ("w0", "Who sails?", ("Ada",), (Page("Ada Berg", id="doc7"),), (), ""),
     ]
     assert [report.kept for report in reports] == [1, 1, 1, 1]
     assert PAGES[0].whole == "J. R. R. Lake It is deep. Old."
@@ -70,13 +70,13 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
 def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) -> None:
     none = [CLAIM | {"uid": f"h{number}", "supporting_facts": []} for number in (1, 2)]
     path = write(tmp_path / "hover.jsonl", *none, CLAIM, {"uid": "h3"})
-    found, (report,) = read_query_questions(f"{path},,dev")
+    found, (report,) = read_parts(f"{path},,dev", from_corpus=True)
     assert [each.id for each in found] == ["h0"]
     assert sorted(report.skipped.values()) == [1, 2]
     with pytest.raises(InputError, match="'h0'"):  # twice
-        read_query_questions(f"{path},,dev;{path},,dev")
+        read_parts(f"{path},,dev;{path},,dev", from_corpus=True)
     with pytest.raises(InputError, match=r"hover\.jsonl"):
-        read_query_questions(f"{write(path, *none)},,dev")
+        read_parts(f"{write(path, *none)},,dev", from_corpus=True)
     # HoVer's folder, by its official names.
     folder = tmp_path / "hover"
     folder.mkdir()
@@ -84,7 +84,7 @@ def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) ->
         claims = [CLAIM | {"uid": f"{split}{number}"} for number in range(count)]
         (folder / f"hover_{split}_release_v1.1.json").write_text(json.dumps(claims))
     for place in (tmp_path, folder):
-        found, _ = read_query_questions(f"{place},hover,train[1:];{place},hover,validation")
+        found, _ = read_parts(f"{place},hover,train[1:];{place},hover,validation", from_corpus=True)
         assert [each.id for each in found] == ["train1", "train2", "dev0", "dev1"]
 
 
@@ -95,17 +95,17 @@ def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None
     assert [page.title for page in found.gold] == [made.entity, made.bridge]
     assert [page.whole for page in found.passages] == list(made.sample.chunks)
     # Questions of both splits are evaluated on alone.
-    same, other, dev = (QueryQuestion(name, text, (), ()) for name, text in ("aA", "bB", "cA"))
-    assert unseen([same, other], [dev]) == [other]
+    same, other, dev = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
+    assert without_asked([same, other], [dev]) == [other]
     with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
-        unseen([same], [dev])
+        without_asked([same], [dev])
 
 
 def own(name: str = "chains") -> DataConfig:
     return DataConfig(path=worlds.path_of(name), sources={"own": 1.0})
 
 
-def load(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> RagQuestions:
+def load(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> Questions:
     return load_questions(config, config, taken_apart=taken_apart, max_hops=max_hops)
 
 
@@ -115,8 +115,8 @@ def test_questions_of_the_invented_world_with_their_decompositions() -> None:
     # Also where questions before it are left out, as those are that evaluation has, too.
     every = load(own("many_chains")).train
     for each in (*found.train, *found.dev, *every):
-        assert each.decomposition.answers == each.sample.answers
-        text = " ".join(each.gold).casefold()
+        assert each.decomposition.answers == each.answers
+        text = " ".join(page.whole for page in each.gold).casefold()
         assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
     few = load(own(), max_hops=2).train
     assert 0 < len(few) < 30
@@ -125,7 +125,7 @@ def test_questions_of_the_invented_world_with_their_decompositions() -> None:
     assert whole.train[0].decomposition is None
     passages = whole.passages()  # those of all questions, once
     assert len(set(passages)) == len(passages)
-    assert {text for each in whole.dev for text in each.sample.chunks} <= set(passages)
+    assert {text for each in whole.dev for text in each.chunks} <= set(passages)
 
 
 def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
         write(tmp_path / f"{split}.jsonl", record)
     (question,) = load(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
     assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
-    assert [*question.gold] == ["Ada. Born in Oslo.", "Oslo. In Norway."]
+    assert [page.whole for page in question.gold] == ["Ada Born in Oslo.", "Oslo In Norway."]
     for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
             load(DataConfig(path=path, sources={source: 1.0}))
@@ -145,21 +145,21 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
         load(own(), max_hops=1)
 
 
-ALL = JudgedQuery("all", "a", (("d1", 1), ("d2", 2)))
-SOME = JudgedQuery("some", "b", (("d2", 1), ("x1", 1)))
-NONE = JudgedQuery("none", "c", (("x1", 1), ("x2", 1)))
+ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
+SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
+NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
 KNOWN = {"d1", "d2", "d3"}
 FROM = Origin("config.queries.train", "the corpus of data/north", "name another folder")
 
 
 def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
-    assert found.queries == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
-    assert (found.dropped, found.documents, found.lacking) == (("none",), 3, 1)
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
+    assert all(words in line for words in ("1 of 3 queries", "none", "1 of the 3 documents"))
     # The ids of the judged documents are all that is needed.
-    assert check_in_corpus([ALL], frozenset({"d2"}), FROM).lacking == 1
-    four = [ALL, SOME, NONE, JudgedQuery("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, FROM, 0.5).dropped == ("none", "other")
+    assert "1 of the 2" in check_in_corpus([ALL], frozenset({"d2"}), FROM)[1]
+    four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
+    assert check_in_corpus(four, KNOWN, FROM, 0.5)[0] == [ALL, SOME]
     for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
             check_in_corpus(given, KNOWN, FROM, share)
@@ -179,18 +179,18 @@ MUSIQUE: dict[str, Any] = {
 
 
 def test_musique() -> None:
-    found = of_musique(MUSIQUE)
+    final = ("Oslofjord", "Oslo Fjord", "NO")
+    found = Decomposition(of_musique(MUSIQUE, final), final)
     assert found.hops == (
         SubQuestion("What is the creator of Dusk?", ("Ada Berg",)),
         SubQuestion("#1 located in what?", ("Norway",)),
         SubQuestion("which bay is the capital of #2 on, as #1 has it", ("the Oslofjord",)),
     )
-    assert found.answers == ("Oslofjord", "Oslo Fjord", "NO")
     assert [hop.needs for hop in found.hops] == [(), (0,), (0, 1)]
     record = copy.deepcopy(MUSIQUE)
     record["question_decomposition"][2]["answer"] = "OSLOFJORD."
     # The aliases of the answer that a text can show: "NO" stands in almost every passage.
-    assert of_musique(record).hops[-1].answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
+    assert of_musique(record, final)[-1].answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
     filled = found.hops[2].filled(["Ada #2", "Norway"])
     assert filled == "which bay is the capital of Norway on, as Ada #2 has it"
 
@@ -210,7 +210,7 @@ def test_a_chain_by_name() -> None:
     record = two_wiki("compositional", "Oslo", *facts) | {"answer_aliases": ["Kristiania"]}
     director = SubQuestion("What is the director of Dusk (film)?", ("Ada Berg",))
     birth = SubQuestion("What is the place of birth of #1?", ("Oslo", "Kristiania"))
-    assert of_two_wiki(record) == Decomposition((director, birth), ("Oslo", "Kristiania"))
+    assert of_two_wiki(record, ("Oslo", "Kristiania")) == (director, birth)
 
 
 def test_a_chain_by_wikidata_id_or_by_order() -> None:
@@ -218,18 +218,17 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
     ids = (("Q1", "director", "Q2"), ("Q2", "mother", "Q3"))
     by_id = two_wiki("comparison", "yes", *evidences, ids=ids)
     for record in (by_id, two_wiki("inference", "Eva Berg", *evidences)):
-        found = of_two_wiki(record)
-        assert [hop.needs for hop in found.hops] == [(), (0,)]
-        assert found.hops[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
-    assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}).hops] == [(), ()]
+        found = of_two_wiki(record, (record["answer"],))
+        assert [hop.needs for hop in found] == [(), (0,)]
+        assert found[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
+    assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}, ("yes",))] == [(), ()]
 
 
 def test_the_invented_world_leads_to_its_answer() -> None:
     kinds = set()
     for puzzle, question in questions("train", 150):
         record = LAYOUTS["own"](question) | {"hops": hops(puzzle)}
-        found = of_own(record, Columns())
-        assert found.answers == (puzzle.answer,)
+        found = Decomposition(of_own(record, ()), (puzzle.answer,))
         for hop, place in zip(found.hops, puzzle.chain, strict=True):
             assert named(hop.answers, [" ".join(puzzle.passages[place].sentences)])
         needs = [hop.needs for hop in found.hops]
@@ -242,15 +241,21 @@ def test_the_invented_world_leads_to_its_answer() -> None:
     assert kinds == {(False, 2), (False, 3), (False, 4), (True, 2), (True, 4)}
 
 
-def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    later = [{"question": "#1?", "answer": "a"}]  # a step that needs its own answer
-    broken = [MUSIQUE | {"id": "b", "question_decomposition": steps} for steps in ([], later)]
-    found, report = read("musique", str(write(path, MUSIQUE, MUSIQUE, *broken)), "train")
-    assert found == {"3hop1__1_2_3": of_musique(MUSIQUE)}
-    assert (report.read, report.kept, [*report.skipped.values()]) == (4, 1, [1, 1, 1])
-    with pytest.raises(InputError, match=r"train\.jsonl:1"):
-        read("musique", str(write(path, broken[0])), "train")
+def test_records_that_cannot_be_taken_apart_are_counted(tmp_path: Path) -> None:
+    whole, none, later = (
+        record_of("musique", name, f"{name}: where?", "Norway", PARAGRAPHS, [0, 1])
+        for name in ("whole", "none", "later")
+    )
+    for record in (whole, later):
+        for step in record["question_decomposition"]:
+            step |= {"question": "Where?", "answer": "Norway"}
+    none["question_decomposition"] = []
+    later["question_decomposition"][0]["question"] = "#1?"  # a step that needs its own answer
+    path = write(tmp_path / "train.jsonl", whole, none, later)
+    samples, report = load_samples("musique", str(path), "train", apart=True)
+    assert [each.decomposition is not None for each in samples] == [True, False, False]
+    assert [*report.mended.values()] == [1, 1]
+    assert sorted(report.first.values()) == ["train.jsonl:2", "train.jsonl:3"]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +263,9 @@ def test_files_are_read_with_what_is_left_out(tmp_path: Path) -> None:
     [("musique", "musique/dev.jsonl.gz"), ("two_wiki", "2wikimultihopqa/train.jsonl.gz")],
 )
 def test_the_passages_of_real_records_have_the_answers(source: str, name: str) -> None:
-    found, report = read(source, str(real(name)), "train")
-    assert report.skipped == {}
+    samples, report = load_samples(source, str(real(name)), "train", apart=True)
+    assert report.skipped == report.mended == {}
+    found = {each.id: each.decomposition for each in samples}
     hops = answered = 0
     for _, record in read_records(real(name)):
         if source == "musique":

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.dataset_parts import TitledSample
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import (
     Closed,
@@ -44,7 +43,7 @@ SAMPLE = Sample(
     ("Third Lake",),
     "musique",
 )
-TITLED = TitledSample(SAMPLE, ("J. R. R. Lake", "Ada", ""))
+TITLED = dataclasses.replace(SAMPLE, titles=("J. R. R. Lake", "Ada", ""))
 
 
 def question(number: int, hops: int = 2, passages: int = 20) -> Sample:

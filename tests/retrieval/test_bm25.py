@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.files.queries import qrels_path, read_queries
+from qrag_jax.data.corpora import read_corpus
+from qrag_jax.data.queries import qrels_path, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels

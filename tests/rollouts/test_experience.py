@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
-from qrag_jax.data.lazy_samples import joined
+from qrag_jax.data.long_docs import BabilongConfig, babilong_documents
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sample import Sample, joined
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.completion import EpisodeRewards
@@ -60,7 +58,7 @@ class Notes:
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) -> None:
-    ours = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train").samples
+    ours = babilong_documents(BabilongConfig("qa1", chunks=16, train=6), "train").samples
     assert isinstance(ours, RedrawnSamples)
     others = [play_setup.sample(seed, 10) for seed in range(3)]
     tokenizer, mesh = play_setup.loaded().tokenizer, mesh_of()

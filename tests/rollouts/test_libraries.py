@@ -17,6 +17,11 @@ from qrag_jax.data.sample import Page, QueryQuestion
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask, key_of
 from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.data.sample import Page, Sample
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
+from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
@@ -161,8 +166,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> StoredCorpus:
     return write_corpus(tmp_path_factory.mktemp("states") / "corpus", passages)
 
 
-def asked(name: str, *gold: Page) -> QueryQuestion:
-    return QueryQuestion(name, f"{name}?", ("yes",), gold, passages=gold)
+def asked(name: str, *gold: Page) -> Sample:
+    return Sample(name, f"{name}?", (), (), ("yes",), "", pages=gold)
 
 
 def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.files.records import read_records, read_text
+from qrag_jax.data.records import read_records, read_text
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.data.sample import Decomposition
 from qrag_jax.environments.rag.scripted import named
 from tests.llm.model_server import Call, Reply
 

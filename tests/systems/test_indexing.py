@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.data.files.corpora import Columns
+from qrag_jax.data.corpora import Columns
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig

@@ -42,6 +42,9 @@ from qrag_jax.environments.episode import (
     Unplayable,
 )
 from qrag_jax.environments.rag.trail import SearchingAgent, Trail
+from qrag_jax.data.sample import Decomposition
+from qrag_jax.environments.rag.episode import FOUND, NOT_FOUND, Hop, Limits, Play, Reply, Step, Task
+from qrag_jax.environments.rag.trail import Trail, played
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.runtime import own_code

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.environments.episode import (
@@ -90,10 +90,7 @@ class Questions:
         if settings.questions == BRIDGE:
             made = bridge_questions(settings.seed, split, range(settings.count))
             return [bridge_task(question) for question in made]
-        samples: list[Any] = []
-        for part in parse_parts(settings.questions):
-            samples += read_part(part)[0]
-        tasks = tasks_of(samples, TasksConfig())
+        tasks = tasks_of(read_parts(settings.questions)[0], TasksConfig())
         return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
 
     def opening(self, task: ToolTask) -> list[dict[str, str]]:

@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.queries import (
-    JudgedQuery,
-    ListedQuery,
-    judged_row,
-    last_day,
-    read_query_list,
-    read_questions,
-)
+from qrag_jax.data.queries import Query, judged_row, last_day, read_query_list, read_questions
 from qrag_jax.errors import InputError
 
 QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}
@@ -35,7 +28,7 @@ PLACE = "train.jsonl:17"
 
 def test_a_row_of_the_remake() -> None:
     grades = (("d1", 1), ("7", 1))
-    assert judged_row(PLACE, QUERY) == JudgedQuery("q1", "Does it help?", grades)
+    assert judged_row(PLACE, QUERY) == Query("q1", "Does it help?", grades)
     answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"]})
     assert answered.answers == ("yes", "Yes")
     assert judged_row(PLACE, QUERY | {"answers": None, "query": " a\n b "}).text == "a b"
@@ -43,7 +36,7 @@ def test_a_row_of_the_remake() -> None:
 
 
 def test_a_row_of_deepretrieval() -> None:
-    assert judged_row(PLACE, PICO) == JudgedQuery(
+    assert judged_row(PLACE, PICO) == Query(
         "12",
         "Patient: adults with pain; Intervention: rest; Outcome: less pain",
         (("101", 1), ("102", 1)),
@@ -102,8 +95,8 @@ def test_a_query_a_line(tmp_path: Path) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes("\ufeffwhere is  Oslo?\r\n\n  why \u2028 not?".encode())
     assert read_query_list(path) == [
-        ListedQuery("1", "where is Oslo?"),
-        ListedQuery("3", "why not?"),
+        Query("1", "where is Oslo?"),
+        Query("3", "why not?"),
     ]
 
 
@@ -117,11 +110,11 @@ def test_rows(tmp_path: Path) -> None:
         {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
     )
     assert read_query_list(path) == [
-        ListedQuery("7", "a query"),
-        ListedQuery("8", "of BEIR"),
-        ListedQuery("8", "again", collection="two"),
-        ListedQuery("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
-        ListedQuery("10", "judged"),
+        Query("7", "a query"),
+        Query("8", "of BEIR"),
+        Query("8", "again", collection="two"),
+        Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
+        Query("10", "judged"),
     ]
     packed = tmp_path / "asked.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -142,7 +135,8 @@ def test_rows(tmp_path: Path) -> None:
 def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
-    assert [*read_questions(path)] == [("", "one, two"), ("7", "a\u2028b\u0085c")]
+    found = [(each.id, each.text) for each in read_questions(path)]
+    assert found == [("", "one, two"), ("7", "a\u2028b\u0085c")]
 
 
 def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:

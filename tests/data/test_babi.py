@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.files.babi import TASKS, Story, read_stories, story_file
-from qrag_jax.data.generators.babi_stories import TELLERS, generate
+from qrag_jax.data.babi import TASKS, TELLERS, Story, generate, read_stories, story_file
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 

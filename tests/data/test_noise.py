@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.generators.books import DEV_SHARE, sentences_of
-from qrag_jax.data.generators.noise import RUN, SHARED, Noise, NoiseConfig, noise
+from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 
@@ -147,7 +146,7 @@ def test_what_gives_too_few_sentences_is_refused(tmp_path: Path) -> None:
         shared(path, 101, 2, "niah")
     assert path in str(caught.value)
     with pytest.raises(InputError, match="51"):
-        shared(path, 50).check(51, 1)
+        shared(path, 51)
     # One book cannot be split.
     (tmp_path / "b.txt.gz").unlink()
     for split in ("train", "dev"):

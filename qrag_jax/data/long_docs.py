@@ -1,32 +1,167 @@
-"""Needle-in-a-haystack documents of any length, with the settings of RULER (Hsieh et al., 2024)."""
+"""Documents of any length: stories or needles among background text.
+
+BABILong (Kuratov et al., 2024) scatters the facts of bAbI stories; the needles have the settings of
+RULER (Hsieh et al., 2024).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.generators.noise import Noise, NoiseConfig, Shelf, noise
-from qrag_jax.data.lazy_samples import Documents, Fit, LazySamples
-from qrag_jax.data.redrawn import RedrawnSamples, composed
-from qrag_jax.data.sample import SPLITS, Sample, Split
-from qrag_jax.data.sources.niah import NAME
+from qrag_jax.data import babi
+from qrag_jax.data.noise import Noise, NoiseConfig, noise
+from qrag_jax.data.redrawn import FILLER, Documents, Fit, Layout, RedrawnSamples, composed
+from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
+from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.runtime.config_fields import internal
+
+# ---------------------------------------------------------------- stories
+
+
+@dataclasses.dataclass(frozen=True)
+class BabilongConfig:
+    """Section `data.sources.babilong`: which documents to make.
+
+    Attributes:
+        stories: folder of bAbI files (data.path); "": stories are generated.
+    """
+
+    task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
+    chunks: int = 100  # C, sentences per document, facts included
+    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
+    noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
+    seed: int = 0  # seed of places, background and generated stories
+    train: int = 10_000  # stories generated for training if there are no files
+    dev: int = 1_000  # stories generated for evaluation if there are no files
+    # Stories with more facts than this are left out; 0: those with more than C. To compare several
+    # lengths on the same stories, set it to the smallest length.
+    most_facts: int = 0
+    stories: str = internal("")
+    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
+    redraw: bool = True  # training: draw new noise and places in every epoch
+
+    def __post_init__(self) -> None:
+        least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
+        check_least("data.sources.babilong", self, **least)
+
+    @property
+    def background(self) -> NoiseConfig:
+        """The settings of the background text."""
+        return NoiseConfig(
+            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, source=BABILONG
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stories:
+    """The stories of one split.
+
+    Attributes:
+        origin: the file that they were read from, or "the generator".
+        part: name of the split in sample ids: train, valid, dev or test.
+        items: the stories; the number in a sample id is the story's index here.
+    """
+
+    origin: str
+    part: str
+    items: Sequence[babi.Story]
+
+    def sample(self, task: str, number: int) -> Sample:
+        """A story without noise."""
+        story = self.items[number]
+        return Sample(
+            id=f"{task}-{self.part}-{number}",
+            question=story.question,
+            chunks=tuple(story.facts),
+            support=tuple(sorted(set(story.support))),
+            answers=(story.answer,),
+            source=BABILONG,
+        )
+
+
+def stories(config: BabilongConfig, split: Split) -> Stories:
+    """All stories of a split, however long."""
+    if not config.stories:
+        count = config.train if split == "train" else config.dev
+        items = babi.generate(config.task, split, count, config.seed)
+        return Stories("the generator", split, items)
+    path, part = babi.story_file(Path(config.stories), config.task, split)
+    stat = path.stat()
+    return Stories(str(path), part, _read_stories(path, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_stories(path: Path, modified: int, size: int) -> list[babi.Story]:
+    return babi.read_stories(path)
+
+
+def babilong_documents(
+    config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
+) -> Documents:
+    """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
+
+    They depend only on the config, the split, the length and the story's number. With
+    `config.redraw`, those of training also depend on the epoch: noise and places change, but the
+    story and the order of its facts stay.
+
+    Args:
+        chunks: length of a document; 0: `config.chunks`.
+        count: number of documents, those of the first stories that fit; 0: all.
+    """
+    chunks = chunks or config.chunks
+    every = stories(config, split)
+    most = min(chunks, config.most_facts or chunks)
+    kept = [i for i, story in enumerate(every.items) if len(story.facts) <= most]
+    fit = Fit(len(kept), len(every.items), most)
+    if not kept:
+        least = min(len(story.facts) for story in every.items)
+        raise InputError(
+            f"no {config.task} story of {every.origin} fits {most} chunks (the shortest has "
+            f"{least} facts); raise config.data.sources.babilong.chunks or most_facts."
+        )
+    line = f"{BABILONG}: {len(kept):,} of {len(every.items):,} {config.task} stories"
+    line += f" of {Path(every.origin).name}, {chunks} chunks each"
+    if len(kept) < len(every.items):
+        line += f" (left out: {len(every.items) - len(kept):,} with more than {most} facts)"
+    if 0 < count < len(kept):
+        kept = kept[:count]
+        line += f"; the first {count}"
+    facts = tuple(len(every.items[i].facts) for i in kept)
+    pool = noise(config.background, split, chunks - min(facts))
+    task = int(config.task.removeprefix("qa"))
+    seeds = (config.seed, SPLITS.index(split), task, chunks)
+    layout = Layout(
+        chunks, seeds, kept, facts, in_order=True, shelf=pool.shelf, repeats=config.noise_repeats
+    )
+    parts = LazySamples(len(kept), lambda index: every.sample(config.task, kept[index]))
+    if split == "train" and config.redraw:
+        line += f"; drawn anew in every epoch; {pool.summary}"
+        return Documents(RedrawnSamples(parts, pool.sentences, layout), fit, line)
+    digest = hashlib.sha256(repr(every.items).encode()).hexdigest()
+
+    def make(index: int) -> Sample:
+        places, background = layout(index)
+        return composed(parts[index], places, pool.sentences[background])
+
+    samples = LazySamples(len(kept), make, f"{digest} {pool.content}")
+    return Documents(samples, fit, f"{line}; {pool.summary}")
+
+
+# ---------------------------------------------------------------- needles
+
 
 HAYSTACKS = ("noise", "essay", "needle")
 TYPES = ("words", "numbers", "uuids")
 SINGULAR = {"words": "word", "numbers": "number", "uuids": "uuid"}
 CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
-# The haystack "noise": these sentences, repeated in this order.
-FILLER = (
-    "The kettle is on the stove.",
-    "Rain falls on the roof.",
-    "The road leads up the hill.",
-    "Nothing happens for a while.",
-    "Then all of it begins once more.",
-)
 
 
 class Preset(NamedTuple):
@@ -104,10 +239,10 @@ class NiahConfig:
         """The source of the haystack; None if it has no text of books or of an invented world."""
         if self.knobs.haystack != "essay":
             return None
-        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
+        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NIAH)
 
 
-def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
+def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
     """Documents of one length with one question each.
 
     A document depends only on the config, the split, the length and its number. With
@@ -127,56 +262,36 @@ def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0)
             "config.data.sources.niah.chunks or config.data.sources.niah.tokens."
         )
     every = config.train if split == "train" else config.dev
-    made, fit = min(every, count) if count else every, Fit(every, every, chunks)
+    number, fit = min(every, count) if count else every, Fit(every, every, chunks)
     redraws = split == "train" and config.redraw
-    line = f"{NAME}: made {made:,} {split} documents" + ", drawn anew in every epoch" * redraws
-    background, shelf = np.array(FILLER, object), None
+    line = f"{NIAH}: made {number:,} {split} documents" + ", drawn anew in every epoch" * redraws
+    background, shelf, content = np.array(FILLER, object), None, ""
     if knobs.haystack == "essay":
-        books = _books(config, split, chunks - needles)
-        background, shelf = books.sentences, books.shelf
-        line += f"; {books.summary}"
+        pool = _books(config, split, chunks - needles)
+        background, shelf = pool.sentences, pool.shelf
+        line += f"; {pool.summary}"
+        content = "" if redraws else pool.content
     hidden = chunks if knobs.haystack == "needle" else needles
-    layout = _Layout(config, split, chunks, hidden, shelf)
+    seeds = (config.seed, SPLITS.index(split), chunks)
+    layout = Layout(
+        chunks,
+        seeds,
+        range(number),
+        [hidden] * number,
+        in_order=False,
+        shelf=shelf,
+        repeats=config.noise_repeats,
+    )
     if redraws:
-        parts = LazySamples(made, lambda index: _facts(config, split, chunks, index)[0])
+        parts = LazySamples(number, lambda index: _facts(config, split, chunks, index)[0])
         return Documents(RedrawnSamples(parts, background, layout), fit, line)
 
     def make(index: int) -> Sample:
         facts, rng = _facts(config, split, chunks, index)
-        places, hay = layout.drawn(rng)
+        places, hay = layout.drawn(rng, hidden)
         return composed(facts, places, background[hay])
 
-    content = "" if shelf is None else books.content
-    return Documents(LazySamples(made, make, content), fit, line)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """A `redrawn.Layout`: needles at random places, among text of the shelf or else `FILLER`."""
-
-    config: NiahConfig
-    split: Split
-    chunks: int
-    needles: int
-    shelf: Shelf | None
-
-    @property
-    def key(self) -> str:
-        starts = None if self.shelf is None else self.shelf.starts.tolist()
-        fields = (self.config.seed, self.split, self.chunks, self.config.noise_repeats, starts)
-        return hashlib.sha256(repr(fields).encode()).hexdigest()
-
-    def __call__(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        words = (self.config.seed, SPLITS.index(self.split), self.chunks, index, 1 + epoch)
-        return self.drawn(np.random.default_rng(words))
-
-    def drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the needles, and indices of the background texts between them."""
-        places = rng.choice(self.chunks, size=self.needles, replace=False)
-        hay = self.chunks - self.needles
-        if self.shelf is None:
-            return places, np.arange(hay) % len(FILLER)
-        return places, self.shelf.draw(rng, hay, self.config.noise_repeats)
+    return Documents(LazySamples(number, make, content), fit, line)
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:
@@ -225,7 +340,7 @@ def _facts(
         chunks=tuple(_needles(knobs, keys, values)),
         support=support,
         answers=tuple(values[i] for i in support),
-        source=NAME,
+        source=NIAH,
     )
     return facts, rng
 

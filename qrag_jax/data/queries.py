@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import calendar
-import dataclasses
 import datetime
 import hashlib
 import json
@@ -26,67 +25,35 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.files.records import SUFFIXES, read_records, read_text
+from qrag_jax.data import fields
+from qrag_jax.data.records import SUFFIXES, read_records, read_text
+from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
-from qrag_jax.runtime.bounded_json import shown
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
 _DIGITS = 8  # of the hash, in hex
 _ASKED = ("question", "query", "text")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class JudgedQuery:
+class Query(NamedTuple):
     """One query.
 
     Attributes:
-        id: unique within its data.
-        text: what a user asks, and a language model rewrites.
+        id: unique within its data; "": it has none.
+        text: what a user asks.
         grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
-            more.
+            more. () where nothing is judged.
         answers: short answers of which a document may have one; () if none is known.
         until: only documents up to this day may be found, as YYYY-MM-DD; "": all may.
+        collection: that is searched; "" if the data name none.
     """
 
     id: str
     text: str
-    grades: tuple[tuple[str, int], ...]
+    grades: tuple[tuple[str, int], ...] = ()
     answers: tuple[str, ...] = ()
     until: str = ""
-
-
-class InCorpus(NamedTuple):
-    """What becomes of judged queries on a corpus.
-
-    Attributes:
-        queries: those of which the corpus has a relevant document, in their order. Their grades are
-            as they were, so that a document that the corpus lacks counts as not found.
-        dropped: ids of the others, which no search could solve.
-        documents: how many different documents are relevant for the `queries`.
-        lacking: how many of these the corpus lacks.
-    """
-
-    queries: list[JudgedQuery]
-    dropped: tuple[str, ...]
-    documents: int
-    lacking: int
-
-    @property
-    def summary(self) -> str:
-        """One line for the screen; "" if the corpus lacks nothing."""
-        told = []
-        if self.dropped:
-            told.append(
-                f"{len(self.dropped)} of {len(self.dropped) + len(self.queries)} queries left out, "
-                f"of which the corpus has no relevant document; the first is {self.dropped[0]}"
-            )
-        if self.lacking:
-            told.append(
-                f"the corpus lacks {self.lacking} of the {self.documents} documents that are "
-                "relevant for the queries that are kept"
-            )
-        return "; ".join(told)
+    collection: str = ""
 
 
 class Origin(NamedTuple):
@@ -105,41 +72,52 @@ class Origin(NamedTuple):
 
 
 def check_in_corpus(
-    queries: Sequence[JudgedQuery],
+    queries: Sequence[Query],
     known_ids: AbstractSet[str],
     origin: Origin,
     max_missing_share: float = 0.0,
-) -> InCorpus:
+) -> tuple[list[Query], str]:
     """Drops the queries of which the corpus has no relevant document, and refuses too many.
 
+    Grades stay as they were, so that a document that the corpus lacks counts as not found.
+
     Args:
-        queries: see `JudgedQuery`.
         known_ids: ids of the corpus' documents; those of judged documents are enough.
-        origin: of queries and corpus.
         max_missing_share: of the queries, those that may be dropped.
+
+    Returns:
+        The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
-    kept: list[JudgedQuery] = []
-    dropped: list[JudgedQuery] = []
+    kept: list[Query] = []
+    dropped: list[Query] = []
     for each in queries:
         there = any(document in known_ids for document, _ in each.grades)
         (kept if there else dropped).append(each)
     if not kept or len(dropped) > max_missing_share * len(queries):
         first = dropped[0]
+        example = f", with document {first.grades[0][0]!r}" if first.grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
             f"{origin.queries}: {origin.corpus} has no relevant document of {len(dropped)} of "
-            f"{len(queries)} queries (the first is {first.id!r}{_such_as(first)}), so these seem "
-            f"to be judgements of another collection; {origin.fix}{raising if kept else ''}."
+            f"{len(queries)} queries (the first is {first.id!r}{example}), so these seem to be "
+            f"judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
     documents = {document for each in kept for document, _ in each.grades}
     lacking = sum(document not in known_ids for document in documents)
-    return InCorpus(kept, tuple(each.id for each in dropped), len(documents), lacking)
-
-
-def _such_as(query: JudgedQuery) -> str:
-    return f", with document {query.grades[0][0]!r}" if query.grades else ""
+    parts = []
+    if dropped:
+        parts.append(
+            f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
+            f"relevant document; the first is {dropped[0].id}"
+        )
+    if lacking:
+        parts.append(
+            f"the corpus lacks {lacking} of the {len(documents)} documents that are relevant for "
+            "the queries that are kept"
+        )
+    return kept, "; ".join(parts)
 
 
 # ---------------------------------------------------------------- BEIR's layout
@@ -155,9 +133,11 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
-        name, text = _field(where, record, "_id"), _field(where, record, "text")
-        if not text.strip():
-            raise InputError(f"{where}: the query {name} has no text; write one, or drop the line")
+        with fields.refused(where):
+            name = fields.text(fields.present(record, "_id"), "_id")
+            text = fields.text(fields.present(record, "text"), "text")
+            if not name or not text.strip():
+                raise BadRecord("field '_id' or 'text' is empty")
         if name in queries:
             raise InputError(f"{where}: there is a query {name} before; give each its own '_id'")
         queries[name] = text
@@ -186,17 +166,10 @@ def _one_of(folder: Path, names: list[str]) -> Path:
     )
 
 
-def _field(where: str, record: Mapping[str, Any], field: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str) or (field == "_id" and not value):
-        raise InputError(f"{where}: field {field!r} is missing or is no text; write it as a string")
-    return value
-
-
 # ---------------------------------------------------------------- judged rows
 
 
-def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
+def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     """One row as a query; its grades are () if it has no relevant document.
 
     The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
@@ -207,78 +180,51 @@ def judged_row(where: str, row: Mapping[str, Any]) -> JudgedQuery:
         where: the row's place, such as "train.jsonl:17".
         row: the object.
     """
-    if "query" in row:
-        text, field = _text(where, "query", row["query"]), "relevant_doc_ids"
-    elif "pico" in row:
-        text, field = _pico(where, row["pico"]), "publication_pmids"
-    else:
-        raise InputError(
-            f"{where}: there is neither a field 'query' nor a field 'pico'; write query and "
-            "relevant_doc_ids, or pico and publication_pmids."
+    with fields.refused(where):
+        if "query" in row:
+            text, field = _line(row["query"], "query"), "relevant_doc_ids"
+        elif "pico" in row:
+            text, field = _pico(row["pico"]), "publication_pmids"
+        else:
+            raise BadRecord("there is neither a field 'query' nor a field 'pico'")
+        listed = fields.items(fields.present(row, field), field)
+        documents = tuple(dict.fromkeys(fields.identifier(each, field) for each in listed))
+        answers = [] if row.get("answers") is None else fields.items(row["answers"], "answers")
+        return Query(
+            _own_id(where, row, text, documents),
+            text,
+            tuple((document, 1) for document in documents),
+            tuple(dict.fromkeys(_line(each, "answers") for each in answers)),
+            _until(row.get("pub_date")),
         )
-    if field not in row:
-        raise InputError(f"{where}: field {field!r} is missing; write the ids of documents.")
-    listed = _list(where, field, row[field])
-    documents = tuple(dict.fromkeys(_id(where, field, each) for each in listed))
-    return JudgedQuery(
-        _own_id(where, row, text, documents),
-        text,
-        tuple((document, 1) for document in documents),
-        _answers(where, row),
-        _until(where, row),
-    )
 
 
-def _pico(where: str, pico: Any) -> str:
+def _pico(pico: Any) -> str:
     if not isinstance(pico, dict) or not pico.keys() <= PARTS.keys():
-        raise InputError(
-            f"{where}: field 'pico' is {shown(pico)}; write an object with {', '.join(PARTS)}."
-        )
-    parts = {key: _text(where, key, pico[key]) for key in PARTS if pico.get(key) not in (None, "")}
+        raise BadRecord(f"field 'pico' is no object with {', '.join(PARTS)}")
+    parts = {key: _line(pico[key], key) for key in PARTS if pico.get(key) not in (None, "")}
     if not parts:
-        raise InputError(f"{where}: field 'pico' has no part; write one, or drop the row.")
+        raise BadRecord("field 'pico' has no part")
     return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
 
 
-def _text(where: str, field: str, value: Any) -> str:
+def _line(value: Any, field: str) -> str:
     """The value in one line."""
-    if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a text with words.")
-    return _checked(where, field, " ".join(value.split()))
-
-
-def _list(where: str, field: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{where}: field {field!r} is {shown(value)}; write a list.")
-    return value
-
-
-def _id(where: str, field: str, value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"{where}: field {field!r} has the id {shown(value)}; write a text or a whole number."
-        )
-    return _checked(where, field, value)
+    text = " ".join(fields.text(value, field).split())
+    if not text:
+        raise BadRecord(f"field '{field}' has no word")
+    return text
 
 
 def _own_id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
-        return _id(where, "id", row["id"])
+        return fields.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
     digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
 
 
-def _answers(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    value = row.get("answers")
-    listed = [] if value is None else _list(where, "answers", value)
-    return tuple(dict.fromkeys(_text(where, "answers", each) for each in listed))
-
-
-def _until(where: str, row: Mapping[str, Any]) -> str:
-    value = row.get("pub_date")
+def _until(value: Any) -> str:
     if value is None:
         return ""
     try:
@@ -286,20 +232,7 @@ def _until(where: str, row: Mapping[str, Any]) -> str:
             raise ValueError
         return last_day(str(value))  # a year may be a number
     except ValueError:
-        raise InputError(
-            f"{where}: field 'pub_date' is {shown(value)}, no date that can be read; write it as "
-            "YYYY-MM-DD."
-        ) from None
-
-
-def _checked(where: str, field: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{where}: field {field!r} has half a surrogate pair; write valid Unicode."
-        ) from None
-    return text
+        raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
 
 
 # Not those of `calendar`, which are in the language of the machine.
@@ -355,23 +288,7 @@ def _day(year: int, month: int, day: str | None) -> str:
 # ---------------------------------------------------------------- lists to be rewritten
 
 
-class ListedQuery(NamedTuple):
-    """One query.
-
-    Attributes:
-        id: unique among those of its collection.
-        text: in one line.
-        until: the last day of publication of what it may find, as YYYY-MM-DD; "": any.
-        collection: "" if the row names none.
-    """
-
-    id: str
-    text: str
-    until: str = ""
-    collection: str = ""
-
-
-def read_query_list(path: Path) -> list[ListedQuery]:
+def read_query_list(path: Path) -> list[Query]:
     """The queries of a file, in its order."""
     if path.name.endswith(".txt"):
         rows = _text_lines(path)
@@ -382,7 +299,7 @@ def read_query_list(path: Path) -> list[ListedQuery]:
             f"the name of {path} ends in none of .txt, {', '.join(SUFFIXES)}; rename the file of "
             "queries."
         )
-    found: dict[tuple[str, str], ListedQuery] = {}
+    found: dict[tuple[str, str], Query] = {}
     for where, query in rows:
         key = query.collection, query.id
         if key in found:
@@ -395,54 +312,27 @@ def read_query_list(path: Path) -> list[ListedQuery]:
     return [*found.values()]
 
 
-def _text_lines(path: Path) -> Iterator[tuple[str, ListedQuery]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(bounded_files.lines(file, path, "split it"), 1):
-                where = f"{path.name}:{number}"
-                try:
-                    text = " ".join(line.decode("utf-8-sig").split())
-                except UnicodeDecodeError:
-                    raise InputError(f"{where}: is not UTF-8; save the file as UTF-8.") from None
-                if text:
-                    yield where, ListedQuery(str(number), text)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); give a file of queries."
-        ) from None
+def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if text := " ".join(line.split()):
+            yield f"{path.name}:{number}", Query(str(number), text)
 
 
-def _listed(where: str, row: Mapping[str, Any]) -> ListedQuery:
-    own = dict(row)
-    if "query" not in own and "pico" not in own:
-        if "text" not in own:
-            raise InputError(
-                f"{where}: there is no field 'query', 'pico' or 'text'; write the query in one."
-            )
-        own["query"] = own["text"]
-    if "_id" in own:
-        own.setdefault("id", own["_id"])
+def _listed(where: str, row: Mapping[str, Any]) -> Query:
+    fixed = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
+    with fields.refused(where):
+        named = {"id": row["_id"]} if "_id" in row else {}
+        if "query" not in row and "pico" not in row:
+            named["query"] = fields.present(row, "text")
+        collection = fields.text(row.get("collection", ""), "collection")
     # What is relevant is not asked for here, so it may be missing, or of any form.
-    read = judged_row(where, own | {"relevant_doc_ids": [], "publication_pmids": [], "answers": []})
-    collection = own.get("collection", "")
-    if not isinstance(collection, str):
-        raise InputError(
-            f"{where}: field 'collection' is {shown(collection)}; write its name, or leave it out."
-        )
-    return ListedQuery(read.id, read.text, read.until, collection)
+    return judged_row(where, named | dict(row) | fixed)._replace(grades=(), collection=collection)
 
 
 # ---------------------------------------------------------------- questions to search for
 
 
-class Asked(NamedTuple):
-    """A question and its id; "": it has none."""
-
-    id: str
-    question: str
-
-
-def read_questions(path: Path) -> Iterator[Asked]:
+def read_questions(path: Path) -> Iterator[Query]:
     """The questions of a file.
 
     Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
@@ -463,10 +353,10 @@ def read_questions(path: Path) -> Iterator[Asked]:
                 record = {}
             yield _asked(f"{path.name}:{number}", record)
         elif line.strip():
-            yield Asked("", line.strip())
+            yield Query("", line.strip())
 
 
-def _asked(where: str, record: Mapping[str, Any]) -> Asked:
+def _asked(where: str, record: Mapping[str, Any]) -> Query:
     question = next((record[name] for name in _ASKED if name in record), None)
     if not isinstance(question, str) or not question.strip():
         raise InputError(
@@ -474,4 +364,4 @@ def _asked(where: str, record: Mapping[str, Any]) -> Asked:
             "question in one."
         )
     name = next((record[key] for key in ("id", "_id") if record.get(key) is not None), "")
-    return Asked(str(name), question)
+    return Query(str(name), question)

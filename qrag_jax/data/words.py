@@ -125,9 +125,3 @@ def words_of(text: str) -> list[str]:
 def content_words(text: str) -> list[str]:
     """The words of a text in their order that are no function words, in whatever case."""
     return [word for word in words_of(text) if word.lower() not in FUNCTION_WORDS]
-
-
-def any_of(*texts: str) -> str:
-    """A Boolean query for any of the words of the texts, without their marks and operators."""
-    # In lower case, since AND, OR and NOT are operators in upper case alone.
-    return " OR ".join(dict.fromkeys(word.lower() for text in texts for word in words_of(text)))

@@ -5,10 +5,12 @@ All raise BadRecord, which names the field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.data.sample import BadRecord, Page, QueryQuestion, Sample
+from qrag_jax.data.sample import BadRecord, Page, Sample
+from qrag_jax.errors import InputError
 
 Mend = Callable[[str], None]  # is called with each harmless fault of a record
 
@@ -17,7 +19,7 @@ def ignore(fault: str) -> None:
     """A `Mend` for callers who count no faults."""
 
 
-def present(record: dict[str, Any], *names: str) -> Any:
+def present(record: Mapping[str, Any], *names: str) -> Any:
     """Returns the first value that is not null under `names`, the spellings of one field."""
     for name in names:
         if record.get(name) is not None:
@@ -57,6 +59,31 @@ def index(value: Any, name: str) -> int:
     return value
 
 
+def objects(value: Any, name: str) -> list[dict[str, Any]]:
+    """Returns `value` if it is a list of objects; BadRecord naming the field otherwise."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRecord(f"field '{name}' is not a list of objects")
+    return value
+
+
+def identifier(value: Any, name: str) -> str:
+    """Returns an id as a text; whole numbers become texts."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not text(value, name).strip():
+        raise BadRecord(f"field '{name}' is empty")
+    return value
+
+
+@contextlib.contextmanager
+def refused(where: str, fix: str = "mend the row, or leave it out") -> Iterator[None]:
+    """Refuses a row for the reason that a check of its fields gives."""
+    try:
+        yield
+    except BadRecord as bad:
+        raise InputError(f"{where}: {bad}; {fix}.") from None
+
+
 def answers(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
 
@@ -71,76 +98,42 @@ def make_sample(
     source: str,
     record_id: str,
     question: str,
-    chunks: Sequence[str],
-    *,
-    support: Iterable[int],
     answer_texts: tuple[str, ...],
+    *,
+    chunks: Sequence[str] = (),
+    support: Iterable[int] = (),
+    titles: Sequence[str] = (),
+    pages: Sequence[Page] = (),
     needs_support: bool = True,
 ) -> Sample:
-    """Returns the sample with distinct support, in the order given.
+    """Returns the sample, stripped of white space around its question and titles.
 
     Args:
-        source: the source's name.
-        record_id: the record's own id.
-        question: kept without the white space around it.
-        chunks: passages in document order.
-        support: positions in `chunks`; the caller has checked that they are in range.
         answer_texts: as `answers` returns them.
-        needs_support: whether empty support is refused.
+        support: positions in `chunks`, which the caller has checked; one that is there twice
+            counts once.
+        pages: of a question without chunks.
+        needs_support: whether it is refused that nothing is gold.
     """
     question = question.strip()
     distinct = tuple(dict.fromkeys(support))
-    _check_question(record_id, question)
-    if not all(chunk.strip() for chunk in chunks):
-        raise BadRecord("empty chunk")
-    if not distinct and needs_support:
-        raise BadRecord("no supporting facts")
-    _check_unicode((record_id, question, *chunks, *answer_texts))
-    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source=source)
-
-
-def make_question(
-    record_id: str,
-    question: str,
-    answer_texts: tuple[str, ...],
-    *,
-    titles: Sequence[str],
-    ids: Sequence[str] = (),
-) -> QueryQuestion:
-    """Returns the question of a record that has no passages, whose gold pages are known by title.
-
-    Args:
-        record_id: the record's own id.
-        question: kept without the white space around it.
-        answer_texts: as `answers` returns them.
-        titles: of the gold pages; one that is there twice counts once.
-        ids: of the different pages, in their order, in the corpus that comes with the data; ():
-            none does.
-    """
-    question = question.strip()
-    pages = tuple(dict.fromkeys(title.strip() for title in titles))
-    _check_question(record_id, question)
-    if not pages:
-        raise BadRecord("no supporting facts")
-    if not all(pages):
-        raise BadRecord("empty title")
-    if ids and len(ids) != len(pages):
-        raise BadRecord("gold_doc_ids has not as many ids as there are supporting titles")
-    _check_unicode((record_id, question, *pages, *ids, *answer_texts))
-    gold = tuple(Page(title, id=name) for title, name in zip(pages, ids or [""] * len(pages)))
-    return QueryQuestion(record_id, question, answer_texts, gold)
-
-
-def _check_question(record_id: str, question: str) -> None:
     if not record_id.strip():
         raise BadRecord("empty id")
     if not question:
         raise BadRecord("empty question")
-
-
-def _check_unicode(parts: Iterable[str]) -> None:
+    if not all(chunk.strip() for chunk in chunks):
+        raise BadRecord("empty chunk")
+    if not distinct and not pages and needs_support:
+        raise BadRecord("no supporting facts")
+    if not all(page.title for page in pages):
+        raise BadRecord("empty title")
+    named = (part for page in pages for part in (page.title, page.id))
     try:
-        for part in parts:
+        for part in (record_id, question, *chunks, *answer_texts, *named):
             part.encode()
     except UnicodeEncodeError:
         raise BadRecord("text is not valid Unicode") from None
+    titles = tuple(title.strip() for title in titles)
+    return Sample(
+        record_id, question, tuple(chunks), distinct, answer_texts, source, titles, tuple(pages)
+    )

@@ -1,19 +1,143 @@
-"""Generates stories like those of bAbI tasks 1 to 5 from a small simulated world; no downloads.
+"""Stories of the bAbI tasks (Weston et al., 2015): reads their files, or makes such stories.
 
-People walk between the rooms of a house and take, put down and hand over things, as far as their
-place allows it. Questions are about the final state or the past of the house. The train and dev
-splits have no story in common.
+A line of a file is `ID sentence` or `ID question<TAB>answer<TAB>supporting ids`. Ids start again at
+1 with each story. A story has several questions.
+
+Without files, stories like those of tasks 1 to 5 are made from a small simulated world. People walk
+between the rooms of a house and take, put down and hand over things, as far as their place allows
+it. Questions are about the final state or the past of the house. The train and dev splits have no
+story in common.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from qrag_jax.data.files.babi import Story
-from qrag_jax.data.sample import Split
+from qrag_jax.data.records import read_text, text_files
+from qrag_jax.data.sample import SPLITS, Split
 from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError
+
+TASKS = tuple(f"qa{number}" for number in range(1, 21))
+FOLDER = "babi"  # name of the stories' folder in a parent folder that sources share
+# The names of the parts that may serve as a split; the first one found is read. Of the official 1k
+# and 10k sets only the `en-valid` forms have a validation part.
+PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Story:
+    """One question with the statements before it.
+
+    Attributes:
+        facts: the statements before the question, in order, without the questions in between.
+        question: the question's text.
+        answer: the answer's text.
+        support: indices into `facts`, in the order of the supporting ids in the file.
+    """
+
+    facts: tuple[str, ...]
+    question: str
+    answer: str
+    support: tuple[int, ...]
+
+
+def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
+    """Returns the file of a task's split, and the name of the part: train, valid, dev or test."""
+    if task not in TASKS:
+        raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
+    found = find_story_file(folder, task, split)
+    if found is None:
+        wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
+        raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
+    return found
+
+
+def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
+    """Returns the same as `story_file`, but None if the folder has no such file.
+
+    It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
+    or not, in `folder` or in its sub-folder `babi`.
+    """
+    for place in (folder, folder / FOLDER):
+        files = text_files(place) if place == folder or place.is_dir() else []
+        for part in PARTS[split]:
+            pattern = re.compile(rf"{task}(_.*)?_{part}\.txt(\.gz)?")
+            found = [file for file in files if pattern.fullmatch(file.name)]
+            if found:
+                return found[0], part
+    return None
+
+
+def read_stories(path: Path) -> list[Story]:
+    """Returns one story for each question of a file, in its order."""
+    stories = list(_stories(path))
+    if not stories:
+        raise InputError(f"{path} has no question; give a bAbI file.")
+    return stories
+
+
+def _stories(path: Path) -> Iterator[Story]:
+    facts: list[str] = []
+    places: dict[int, int] = {}  # id of a statement → its index in `facts`
+    last = 0
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        id_text, _, text = line.strip(" ").partition(" ")
+        if not _NUMBER.fullmatch(id_text) or not text.strip():
+            raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
+        this = int(id_text)
+        if this == 1:
+            facts, places = [], {}
+        elif not last:
+            raise InputError(f"{where}, has the id {this}; the first story must start at 1.")
+        elif this <= last:
+            raise InputError(
+                f"{where}, has the id {this} after {last}; number a story's lines upwards from 1."
+            )
+        last = this
+        if "\t" in text:
+            yield _story(where, text, tuple(facts), places)
+        elif text.rstrip().endswith("?"):
+            raise InputError(
+                f"{where}, is a question without an answer; write question, tab, answer, tab, "
+                "supporting ids."
+            )
+        else:
+            places[this] = len(facts)
+            facts.append(text.strip())
+
+
+def _story(where: str, text: str, facts: tuple[str, ...], places: dict[int, int]) -> Story:
+    question, answer, *rest = (part.strip() for part in text.split("\t"))
+    named = rest[0].split() if rest else []
+    if not question or not answer or not named:
+        missing = "question" if not question else "answer" if not answer else "supporting ids"
+        raise InputError(
+            f"{where}, is a question line without {missing}; write question, tab, answer, tab, "
+            "supporting ids."
+        )
+    support = []
+    for id_text in named:
+        place = places.get(int(id_text)) if _NUMBER.fullmatch(id_text) else None
+        if place is None:
+            raise InputError(
+                f"{where}, names the supporting id {id_text}, which is no statement before it in "
+                "its story; give the id of one."
+            )
+        support.append(place)
+    return Story(facts, question, answer, tuple(support))
+
+
+# ---------------------------------------------------------------- stories that are made
 
 PEOPLE = ("Nora", "Felix", "Ruth", "Oscar")
 ROOMS = ("library", "attic", "cellar", "pantry", "porch", "studio")
@@ -237,12 +361,12 @@ def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
             "set config.data.sources.babilong.task to one, or config.data.path to a folder of bAbI "
             "files."
         )
-    stream = ("train", "dev").index(split)
+    stream = SPLITS.index(split)
     task_stream = 2 * int(task.removeprefix("qa")) + stream
-    return [_story(task, Draw(seed, task_stream, index), stream) for index in range(count)]
+    return [_drawn(task, Draw(seed, task_stream, index), stream) for index in range(count)]
 
 
-def _story(task: str, draw: Draw, stream: int) -> Story:
+def _drawn(task: str, draw: Draw, stream: int) -> Story:
     """Draws stories until one belongs to the split; a digest of the text decides its split."""
     while True:
         story = TELLERS[task](draw)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.records import load_hub, read_records, read_text, split_files, text_files
-from qrag_jax.data.sources.registry import load_samples
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.records import load_hub, read_records, read_text, split_files, text_files
 from qrag_jax.errors import InputError
 from tests.data.real_data import ROOT
 
@@ -170,7 +170,7 @@ def test_a_hub_that_cannot_be_used_is_one_line(
     # A process of its own: both packages read these variables once, when they are imported.
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     code = (
-        "from qrag_jax.data.sources.registry import load_samples\n"
+        "from qrag_jax.data.reading import load_samples\n"
         "from qrag_jax.errors import InputError\n"
         "try: load_samples('musique', '', 'dev')\n"
         "except InputError as error: print(error)\n"

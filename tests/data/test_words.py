@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from qrag_jax.data.generators.dropped_words import (
+from qrag_jax.data.scripted import Draw
+from qrag_jax.data.words import (
     STREAM,
     content_words,
     dropped,
@@ -14,7 +15,6 @@ from qrag_jax.data.generators.dropped_words import (
     sentences_of,
     words_of,
 )
-from qrag_jax.data.scripted import Draw
 
 SENTENCE = "the flow of a gas in a long pipe , as seen here ."
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.files.records import SUFFIXES, read_records
+from qrag_jax.data.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
 NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")

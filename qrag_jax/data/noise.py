@@ -11,13 +11,15 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sentencex
 
-from qrag_jax.data.generators.books import Book, read_books, split_books
+from qrag_jax.data.records import read_text, text_files
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import config_files, own_code
@@ -29,8 +31,85 @@ SHOWN = 5  # books named in one sentence
 SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
 # Where no books are named; never a file of the working folder, which nobody named either.
 WORLD = f"{config_files.own_folder(config_files.EXAMPLES)}/worlds/records.py:sentences"
+# Dev's share of a folder's sentences. It is more than half: training documents have tens of
+# sentences, but scored documents have tens of thousands of different ones.
+DEV_SHARE = 0.6
+# The splitter treats a quotation as one sentence, so quotation marks are removed. It must not see
+# single marks either: after an elision ("'gan", "'tis") it would search pages for the closing mark.
+# Single marks at the end of a sentence are removed, since they would begin the next sentence.
+_QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
+_HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
+_SHOWN = str.maketrans("ʼʻʽ", "'‘’")
 CODE_BOOK = 1000  # sentences of a function that count as a book
 CODE_STEP = 5000  # pool sizes of a function's sentences are multiples of this
+
+
+# ---------------------------------------------------------------- books
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Book:
+    """One file of a folder: its name, and its sentences in order."""
+
+    name: str
+    sentences: list[str]
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of an English text, without double quotation marks, white space collapsed.
+
+    Single marks stay, except at the end of a sentence. Sentences without a letter are left out.
+    """
+    parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
+    sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
+    return [sentence for sentence in sentences if any(map(str.isalpha, sentence))]
+
+
+def read_books(folder: str, field: str) -> tuple[Book, ...]:
+    """The books of a folder that have at least one sentence, sorted by name.
+
+    The result is cached: it is the same object as long as no file changes.
+
+    Args:
+        folder: the folder of `*.txt` and `*.txt.gz` files.
+        field: the config field that names the folder, for messages.
+    """
+    files = text_files(Path(folder))
+    if not files:
+        raise InputError(
+            f"the noise folder {folder} has no books; put .txt or .txt.gz files there, or set "
+            f'{field}="" to do without it.'
+        )
+    stats = [file.stat() for file in files]
+    stamp = tuple((f.name, s.st_mtime_ns, s.st_size) for f, s in zip(files, stats, strict=True))
+    return _read_books(folder, stamp)
+
+
+def split_books(books: Sequence[Book], split: Split) -> list[Book]:
+    """The books of one split. Books stay whole; dev gets about `DEV_SHARE` of all sentences.
+
+    From the longest book to the shortest, each book goes to the split that is further below its
+    share. If there are at least two books, each split gets at least one.
+    """
+    sizes: dict[Split, int] = {"train": 0, "dev": 0}
+    parts: dict[Split, list[Book]] = {"train": [], "dev": []}
+    for book in sorted(books, key=lambda book: (-len(book.sentences), book.name)):
+        dev_lacks = sizes["dev"] * (1 - DEV_SHARE) <= sizes["train"] * DEV_SHARE
+        part: Split = "dev" if dev_lacks else "train"
+        sizes[part] += len(book.sentences)
+        parts[part].append(book)
+    return sorted(parts[split], key=lambda book: book.name)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_books(folder: str, stamp: tuple[tuple[str, int, int], ...]) -> tuple[Book, ...]:
+    books = [Book(name, sentences_of(read_text(Path(folder) / name))) for name, _, _ in stamp]
+    if not any(book.sentences for book in books):
+        raise InputError(f"the books in the noise folder {folder} have no sentence; add others.")
+    return tuple(book for book in books if book.sentences)
+
+
+# ---------------------------------------------------------------- the noise of a split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +146,6 @@ class NoiseConfig:
         spec = self.train or WORLD
         return spec if own_code.is_own_code(spec) else ""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether both splits draw from all books."""
-        return self.dev == SHARED
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
@@ -81,14 +155,12 @@ class Noise:
         name: name of the sentences in messages.
         sentences: `[sentences]` array of str, book after book.
         starts: `[books + 1]` int64, where each book begins in `sentences`.
-        source: the source whose config fields messages name.
         left_out: number of further sentences of the books, left out because training has them.
     """
 
     name: str
     sentences: np.ndarray
     starts: np.ndarray
-    source: str = "babilong"
     left_out: int = 0
 
     @functools.cached_property
@@ -112,22 +184,17 @@ class Noise:
             line += f" ({self.left_out:,} more left out, training has them)"
         return line
 
-    def check(self, count: int, repeats: int) -> None:
-        """Refuses documents that need more sentences than there are."""
-        most = len(self.sentences) * repeats
-        if repeats and count > most:
-            raise InputError(
-                f"the noise of {self.name} gives {most} sentences ({len(self.sentences)}, each "
-                f"{repeats} times at most), but a document asks for {count}; add books, lower the "
-                f"number of chunks, or raise config.data.sources.{self.source}.noise_repeats (0: "
-                "any number)."
-            )
-
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     """The noise for documents of one split; each document takes `count` sentences of it."""
     pool = _train(config, count) if split == "train" else _dev(config, count)
-    pool.check(count, config.repeats)
+    most = len(pool.sentences) * config.repeats
+    if config.repeats and count > most:
+        raise InputError(
+            f"the noise of {pool.name} gives {most} sentences ({len(pool.sentences)}, each "
+            f"{config.repeats} times at most), but a document asks for {count}; add books, lower "
+            f"the number of chunks, or raise {config.section}.noise_repeats (0: any number)."
+        )
     return pool
 
 
@@ -140,7 +207,7 @@ def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
 def _train(config: NoiseConfig, count: int) -> Noise:
     if config.code:
         return _of_code(config, "train", _size(_least(config, count)))
-    return _of_books(*_books(config, "train"), config.source)
+    return _of_books(*_books(config, "train"))
 
 
 def _dev(config: NoiseConfig, count: int) -> Noise:
@@ -151,9 +218,9 @@ def _dev(config: NoiseConfig, count: int) -> Noise:
         return _of_code(config, "dev", _size(least))
     train = _train(config, config.train_chunks)
     if config.dev or not config.code:
-        return _without(_of_books(*_books(config, "dev"), config.source), train)
+        return _without(_of_books(*_books(config, "dev")), train, config.section)
     for size in itertools.count(_size(least), CODE_STEP):
-        left = _without(_of_code(config, "dev", size), train)
+        left = _without(_of_code(config, "dev", size), train, config.section)
         if len(left.sentences) >= least:
             return left
     raise AssertionError("the function refuses when it has no more")
@@ -186,14 +253,14 @@ def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _without(pool: Noise, train: Noise) -> Noise:
+def _without(pool: Noise, train: Noise, section: str) -> Noise:
     """The pool without the sentences that training has."""
     known = set(train.sentences)
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
         raise InputError(
             f"training has every sentence of the dev noise {pool.name}; give "
-            f"config.data.sources.{train.source}.noise_dev other books than noise."
+            f"{section}.noise_dev other books than noise."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
     starts = np.unique(starts)  # drops books without a sentence left
@@ -204,44 +271,38 @@ def _without(pool: Noise, train: Noise) -> Noise:
 
 
 @functools.lru_cache(maxsize=8)
-def _of_books(name: str, books: tuple[Book, ...], source: str) -> Noise:
-    return _pool(name, [book.sentences for book in books], source)
+def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
+    return _pool(name, [book.sentences for book in books])
 
 
 @functools.lru_cache(maxsize=8)
 def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    texts = _Sentences.of(config.code, split, config.seed).first(count)
+    texts = _first(config, split, count)
     books = [texts[i : i + CODE_BOOK] for i in range(0, count, CODE_BOOK)]
-    return _pool(Path(config.code.rpartition(":")[0]).name, books, config.source)
+    return _pool(Path(config.code.rpartition(":")[0]).name, books)
 
 
-def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
+def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
     texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64), source)
+    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
-class _Sentences:
-    """What a user's function gives, asked for as it is needed and kept."""
+@functools.cache
+def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]]:
+    """What a user's function has given so far, for all pools, and what gives more."""
+    code = own_code.load(spec, "the noise", ("split", "seed"))
+    return [], iter(code.function(split=split, seed=seed))
 
-    def __init__(self, spec: str, split: Split, seed: int) -> None:
-        code = own_code.load(spec, "the noise", ("split", "seed"))
-        self._known: list[str] = []
-        self._more = iter(code.function(split=split, seed=seed))
 
-    @staticmethod
-    @functools.cache
-    def of(spec: str, split: Split, seed: int) -> _Sentences:
-        """The only instance; all pools share its sentences."""
-        return _Sentences(spec, split, seed)
-
-    def first(self, count: int) -> list[str]:
-        self._known.extend(itertools.islice(self._more, max(count - len(self._known), 0)))
-        if len(self._known) < count:
-            raise InputError(
-                f"the function of noise gives {len(self._known)} sentences, but {count} are asked "
-                "for; give more, or let it go on without end."
-            )
-        return self._known[:count]
+def _first(config: NoiseConfig, split: Split, count: int) -> list[str]:
+    known, more = _asked(config.code, split, config.seed)
+    known.extend(itertools.islice(more, max(count - len(known), 0)))
+    if len(known) < count:
+        raise InputError(
+            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
+            "more, or let it go on without end."
+        )
+    return known[:count]
 
 
 # ---------------------------------------------------------------- what a run was trained on
@@ -266,7 +327,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
         return
     trained = json.loads(path.read_text())
     for config in backgrounds:
-        if config.is_shared:
+        if config.dev == SHARED:
             continue
         # Books that are still training books do no harm: `noise` takes their sentences out of dev.
         now = set(_digests(books_of(config, "train")).values())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -69,22 +70,30 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
     read = csv_rows if path.name.endswith(CSV) else _lines if lines else _document
     count = 0
-    try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as opened:
-            file = cast(BinaryIO, opened)
-            for where, record in read(path, file):
-                yield where, record
-                count += 1
-    except EOFError:
-        raise InputError(f"{path} is truncated after record {count}; download it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{path} is not sound gzip after record {count} ({error}); download it again"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    with _opened(path, lambda: f" after record {count}") as file:
+        for where, record in read(path, file):
+            yield where, record
+            count += 1
     if count == 0:
         raise InputError(f"{path} is empty; it should hold one record at least")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, place: Callable[[], str] = lambda: "") -> Iterator[BinaryIO]:
+    """The open file, unpacked; what it is that cannot be read is told in one sentence."""
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            yield cast(BinaryIO, file)
+    except EOFError:
+        raise InputError(f"{path} is truncated{place()}; download it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path} is not sound gzip{place()} ({error}); download it again"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); give a file that can"
+        ) from None
 
 
 def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]:
@@ -100,8 +109,7 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.is_dir():
         return [path]
-    found = find_split(path, split, official)
-    if found:
+    if found := find_split(path, split, official):
         return found
     there = sorted(entry.name for entry in path.iterdir())
     if not there:
@@ -142,7 +150,10 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
     data = bounded_files.whole(file, path).removeprefix(codecs.BOM_UTF8)
-    if _is_record(data.lstrip().partition(b"\n")[0]):
+    line, first = data.lstrip().partition(b"\n")[0], None
+    with contextlib.suppress(ValueError, RecursionError):
+        first = json.loads(line) if line.startswith(b"{") else None
+    if isinstance(first, dict) and not isinstance(first.get("data"), list):  # JSON lines
         file.seek(0)
         yield from _lines(path, file)
         return
@@ -152,17 +163,6 @@ def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]
     for number in range(1, len(records) + 1):
         # Popping frees each record once it is read: official files hold half a gigabyte.
         yield f"{path.name}:{number}", _object(path, number, records.pop())
-
-
-def _is_record(line: bytes) -> bool:
-    """Whether the first line of a `.json` file shows that it holds JSON lines."""
-    if not line.startswith(b"{"):
-        return False
-    try:
-        first = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return not isinstance(first.get("data"), list)
 
 
 def _whole(path: Path, data: bytes) -> list[Any]:
@@ -255,17 +255,8 @@ def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
 
 def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file without its byte-order mark."""
-    try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            data = bounded_files.whole(cast(BinaryIO, file), path)
-    except EOFError:
-        raise InputError(f"{path} is truncated gzip; download it again.") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is not sound gzip ({error}); download it again.") from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); give a file that can."
-        ) from None
+    with _opened(path) as file:
+        data = bounded_files.whole(file, path)
     try:
         return data.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:

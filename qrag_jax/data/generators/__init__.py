@@ -1,1 +1,0 @@
-"""Generators of documents and questions."""

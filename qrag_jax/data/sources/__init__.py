@@ -1,1 +1,0 @@
-"""The data sets, one module each, and their registry."""
