@@ -26,7 +26,7 @@ from qrag_jax.learners.placement import both_towers, params_shardings, state_sha
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import OF_MINILM

@@ -11,12 +11,11 @@ import numpy as np
 
 from qrag_jax.environments.rag.episode import Broken
 from qrag_jax.evaluators.episode_sample import sampler
-from qrag_jax.evaluators.episode_views import AGENTS
-from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.evaluators.training_scores import Evaluation, lost_text
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics import answers, hops
-from qrag_jax.metrics.agent_log import AgentRow
+from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -52,22 +51,16 @@ class AgentScores:
         """
         rows, played = self._rows(params, stop)
         scores = means(rows)
-        lost = "".join(
-            f", {share:.0%} {name}"
-            for name in ("broken", "failed")
-            if (share := scores[f"{name}_share"])
-        )
+        lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
         found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}{found}, "
             f"{scores['hops']:.2f} searches{lost} on {len(self.golds)} questions"
         )
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
-            baselines={f"untrained/{name}": value for name, value in scores.items()},
-            line=line,
-            score=scores[self.best_by],
-            scores=scores,
+        return Evaluation.of(
+            line,
+            scores,
+            self.best_by,
             episodes=sampler(
                 AGENTS, lambda at: [agent_row(*played[each]) for each in at], len(played)
             ),

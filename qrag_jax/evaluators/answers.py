@@ -29,11 +29,9 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Cut, Prompt
-from qrag_jax.metrics import answer_log
-from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.chunk_filters import Filter
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import ANSWERS, VERDICTS, AnswerRow, Miss, Row, VerdictRow
 
 _AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
 
@@ -115,7 +113,7 @@ def answer(
     Raises:
         OSError: the file cannot be written.
     """
-    rows = answer_log.read_partial(out, AnswerRow)
+    rows = ANSWERS.read_partial(out)
     known = {row.id for row in rows}
     todo = [question for question in asked if question.id not in known]
     misses: list[Miss] = []
@@ -134,7 +132,7 @@ def answer(
                 new.append(row)
             else:
                 misses.append(_miss(question, row))
-        answer_log.append(out, new)
+        ANSWERS.append(out, new)
         rows += new
         told(len(settled))
     return rows, misses
@@ -158,7 +156,7 @@ def judge(
         InputError, OSError: as for `answer`.
     """
     prompt = prompts.load(JUDGE)
-    said = {(row.id, row.prediction): row.right for row in answer_log.read_partial(out, VerdictRow)}
+    said = {(row.id, row.prediction): row.right for row in VERDICTS.read_partial(out)}
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
     misses: list[Miss] = []
 
@@ -185,7 +183,7 @@ def judge(
                 continue
             new.append(VerdictRow(row.id, row.prediction, found, outcome.text, outcome.version))
             verdicts[row.id] = found
-        answer_log.append(out, new)
+        VERDICTS.append(out, new)
         told(len(settled))
     return verdicts, misses
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tools.documents import document_text
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.hop_log import Searched
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import HOPS, Row, Searched
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
@@ -59,7 +58,7 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
     """
-    rows, record = hop_log.read(log), hop_log.read_record(log)
+    rows, record = HOPS.read(log), read_record(log)
     search = record.get("search")
     by = search.get("gold_by") if isinstance(search, Mapping) else None
     if by not in KEYS:

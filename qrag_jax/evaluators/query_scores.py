@@ -10,12 +10,11 @@ import numpy as np
 
 from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
-from qrag_jax.evaluators.episode_views import HOPS
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
-from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.answers import INFRASTRUCTURE
+from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.runtime.interrupt import StopSignal
 
 # (parameters, step, signal) → by hop, a row for each question.
@@ -51,7 +50,7 @@ class QueryScores:
     Attributes:
         play: plays all of them once, hop by hop.
         best_by: the score after the last hop that chooses the best checkpoint.
-        shown: the questions, for a log of their episodes; (): none is kept.
+        shown: the questions, for a log of their episodes.
     """
 
     play: PlayHops
@@ -70,18 +69,16 @@ class QueryScores:
         parts = [_told(hop, scores) for hop in range(1, last + 1)]
         lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
         without = f"; {lost:.1%} without a query" if lost else ""
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
-            baselines={f"untrained/{name}": value for name, value in scores.items()},
-            line=f"step {step}: {'; '.join(parts)}{without}; {len(hops[0])} questions",
-            score=scores[f"hop{last}/{self.best_by}"],
-            scores=scores,
+        return Evaluation.of(
+            f"step {step}: {'; '.join(parts)}{without}; {len(hops[0])} questions",
+            scores,
+            f"hop{last}/{self.best_by}",
             episodes=self._sampler(hops),
             each=[hops[-1][place].scores[self.best_by] for place in _whole(hops)],
         )
 
     def _sampler(self, hops: Sequence[Sequence[HopRow]]) -> Sampler:
-        def rows(places: Sequence[int]) -> list[hop_log.Searched]:
+        def rows(places: Sequence[int]) -> list[Searched]:
             own = [[hop[place] for place in places] for hop in hops]
             return logged([self.shown[place] for place in places], own)
 
@@ -130,7 +127,7 @@ def _whole(hops: Sequence[Sequence[HopRow]]) -> list[int]:
     ]
 
 
-def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[hop_log.Searched]:
+def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
     """Played questions as rows of a log.
 
     Args:
@@ -138,7 +135,7 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
         hops: by hop, a row for each of them.
     """
     return [
-        hop_log.Searched(
+        Searched(
             state.id,
             state.question,
             state.answers,
@@ -150,9 +147,9 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
     ]
 
 
-def _logged(row: HopRow) -> hop_log.Hop:
+def _logged(row: HopRow) -> Hop:
     made, pool = row.made, tuple(each.id for each in row.after.pool)
     if made is None:
-        return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read)
+        return Hop(row.query, row.outcome, pool, row.scores, row.read)
     sampled = len(made.sampled)
-    return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)
+    return Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_scores import measured
 from qrag_jax.metrics.bootstrap import columns_text, interval_text, mean_interval, paired_interval
+from qrag_jax.metrics.rows import RewriteRow
 
 
 @dataclasses.dataclass(frozen=True)

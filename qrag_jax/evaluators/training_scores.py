@@ -11,13 +11,12 @@ import numpy as np
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
-from qrag_jax.evaluators.episode_views import CHUNKS
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.service import FeedbackLost, Rewards
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
@@ -44,6 +43,28 @@ class Evaluation(NamedTuple):
     episodes: Sampler | None = None
     each: Sequence[float] = ()
     q_spread: float | None = None
+
+    @classmethod
+    def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
+        """An evaluation; `more`: further attributes."""
+        return cls(
+            metrics={f"eval/{name}": value for name, value in scores.items()},
+            baselines={f"untrained/{name}": value for name, value in scores.items()},
+            line=line,
+            score=scores[best_by],
+            scores=dict(scores),
+            **more,
+        )
+
+
+def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
+    """Of the shares that are not 0, what they are of, for the line on the screen.
+
+    Args:
+        words: name of the share → words for people.
+    """
+    shares = ((scores.get(name, 0.0), told) for name, told in words.items())
+    return "".join(f", {share:.0%} {told}" for share, told in shares if share)
 
 
 def q_spread(rows: Sequence[Row]) -> float | None:
@@ -88,10 +109,6 @@ class TrainingScores:
 
         Args:
             rewards: rewards from a language model; None if the supporting facts give them.
-
-        Raises:
-            Stopped: the run is told to stop while this waits for rewards.
-            FeedbackLost: the language model gives no more rewards.
         """
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
@@ -105,31 +122,23 @@ class TrainingScores:
             }
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
-        without = "".join(
-            f", {share:.0%} {words}"
-            for name, words in lost.items()
-            if (share := scores.get(name, 0.0))
-        )
+        without = lost_text(scores, lost)
         line = (
             f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
             "questions"
         )
-        return Evaluation(
-            metrics={
-                **{f"eval/{name}": value for name, value in scores.items()},
-                **{f"eval_single_step/{name}": value for name, value in single_scores.items()},
-            },
-            baselines={
-                **{f"untrained/{name}": value for name, value in scores.items()},
-                **{f"single_step/{name}": value for name, value in single_scores.items()},
-            },
-            line=line,
-            score=scores[self.best_by],
-            scores=scores,
-            episodes=sampler(CHUNKS, lambda places: [multi[place] for place in places], len(multi)),
+        found = Evaluation.of(
+            line,
+            scores,
+            self.best_by,
+            episodes=sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi)),
             each=columns[self.best_by],
             q_spread=q_spread(single),
         )
+        beside = single_scores.items()
+        found.metrics.update({f"eval_single_step/{name}": value for name, value in beside})
+        found.baselines.update({f"single_step/{name}": value for name, value in beside})
+        return found
 
     def _returns(
         self, rows: Sequence[Row], asks: Rewards, stop: StopSignal

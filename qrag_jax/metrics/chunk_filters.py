@@ -15,7 +15,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 Filter = Callable[[Row], Row]
 

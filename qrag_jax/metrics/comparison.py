@@ -8,7 +8,7 @@ from typing import Any
 from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.metrics.facts import score_columns, summarise
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 TRAINED, UNTRAINED = "trained", "untrained"
 # What each line of the table is called: (encoder, steps) → name.

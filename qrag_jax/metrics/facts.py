@@ -13,7 +13,7 @@ from typing import Any
 
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:

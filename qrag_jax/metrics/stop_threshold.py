@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
 # Sums over the rows are rounded differently from one threshold to the next. Scores this close count

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import retrieval_log, stop_threshold
+from qrag_jax.metrics import stop_threshold
 from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
 from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.threshold_plot import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -91,7 +92,7 @@ def tune(options: StoppingOptions) -> None:
         "threshold": threshold,
         "objective": objective,
         "budget": budget,
-        "provenance": retrieval_log.read_meta(log),
+        "provenance": read_record(log),
     }
     for name, part in (("tuned_on", held_out), ("reported_on", test)):
         origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
@@ -123,8 +124,8 @@ def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
 
 
 def _played(log: Path) -> list[Row]:
-    rows = retrieval_log.read(log)
-    if retrieval_log.read_meta(log).get("filters"):
+    rows = read_retrievals(log)
+    if read_record(log).get("filters"):
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     for row in rows:
         if len(row.q_values) != len(row.pred_idx):

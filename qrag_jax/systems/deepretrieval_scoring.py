@@ -26,14 +26,14 @@ from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_comparison, rewrite_log
+from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
+from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
+from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
@@ -84,7 +84,7 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
         ways = Ways(system, tasks, stop).all(options.checkpoint)
         logs = WayLogs(
             out,
-            rewrite_log.LOG,
+            REWRITES,
             read=lambda path: _whole(path, tasks),
             record=lambda way: _record(way, system, tasks, given),
         )
@@ -217,8 +217,9 @@ def _record(
 
 
 def _whole(path: Path, tasks: Sequence[RewriteTask]) -> list[RewriteRow]:
-    rows = rewrite_log.read(path)
-    if not rewrite_log.of_queries(rows, [(task.collection, task.id) for task in tasks]):
+    rows = REWRITES.read(path)
+    asked = [(task.collection, task.id) for task in tasks]
+    if [(row.collection, row.id) for row in rows] != asked:
         raise InputError(f"{path} has other queries; give --restart to throw it away.")
     return rows
 
@@ -320,7 +321,7 @@ class Rewriter:
         """Rewrites all queries that the file lacks; returns all rows. See `PlayedParts`."""
         size = self.system.config.train.batch_size  # as in training, whose memory suffices
         parts = PlayedParts(
-            rows=rewrite_log.LOG,
+            rows=REWRITES,
             asked=self.tasks,
             size=size,
             play=lambda tasks, first: self._played(
@@ -330,7 +331,7 @@ class Rewriter:
             names=("query", "queries"),
         )
         parts.into(log, self._record(weights), self.stop, restart=restart)
-        return rewrite_log.read(log)
+        return REWRITES.read(log)
 
     def _record(self, weights: Weights) -> dict[str, Any]:
         """All that the rows depend on."""

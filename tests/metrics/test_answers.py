@@ -15,11 +15,11 @@ import pytest
 from qrag_jax.data.generators import babi_stories
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
-from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
-from qrag_jax.metrics.answer_table import answer_scores, causes_text, table
 from qrag_jax.metrics.answers import BABILONG_LABELS, score
 from qrag_jax.metrics.bootstrap import mean_interval
+from qrag_jax.metrics.rows import AnswerRow, Miss
+from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 
 PAIRS = json.loads((Path(__file__).parent / "answer_pairs.json").read_text())["pairs"]
 
@@ -263,7 +263,7 @@ def test_scores_by_group_with_failures_beside() -> None:
     assert (judged["all"]["judge"]["mean"], judged["all"]["judged"]) == (0.5, 2)
     assert (judged["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
     assert answer_scores(ROWS, MISSES, {"a": True})["all"]["judge"]["mean"] == 0.5
-    assert len(table(scores)) == 1 + len(scores)
+    assert len(answer_table(scores)) == 1 + len(scores)
     assert (causes_text(MISSES), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 

@@ -19,7 +19,7 @@ from qrag_jax.metrics.facts import (
     recall_at,
     summarise,
 )
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 from qrag_jax.metrics.stop_threshold import OBJECTIVES, choose, sweep
 
 

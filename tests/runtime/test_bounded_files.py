@@ -12,8 +12,7 @@ import pytest
 
 from qrag_jax.data.files.records import read_records, read_text
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import answer_log, retrieval_log
-from qrag_jax.metrics.answer_log import AnswerRow
+from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.writers import read_metrics
 
@@ -52,11 +51,10 @@ def peak_of(read: Callable[[], object]) -> tuple[str, int]:
     [
         lambda path: list(read_records(path)),
         read_metrics,
-        retrieval_log.read,
-        retrieval_log.read_partial,
-        lambda path: answer_log.read_partial(path, AnswerRow),
+        read_retrievals,
+        RETRIEVALS.read_partial,
     ],
-    ids=["records", "metrics", "retrieval log", "log gone on with", "answers"],
+    ids=["records", "metrics", "retrieval log", "log gone on with"],
 )
 def test_a_line_without_an_end_is_refused_everywhere(
     read: Callable[[Path], object], tmp_path: Path
@@ -103,7 +101,7 @@ def test_large_file_that_is_read_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert "has more than 2 MiB unpacked" in message(lambda: list(read_records(path)))
 
 
-@pytest.mark.parametrize("read", [read_metrics, retrieval_log.read])
+@pytest.mark.parametrize("read", [read_metrics, read_retrievals])
 def test_nested_lines_of_logs(read: Callable[[Path], object], tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"[" * 200_000 + b"\n")
