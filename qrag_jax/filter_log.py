@@ -13,9 +13,9 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import columns_text, interval_text
+from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
-from qrag_jax.metrics.facts import fact_columns, with_intervals
+from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import begin, read_record, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.runtime import commandline
@@ -56,7 +56,7 @@ def main() -> int:
     lines = [["", *COLUMNS]]
     for name, shown in (("before", rows), ("after", kept)):
         scores = with_intervals(fact_columns(shown))
-        lines.append([name, *(interval_text(scores[column]) for column in COLUMNS)])
+        lines.append([name, *interval_cells(scores, COLUMNS)])
     print("\n".join(columns_text(lines)))
     print(f"{len(kept)} rows: {out}")
     return 0

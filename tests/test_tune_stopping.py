@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.metrics import stop_threshold
+from qrag_jax.metrics import stopping
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns, summarise
 from qrag_jax.metrics.row_log import read_record
@@ -62,8 +62,8 @@ def test_tuned_on_one_log_and_reported_on_both(
     assert all(path.read_bytes() == content for path, content in before.items())
 
     found = summary(log.parent)
-    sweep = stop_threshold.sweep(held_out)
-    chosen = stop_threshold.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
+    sweep = stopping.sweep_thresholds(held_out)
+    chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
     threshold = found["threshold"]
     assert threshold == sweep.thresholds[chosen]
     check(found["tuned_on"], held_out, threshold)

@@ -14,7 +14,7 @@ from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation, lost_text
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import answers, hops
+from qrag_jax.metrics import answers, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime import hosts
@@ -128,7 +128,7 @@ def agent_row(gold: Gold, episode: Episode) -> AgentRow:
         broken=ended.cause if isinstance(ended, Broken) else "",
         em=0.0 if broken else em_f1.em,
         f1=0.0 if broken else em_f1.f1,
-        recall=hops.recall(gold.relevant, names) if gold.relevant else None,
+        recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
         searches=tuple(
             {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}
             for hop, own in zip(ended.history, names)

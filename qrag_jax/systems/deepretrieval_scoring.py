@@ -2,7 +2,7 @@
 
 Beside the checkpoint are: the weights at the end of the script (SFT alone), the untrained ones, the
 original query, and its words without function words. Each way has a log, which is not played twice,
-and a TREC run for each collection. Rankings are scored by trec_eval's own code, with intervals by
+and a TREC run for each collection. Rankings are scored as trec_eval scores them, with intervals by
 the bootstrap; differences are paired by the queries.
 """
 

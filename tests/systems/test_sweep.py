@@ -213,7 +213,6 @@ def test_hops_are_those_after_the_last(run: Path) -> None:
 
 
 def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) -> None:
-    pytest.importorskip("ir_measures", reason="scores of rankings need ir-measures")
     ranking = (("d2", 2.0), ("d1", 1.0), ("d3", 0.5))
     rows = [
         RewriteRow("1", "a", "x", "y", "rewritten", "", ranking),
