@@ -131,17 +131,18 @@ def _run(
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
     with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
+        submit = client.submit
         with tqdm(total=len(asked), unit="question") as bar:
             if written := len(ANSWERS.read_partial(out)):
                 tqdm.write(f"{written} questions are answered in {out} already")
             bar.update(min(written, len(asked)))
-            rows, misses = answering.answer(client, generation, asked, out, batch, told=bar.update)
+            rows, misses = answering.answer(submit, generation, asked, out, batch, told=bar.update)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    client, generation, rows, _verdict_file(out), batch, told=bar.update
+                    submit, generation, rows, _verdict_file(out), batch, told=bar.update
                 )
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)

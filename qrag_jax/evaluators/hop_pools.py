@@ -14,7 +14,7 @@ from qrag_jax.environments.query_writing.state import BY_PASSAGE, KEYS, normalis
 from qrag_jax.environments.tools.documents import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.row_log import read_record, record_path
 from qrag_jax.metrics.rows import HOPS, Row, Searched
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -58,21 +58,19 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
     """
-    rows, record = HOPS.read(log), read_record(log)
-    search = record.get("search")
-    by = search.get("gold_by") if isinstance(search, Mapping) else None
+    rows, search = HOPS.read(log), read_record(log).get("search", {})
+    by = search.get("gold_by")
     if by not in KEYS:
         raise InputError(
-            f"{log.with_suffix('.json')}, which says what gold pages are known by, is missing or "
-            "has no search.gold_by; bring it back."
+            f"{record_path(log)}, which says what gold pages are known by, is missing or has no "
+            "search.gold_by; bring it back."
         )
     gold = _gold(rows, corpus, by)
     known = passages_of(
         corpus, {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
     )
-    clean = bool(search.get("clean")) if search else False
     texts = {
-        name: document_text(each.passage.title, each.passage.text, clean)
+        name: document_text(each.passage.title, each.passage.text, bool(search.get("clean")))
         for name, each in known.items()
     }
     return [_row(row, gold[row.id], known, texts) for row in rows]

@@ -53,7 +53,7 @@ class Reader:
         self.batches: list[list[str]] = []
         self.requests: list[ChatRequest] = []
 
-    def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
+    def __call__(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
         prompts = [request.messages[-1][1] for request in requests]
         self.batches.append(prompts)
         self.requests += requests

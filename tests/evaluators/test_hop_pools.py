@@ -89,9 +89,6 @@ def test_another_corpus_and_missing_records_are_refused(
     path.with_suffix(".json").unlink()
     with pytest.raises(InputError, match="gold"):
         pool_rows(path, corpus)
-    path.write_text("")
-    with pytest.raises(InputError, match=r"log\.jsonl"):
-        pool_rows(path, corpus)
 
 
 def test_the_corpus_of_an_index_or_a_folder(folder: Path) -> None:
