@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,6 @@ import numpy as np
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
-from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.service import FeedbackLost, Rewards
 from qrag_jax.metrics.answers import INFRASTRUCTURE
@@ -65,6 +64,27 @@ def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
     """
     shares = ((scores.get(name, 0.0), told) for name, told in words.items())
     return "".join(f", {share:.0%} {told}" for share, told in shares if share)
+
+
+def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
+    """float64 `[count, width]`: what is found of all questions, of which each host asks its part.
+
+    It is in the order of the questions, so that a mean does not depend on the number of hosts.
+
+    Args:
+        ask: places of questions → their rows; all hosts fail together if one is stopped or has
+            lost its feedback.
+    """
+    index, number = jax.process_index(), jax.process_count()
+    places = range(count)[index::number]
+    rows = np.full((-(-count // number), width), np.nan)  # as many on each host
+    failure: Exception | None = None
+    try:
+        rows[: len(places)] = ask(places)
+    except (Stopped, FeedbackLost) as why:
+        failure = why
+    hosts.fail_together(failure, FeedbackLost)
+    return hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, width)[:count]
 
 
 def q_spread(rows: Sequence[Row]) -> float | None:
@@ -145,34 +165,27 @@ class TrainingScores:
     ) -> tuple[list[float], int]:
         """The returns of the questions that the model scored, in order.
 
-        They are 0 where the model gave no answer; the second value counts these. Of several hosts,
-        each asks about its part of the questions.
+        They are 0 where the model gave no answer; the second value counts these.
         """
-        index, count, size = jax.process_index(), jax.process_count(), self.episodes.batch_size
-        samples, shown = self.episodes.shown[index::count], rows[index::count]
-        taken = [self._actions(row, sample) for row, sample in zip(shown, samples, strict=True)]
-        asked = [
-            asks.begin(samples[start : start + size], taken[start : start + size])
-            for start in range(0, len(shown), size)
-        ]
-        rewards: list[EpisodeRewards | Unscored] = []
-        failure: Exception | None = None
-        try:
-            for part in asked:
-                rewards += asks.wait(part, stop)
-        except (Stopped, FeedbackLost) as why:
-            failure = why
-        hosts.fail_together(failure, FeedbackLost)
-        # Returns, and whether there is no answer; of as many questions on each host.
-        found = np.full((-(-len(rows) // count), 2), np.nan)
-        for number, episode in enumerate(rewards):
-            if not isinstance(episode, Unscored):
-                each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-                found[number] = sum(each), 0
-            elif episode.cause not in INFRASTRUCTURE:
-                found[number] = 0, 1
-        # In the order of the questions, so that a mean does not depend on the number of hosts.
-        found = hosts.of_each(found).transpose(1, 0, 2).reshape(-1, 2)
+        shown, size = self.episodes.shown, self.episodes.batch_size
+
+        def ask(places: Sequence[int]) -> np.ndarray:
+            samples = [shown[place] for place in places]
+            taken = [self._actions(rows[place], shown[place]) for place in places]
+            parts = range(0, len(samples), size)
+            asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
+            rewards = [each for part in asked for each in asks.wait(part, stop)]
+            # Returns, and whether there is no answer.
+            found = np.full((len(samples), 2), np.nan)
+            for number, episode in enumerate(rewards):
+                if not isinstance(episode, Unscored):
+                    each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+                    found[number] = sum(each), 0
+                elif episode.cause not in INFRASTRUCTURE:
+                    found[number] = 0, 1
+            return found
+
+        found = of_all_hosts(len(rows), 2, ask)
         returns, broken = found[~np.isnan(found[:, 0])].T
         return returns.tolist(), int(broken.sum())
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.query_writing.state import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.environments.rag.episode import BROKEN_CAUSES, Broken, Ended, Finished
-from qrag_jax.evaluators.agents import means, score_rows
+from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores, logged
 from qrag_jax.evaluators.training_scores import TrainingScores
@@ -100,7 +100,7 @@ def test_agents() -> None:
         *[Broken("malformed_call", "no call.")] * 3,
         *[Broken("timeout", "no reply.")] * 2,
     ]
-    found = means(score_rows([GOLD] * 6, [Episode(ended, (), 1) for ended in ends]))
+    found = means(score_rows([agent_row(GOLD, Episode(ended, (), 1)) for ended in ends]))
     assert (found["em"], found["f1"], found["broken_share"]) == (0.25, 0.25, 0.5)
     assert found["failed_share"] == pytest.approx(1 / 3)
 
