@@ -25,7 +25,6 @@ from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, Step, episo
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes
-from qrag_jax.metrics.summaries import ALL
 from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.episode_file import EPISODES_NAME
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
@@ -263,15 +262,11 @@ def score_table(paths: Sequence[Path]) -> list[str]:
     if not records:
         return []
     base = os.path.commonpath([file.absolute().parent for file in records])
-    lines, after = [], []
+    scores = {}
     for file, record in records.items():
-        name = os.path.relpath(file, base)
-        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
-        scores = prediction_scores.summarised(scored_episodes(file))
-        lines += prediction_scores.score_lines(scores)
-        lines[-len(scores)][0] = name
-        after += [f"{name}: {line}" for line in prediction_scores.draws_text(scores[ALL])]
-    return [*prediction_scores.table(lines), *after]
+        name = f"{os.path.relpath(file, base)}: {record['checkpoint']}, {record['retriever']}"
+        scores[name] = prediction_scores.summarised(scored_episodes(file))
+    return prediction_scores.table(scores, {})
 
 
 # ------------------------------------------------------------------------------ the page

@@ -17,7 +17,7 @@ from qrag_jax.metrics import answers, bootstrap
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
 from qrag_jax.metrics.rows import OF_PARTS, Prediction
-from qrag_jax.metrics.summaries import grouped, indented, pass_at
+from qrag_jax.metrics.summaries import ALL, grouped, indented, pass_at
 
 SHARES = ("completed", "malformed", "truncated")
 SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, "turns", "searches")
@@ -65,39 +65,39 @@ def gains(
     return bootstrap.gains(ours, theirs)
 
 
-HEAD = ["", *_SHOWN, *SHARES, "failed", "turns"]
+def table(
+    scores: Mapping[str, Mapping[str, Any]], differences: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """The scores as text, a line for each group; "-": it has no such score. Then votes and passes.
 
-
-def score_lines(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """The cells of a table under `HEAD`, a line for each group; "-": it has no such score."""
+    Args:
+        scores: see `summarised`, each by what it is called.
+        differences: see `gains`, each by what it is called.
+    """
 
     def mean(group: Mapping[str, Any], name: str, form: str) -> str:
         return format(group[name]["mean"], form) if name in group else "-"
 
-    return [
-        [
-            indented(name),
-            *interval_cells(group, _SHOWN),
-            *(mean(group, share, ".0%") for share in SHARES),
-            f"{group['failed']} of {group['episodes']}",
-            mean(group, "turns", ".2f"),
-        ]
-        for name, group in scores.items()
-    ]
+    lines, after = [["", *_SHOWN, *SHARES, "failed", "turns"]], []
+    for name, groups in scores.items():
+        for label, group in groups.items():
+            lines.append(
+                [
+                    name if label == ALL else indented(label),
+                    *interval_cells(group, _SHOWN),
+                    *(mean(group, share, ".0%") for share in SHARES),
+                    f"{group['failed']} of {group['episodes']}",
+                    mean(group, "turns", ".2f"),
+                ]
+            )
+        after += [f"{name}: {line}" for line in _draws_text(groups[ALL])]
+    for name, found in differences.items():
+        cells = [name, *interval_cells(found, _SHOWN, "", sign=True)]
+        lines.append(cells + [""] * (len(lines[0]) - len(cells)))
+    return [*columns_text(lines), *after]
 
 
-def gain_line(label: str, found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The cells of differences, under `HEAD`."""
-    cells = interval_cells(found, _SHOWN, "", sign=True)
-    return [label, *cells, *[""] * (len(HEAD) - 1 - len(cells))]
-
-
-def table(lines: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of cells under `HEAD` as text."""
-    return columns_text([HEAD, *lines])
-
-
-def draws_text(group: Mapping[str, Any]) -> list[str]:
+def _draws_text(group: Mapping[str, Any]) -> list[str]:
     """Lines on votes and passes, if there are several draws."""
     lines = []
     for name in ("vote_em@", "vote_f1@", "pass@"):

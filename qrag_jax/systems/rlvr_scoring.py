@@ -178,19 +178,13 @@ def _planned(
 
 
 def _table(summary: Mapping[str, Any]) -> list[str]:
-    lines, after = [], []
+    scores, differences = dict[str, Any](), dict[str, Any]()
     for retriever, own in summary["scores"].items():
-        for told, scores in own.items():
-            cells = prediction_scores.score_lines(scores)
-            cells[0][0] = f"{retriever}, {told}"
-            lines += cells
-            after += [
-                f"{retriever}, {told}: {x}" for x in prediction_scores.draws_text(scores[ALL])
-            ]
-        for told, found in summary["gains"][retriever].items():
-            lines.append(prediction_scores.gain_line(f"{retriever}, gain over {told}", found))
+        scores |= {f"{retriever}, {told}": each for told, each in own.items()}
+        gained = summary["gains"][retriever].items()
+        differences |= {f"{retriever}, gain over {told}": each for told, each in gained}
     notes = [f"note: {each}" for each in summary["notes"]]
-    return [*prediction_scores.table(lines), *after, *notes]
+    return [*prediction_scores.table(scores, differences), *notes]
 
 
 def played_config(given: ConfigDict) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_rows_by_hops_and_weights() -> None:
     assert found["4 hops"]["em"]["mean"] == 1
     assert "vote_em@2" not in found["4 hops"]
     assert columns_of(by_question(rows)).keys() == {"a", "b"}
-    assert len(prediction_scores.table(prediction_scores.score_lines(found))) == 4
+    assert len(prediction_scores.table({"last": found}, {"gain": gains(rows, rows)})) == 5
 
 
 def test_gains_are_over_questions_of_both() -> None:

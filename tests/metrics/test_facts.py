@@ -151,33 +151,6 @@ def test_what_cannot_be_filtered() -> None:
             chunk_filter(name, parameters)
 
 
-def greedy_play(rng_seed: int, chunks: int, steps: int, stop: float | None) -> Row:
-    """Plays a document whose Q depends on all that was taken; stops at the first max Q <= stop."""
-    taken: list[int] = []
-    q_values: list[float] = []
-    while len(taken) < steps:
-        q = np.random.default_rng([rng_seed, *taken]).normal(0.3, 0.5, size=chunks)
-        q[taken] = -np.inf
-        if stop is not None and q.max() <= stop:
-            break
-        taken.append(int(q.argmax()))
-        q_values.append(float(q.max()))
-    return row([0, 1], taken, q_values)
-
-
-def test_cutting_a_log_equals_stopping_in_play() -> None:
-    lengths = set()
-    for seed in range(60):
-        whole = greedy_play(seed, chunks=6, steps=5, stop=None)
-        on_a_tie = sorted(whole.q_values)[2]
-        for threshold in (0.4, 0.7, 0.9, 1.2, on_a_tie):
-            stopped = greedy_play(seed, chunks=6, steps=5, stop=threshold)
-            cut = chunk_filter("qvalue", {"threshold": threshold})(whole)
-            assert cut == dataclasses.replace(stopped, f1=cut.f1, em=cut.em)
-            lengths.add(len(cut.pred_idx))
-    assert lengths == {0, 1, 2, 3, 4, 5}
-
-
 def random_rows(seed: int, count: int, ties: bool) -> list[Row]:
     rng = np.random.default_rng(seed)
     rows = []
