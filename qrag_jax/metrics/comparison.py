@@ -118,7 +118,8 @@ def _gains(played: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
     columns = {name: score_columns(rows) for name, rows in played.items()}
     ours = columns[TRAINED]
-    shown = {name: ours[name] for name in ("fact_em", "fact_f1", "answer_found") if name in ours}
+    scores: tuple[str, ...] = ("fact_em", "fact_f1", "answer_found")
+    shown = {name: ours[name] for name in scores if name in ours}
     others = ("untrained", "single_step", "single_step_trained")
     return {name: gains(shown, columns[name]) for name in others}
 

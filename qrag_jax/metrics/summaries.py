@@ -84,7 +84,8 @@ def answer_scores(
         score without values is left out. Also the counts `answered`, `broken` (the model gave no
         answer), `failed` and, with a judge, `judged`; and `broken_share` and `failed_share`.
     """
-    groups = grouped([*rows, *misses], "hops", "type")
+    everything: list[AnswerRow | Miss] = [*rows, *misses]
+    groups = grouped(everything, "hops", "type")
     return {name: _answer_scores(items, verdicts) for name, items in groups.items()}
 
 

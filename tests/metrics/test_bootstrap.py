@@ -165,7 +165,10 @@ def test_rows_by_hops_and_weights() -> None:
     assert found["4 hops"]["em"]["mean"] == 1
     assert "vote_em@2" not in found["4 hops"]
     assert columns_of(by_question(rows)).keys() == {"a", "b"}
-    assert len(prediction_scores.table({"last": found}, {"gain": gains(rows, rows)})) == 5
+    lines = prediction_scores.table({"last": found}, {"gain": gains(rows, rows)})
+    names = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
+    assert names[1:5] == ["last", "2 hops", "4 hops", "gain"]
+    assert len(names) == 5 + 3  # votes by EM and F1, and passes
 
 
 def test_gains_are_over_questions_of_both() -> None:
