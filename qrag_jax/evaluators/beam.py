@@ -123,22 +123,20 @@ class SearchLog:
         """
         with log_locks(self.path):
             begin(self.path, self.meta, restart=restart)
-            return self._play_missing(samples)
-
-    def _play_missing(self, samples: Sequence[Sample]) -> tuple[list[Row], int]:
-        rows, name = RETRIEVALS.read_partial(self.path), self.path.name
-        todo = samples[len(rows) :]
-        if rows:
-            print(f"{name}: {len(rows)} of {len(samples)} questions are in the log already")
-        bar = tqdm(total=len(todo), unit="episode", desc=self.path.stem, disable=not todo)
-        with bar:
-            for sample, path in self.searcher.play(todo):
-                facts = bool(sample.support)  # without them there is no return
-                ret = _return(self.player, sample, path.taken) if facts else None
-                row = make_row(sample, list(path.taken), list(path.q), ret)
-                RETRIEVALS.append(self.path, [row])
-                rows.append(row)
-                bar.update()
+            rows = RETRIEVALS.read_partial(self.path)
+            todo, count = samples[len(rows) :], len(samples)
+            if rows:
+                print(f"{self.path.name}: {len(rows)} of {count} questions are in the log already")
+            with tqdm(
+                total=len(todo), unit="episode", desc=self.path.stem, disable=not todo
+            ) as bar:
+                for sample, path in self.searcher.play(todo):
+                    facts = bool(sample.support)  # without them there is no return
+                    ret = _return(self.player, sample, path.taken) if facts else None
+                    row = make_row(sample, list(path.taken), list(path.q), ret)
+                    RETRIEVALS.append(self.path, [row])
+                    rows.append(row)
+                    bar.update()
         return rows, len(todo)
 
 
