@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from qrag_jax.environments.query_writing.state import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tools.documents import document_text
@@ -22,21 +21,16 @@ from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import NONE, Passage
 
 
-class Numbered(NamedTuple):
-    """A passage and its number in the corpus."""
-
-    number: int
-    passage: Passage
-
-
 def corpus_of(folder: Path) -> StoredCorpus:
     """The corpus of an index, of what a run has pooled, or the folder's own."""
     own = (folder / stored.NAME).exists()
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
-def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbered]:
-    """Passages by their ids."""
+def passages_of(
+    corpus: StoredCorpus, names: Collection[str]
+) -> tuple[dict[str, int], dict[str, Passage]]:
+    """The numbers of passages in the corpus, and the passages, by their ids."""
     listed = sorted(names)
     numbers = corpus.numbers(listed)
     if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
@@ -45,10 +39,7 @@ def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbe
             f"{lacking[0]!r}; give the one that was searched."
         )
     passages = corpus.passages(numbers)
-    return {
-        name: Numbered(int(number), passage)
-        for name, number, passage in zip(listed, numbers, passages, strict=True)
-    }
+    return dict(zip(listed, map(int, numbers))), dict(zip(listed, passages, strict=True))
 
 
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
@@ -66,14 +57,11 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
             "search.gold_by; bring it back."
         )
     gold = _gold(rows, corpus, by)
-    known = passages_of(
-        corpus, {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
-    )
-    texts = {
-        name: document_text(each.passage.title, each.passage.text, bool(search.get("clean")))
-        for name, each in known.items()
-    }
-    return [_row(row, gold[row.id], known, texts) for row in rows]
+    names = {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
+    numbers, passages = passages_of(corpus, names)
+    clean = bool(search.get("clean"))
+    texts = {name: document_text(p.title, p.text, clean) for name, p in passages.items()}
+    return [_row(row, gold[row.id], numbers, texts) for row in rows]
 
 
 def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
@@ -101,11 +89,11 @@ def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, 
 def _row(
     row: Searched,
     gold: Sequence[str],
-    known: Mapping[str, Numbered],
+    numbers: Mapping[str, int],
     texts: Mapping[str, str],
 ) -> Row:
     last = row.hops[-1]
-    facts, taken = ([known[name].number for name in names] for names in (gold, last.pool))
+    facts, taken = ([numbers[name] for name in names] for names in (gold, last.pool))
     answer, *aliases = row.answers or ("",)
     return Row(
         id=row.id,

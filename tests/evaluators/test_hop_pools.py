@@ -94,6 +94,6 @@ def test_another_corpus_and_missing_records_are_refused(
 def test_the_corpus_of_an_index_or_a_folder(folder: Path) -> None:
     own = corpus_of(folder / "corpus")
     assert own.digest == corpus_of(folder).digest
-    found = passages_of(own, {"p2", "p0"})
-    assert {name: each.number for name, each in found.items()} == {"p0": 0, "p2": 2}
-    assert found["p2"].passage == PASSAGES[2]
+    numbers, passages = passages_of(own, {"p2", "p0"})
+    assert numbers == {"p0": 0, "p2": 2}
+    assert passages["p2"] == PASSAGES[2]
