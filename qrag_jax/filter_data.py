@@ -20,7 +20,7 @@ from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import reward_log
+from qrag_jax.metrics.summaries import reward_lines
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import harr_config, run_flags
@@ -85,7 +85,7 @@ def main() -> int:
             reason = str(error).rstrip(".")
             print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
             return 1
-    print("\n".join([*reward_log.summary(rows, options.least_std), f"rewards: {options.out}"]))
+    print("\n".join([*reward_lines(rows, options.least_std), f"rewards: {options.out}"]))
     return 0
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import retrieval_log
-from qrag_jax.metrics.bootstrap import columns_text, interval_text
+from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
-from qrag_jax.metrics.facts import fact_columns, with_intervals
+from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.row_log import begin, read_record, record_path
+from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.locks import log_locks
 
@@ -36,18 +37,18 @@ def main() -> int:
     log, out = Path(LOG.value), Path(OUT.value)
     parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
     keep = chunk_filter(FILTER.value, parameters)
-    rows = retrieval_log.read(log)
-    meta = retrieval_log.read_meta(log)
+    rows = read_retrievals(log)
+    meta = read_record(log)
     kept = [keep(row) for row in rows]
     applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     try:
         with log_locks(out):
-            for path in (out, retrieval_log.meta_path(out)):
+            for path in (out, record_path(out)):
                 if path.exists():
                     raise InputError(f"{path} exists already; delete it or give another --out")
-            retrieval_log.check_meta(out, meta)
-            retrieval_log.append(out, kept)
+            begin(out, meta)
+            RETRIEVALS.append(out, kept)
     except OSError as error:
         raise InputError(
             f"{out} cannot be written ({error.strerror}); give another --out"
@@ -55,7 +56,7 @@ def main() -> int:
     lines = [["", *COLUMNS]]
     for name, shown in (("before", rows), ("after", kept)):
         scores = with_intervals(fact_columns(shown))
-        lines.append([name, *(interval_text(scores[column]) for column in COLUMNS)])
+        lines.append([name, *interval_cells(scores, COLUMNS)])
     print("\n".join(columns_text(lines)))
     print(f"{len(kept)} rows: {out}")
     return 0

@@ -14,8 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import stop_threshold
-from qrag_jax.metrics.stopping import StoppingOptions, tune
+from qrag_jax.metrics.stopping import OBJECTIVES, StoppingOptions, tune
 from qrag_jax.runtime import commandline
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log to tune the threshold on (held out).")
@@ -23,7 +22,7 @@ TEST = flags.DEFINE_string("test", None, "Log to report on; default: half of the
 OUT = flags.DEFINE_string("out", None, "Folder of stopping.json and .png; default: the log's.")
 BUDGETS = flags.DEFINE_list("budgets", None, "Fixed budgets to compare with; default 1,2,…,all.")
 OBJECTIVE = flags.DEFINE_enum(
-    "objective", "fact_f1", stop_threshold.OBJECTIVES, "What the threshold and budget maximise."
+    "objective", "fact_f1", OBJECTIVES, "What the threshold and budget maximise."
 )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import begin
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 
 STEPS = 5
 
@@ -43,6 +43,6 @@ def played_rows(count: int, seed: int, prefix: str = "q") -> list[Row]:
 
 def write_log(path: Path, rows: list[Row]) -> Path:
     """A new log with its meta file."""
-    retrieval_log.check_meta(path, {"encoder": "best-7", "max_steps": STEPS})
-    retrieval_log.append(path, rows)
+    begin(path, {"encoder": "best-7", "max_steps": STEPS})
+    RETRIEVALS.append(path, rows)
     return path

@@ -15,9 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.runtime.locks import log_locks
 from tests.entry_points import Commands, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
@@ -136,7 +135,7 @@ def test_answers_scores_and_goes_on(
     commands.succeed("answer", *given, "--filter=gt", "--restart", "--samples=3")
     found = [(row["chunks"], row["prediction"]) for row in lines(out)]
     assert found == [([1, 3], "unknown"), ([0, 1, 3], "unknown"), ([1, 3], "unknown")]
-    retrieval_log.append(log, [musique_row(12)])
+    RETRIEVALS.append(log, [musique_row(12)])
     assert "log" in refusal(commands.run("answer", *given, "--filter=gt"))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import HOPS
 from qrag_jax.retrieval.corpus import StoredCorpus
 from tests.entry_points import COURSES, Commands, metric_lines, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
@@ -108,7 +109,7 @@ def test_the_card_of_an_export(commands: Commands, run: Path, tmp_path: Path) ->
 
 
 def test_a_line_has_all_hops_of_a_question(predicted: Path) -> None:
-    rows = hop_log.read(predicted)
+    rows = HOPS.read(predicted)
     assert len({row.id for row in rows}) == QUESTIONS
     for row in rows:
         assert len(row.hops) == 2
@@ -119,7 +120,7 @@ def test_a_line_has_all_hops_of_a_question(predicted: Path) -> None:
             assert hop.outcome == "searched" or not hop.found
             assert min(hop.read, hop.sampled) > 0
     assert any(hop.found for row in rows for hop in row.hops)
-    assert hop_log.read_record(predicted)["search"]["gold_by"] == "passage"
+    assert read_record(predicted)["search"]["gold_by"] == "passage"
 
 
 def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
@@ -153,7 +154,7 @@ def test_questions_of_a_file_bring_their_passages(
     given = (*of(run), f"--questions={questions},hotpotqa,dev")
     assert "config.questions.dev" in refusal(commands.run("predict", *given))
     commands.succeed("predict", *given, f"--out={out}")
-    (row,) = hop_log.read(out)
+    (row,) = HOPS.read(out)
     assert (row.id, row.answers) == ("own", ("Vlimp",))
     corpus = StoredCorpus(tmp_path / "own.search" / "corpus")
     passages = corpus.passages(corpus.numbers(row.pages))
@@ -201,7 +202,7 @@ def test_answers_over_the_final_pools(
         refusal(commands.run(*given))  # the log has ids alone
         commands.succeed(*given, f"--corpus={run / 'search'}")
         rows = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
-        for row in hop_log.read(predicted):
+        for row in HOPS.read(predicted):
             answer = rows[row.id]
             assert answer["answers"] == [*row.answers]
             assert len(answer["chunks"]) == len(row.hops[-1].pool)

@@ -404,7 +404,6 @@ READERS = [
     one("judged.jsonl", lines(ROWS), lambda path: read_judged_queries(f"{path},judged")),
     one("queries.txt", b"where is oslo\nwho is king\n", queries.read_query_list),
     one("qrels.tsv", QRELS, trec.read_qrels),
-    one("run.txt", b"q1 Q0 d1 1 2.5 tag\nq1 Q0 d2 2 1.5 tag\n", trec.read_run),
     Reader("a language model", lambda: model_files("language model"), read_lm, WEIGHTS),
     Reader("a tokenizer", lambda: model_files("language model"), read_lm, TOKENIZER),
     Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, (), True),

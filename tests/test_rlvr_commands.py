@@ -16,7 +16,7 @@ import pytest
 
 from qrag_jax import predict
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import predictions
+from qrag_jax.metrics.row_log import read_record
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from tests.entry_points import (
@@ -109,7 +109,7 @@ def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
     given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
     commands.succeed("predict", *given)
     assert len(lines_of(file)) == 4
-    record = predictions.read_record(file)
+    record = read_record(file)
     assert record is not None
     assert (record["retriever"], record["greedy"]) == ("golden", False)
 
@@ -137,7 +137,7 @@ def test_scores_are_those_of_the_predictions(run: Path) -> None:
     row = lines_of(run / "eval" / example["trajectory"]["file"])[example["trajectory"]["line"] - 1]
     for name in ("id", "draw", "prediction"):
         assert row[name] == example[name]
-    records = [predictions.read_record(run / "eval" / f"{each}/bm25.jsonl") for each in FOLDERS]
+    records = [read_record(run / "eval" / f"{each}/bm25.jsonl") for each in FOLDERS]
     digests = [record["weights"] for record in records if record]
     assert len(digests) == 3
     assert digests[2] not in digests[:2]

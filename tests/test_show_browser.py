@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.metrics import answer_log, predictions, retrieval_log
+from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS, TOOL_EPISODES
 from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import played_rows
@@ -189,7 +189,7 @@ def many(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n, row in enumerate(played_rows(EPISODES, seed))
         ]
         rows[17] = dataclasses.replace(rows[17], question=HOSTILE, answer=HOSTILE)
-        retrieval_log.append(folder / "run" / "eval" / label / "eval_seed42.jsonl", rows)
+        RETRIEVALS.append(folder / "run" / "eval" / label / "eval_seed42.jsonl", rows)
     config = {"pqn": {"gamma": 0.9}, "env": {"max_steps": 5}, "system": "q_rag"}
     (folder / "run" / "config.json").write_text(json.dumps(config))
     lines = [{"step": n, "eval/return": n / 10, "untrained/return": 0.1} for n in range(8)]
@@ -198,8 +198,8 @@ def many(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir(exist_ok=True)
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / name / "metrics.jsonl").write_text(text)
-    answer_log.append(folder / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
-    (folder / "tokens.json").write_text(json.dumps({"kind": predictions.KIND}))
+    PREDICTIONS.append(folder / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
+    (folder / "tokens.json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     given = [str(folder / name) for name in ("run", "other", "tokens.jsonl")]
     commands.succeed("show", *given, f"--out={folder / 'page.html'}")
     return folder / "page.html"

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.metrics import retrieval_log, stop_threshold
+from qrag_jax.metrics import stopping
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns, summarise
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.runtime.locks import log_locks
 from tests.entry_points import Commands, refusal
 from tests.retrieval_logs import STEPS, played_rows, write_log
@@ -54,15 +55,15 @@ def check(part: dict, rows: list[Row], threshold: float) -> None:
 def test_tuned_on_one_log_and_reported_on_both(
     log: Path, tmp_path: Path, commands: Commands
 ) -> None:
-    held_out, other = retrieval_log.read(log), played_rows(40, seed=2, prefix="t")
+    held_out, other = read_retrievals(log), played_rows(40, seed=2, prefix="t")
     test = write_log(tmp_path / "test.jsonl", other)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
     out = commands.succeed("tune_stopping", f"--log={log}", f"--test={test}")
     assert all(path.read_bytes() == content for path, content in before.items())
 
     found = summary(log.parent)
-    sweep = stop_threshold.sweep(held_out)
-    chosen = stop_threshold.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
+    sweep = stopping.sweep_thresholds(held_out)
+    chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
     threshold = found["threshold"]
     assert threshold == sweep.thresholds[chosen]
     check(found["tuned_on"], held_out, threshold)
@@ -81,7 +82,7 @@ def test_tuned_on_one_log_and_reported_on_both(
 
 
 def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, commands: Commands):
-    rows = retrieval_log.read(log)
+    rows = read_retrievals(log)
     out = tmp_path / "out"
     commands.succeed("tune_stopping", f"--log={log}", f"--out={out}", "--objective=fact_em")
     found = summary(out)
@@ -140,7 +141,7 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
 
     def check_refused(rows: list[Row], name: str, old: bytes = b"", new: bytes = b"") -> None:
         path = tmp_path / "log.jsonl"
-        retrieval_log.discard(path)
+        path.unlink(missing_ok=True)
         write_log(path, rows).write_bytes(
             path.read_bytes().replace(old, new) if old else path.read_bytes()
         )
@@ -148,7 +149,6 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
 
     rows = played_rows(6, seed=4)
     check_refused(rows[:1], "--test")  # too few for two halves
-    check_refused([rows[1], dataclasses.replace(rows[0], pred_texts=["one"])], "pred_texts")
     check_refused(rows, "line 3", str(rows[2].q_values[0]).encode(), b"NaN")
     nothing = {"pred_idx": [], "q_values": [], "pred_texts": []}
     check_refused([dataclasses.replace(row, **nothing) for row in rows], "log.jsonl")
@@ -165,21 +165,21 @@ def test_writes_the_filtered_rows_with_their_origin(
     new, facts = tmp_path / "new" / "cut.jsonl", tmp_path / "facts.jsonl"
     arguments = ("--filter=qvalue", "--threshold=0.45")
     out = commands.succeed("filter_log", f"--log={log}", *arguments, f"--out={new}")
-    rows = retrieval_log.read(log)
+    rows = read_retrievals(log)
     kept = [chunk_filter("qvalue", {"threshold": 0.45})(row) for row in rows]
-    assert retrieval_log.read(new) == kept
+    assert read_retrievals(new) == kept
     assert log.read_bytes() == before
-    meta = retrieval_log.read_meta(log)
+    meta = read_record(log)
     applied = {"name": "qvalue", "threshold": 0.45}
     changed = {"filtered_from": str(log), "filters": [applied]}
-    assert retrieval_log.read_meta(new) == meta | changed
+    assert read_record(new) == meta | changed
     for shown in (rows, kept):
         assert f"{summarise(shown)['fact_f1']['mean']:.3f}" in out
 
     # What was filtered may be filtered again, but no threshold is tuned on it.
     commands.succeed("filter_log", f"--log={new}", "--filter=gt", f"--out={facts}")
-    assert retrieval_log.read_meta(facts)["filters"] == [applied, {"name": "gt"}]
-    taken = [row.pred_idx for row in retrieval_log.read(facts)]
+    assert read_record(facts)["filters"] == [applied, {"name": "gt"}]
+    taken = [row.pred_idx for row in read_retrievals(facts)]
     assert taken == [sorted(row.sf_idx) for row in rows]
     assert str(new) in refusal(commands.run("tune_stopping", f"--log={new}"))
     assert "Q" in refusal(commands.run("filter_log", f"--log={facts}", *arguments, "--out=x"))

@@ -28,6 +28,9 @@ from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.learners.step import make_step, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.metrics.rows import Row
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import OF_MINILM

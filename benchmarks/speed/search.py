@@ -27,7 +27,7 @@ from qrag_jax.data.queries import qrels_path, read_queries
 from qrag_jax.data.records import read_records
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.ranking import ranking_summary
+from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_encoder import FOLDER
@@ -172,8 +172,9 @@ def bm25_cases(setting: Setting) -> Iterator[Case]:
         for side, numbers in found.items():
             rows = ([texts.passages[n].name for n in row if n >= 0] for row in numbers)
             rankings = dict(zip(named, rows, strict=True))
-            summary = ranking_summary(rankings, read_qrels(qrels_path(folder, "dev")))
-            scores[side] = summary["ndcg@10"]["mean"]
+            qrels = read_qrels(qrels_path(folder, "dev"))
+            (column,) = ranking_columns(rankings, qrels, ["ndcg@10"]).values()
+            scores[side] = float(np.mean([*column.values()]))
         yield Case("BM25, SciFact", scores[OURS], "nDCG@10", peer=scores["bm25s"])
 
 

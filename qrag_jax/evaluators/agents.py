@@ -6,20 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from qrag_jax.environments.episode import Failed
 from qrag_jax.evaluators.episode_sample import sampler
-from qrag_jax.evaluators.episode_views import AGENTS
-from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.evaluators.training_scores import Evaluation, lost_text, of_all_hosts
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import answers, hops
-from qrag_jax.metrics.agent_log import AgentRow
+from qrag_jax.metrics import answers, ranking
+from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.rollouts.agents import Episode
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import StopSignal
 
 BEST_BY = ("f1", "em", "recall")
 
@@ -50,61 +46,44 @@ class AgentScores:
             Stopped: the run is told to stop, on this host or another.
             FeedbackLost: the language model of a host is gone.
         """
-        rows, played = self._rows(params, stop)
-        scores = means(rows)
-        lost = "".join(
-            f", {share:.0%} {name}"
-            for name in ("broken", "failed")
-            if (share := scores[f"{name}_share"])
-        )
+        rows = list[AgentRow]()
+
+        def ask(places: Sequence[int]) -> np.ndarray:
+            episodes = self.play(params, places, stop)
+            rows.extend(map(agent_row, [self.golds[place] for place in places], episodes))
+            return score_rows(rows)
+
+        scored = of_all_hosts(len(self.golds), len(_COLUMNS), ask)
+        scores = means(scored)
+        lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
         found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}{found}, "
             f"{scores['hops']:.2f} searches{lost} on {len(self.golds)} questions"
         )
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
-            baselines={f"untrained/{name}": value for name, value in scores.items()},
-            line=line,
-            score=scores[self.best_by],
-            scores=scores,
-            episodes=sampler(
-                AGENTS, lambda at: [agent_row(*played[each]) for each in at], len(played)
-            ),
-            each=[value for value in rows[:, _COLUMNS.index(self.best_by)] if not np.isnan(value)],
+        return Evaluation.of(
+            line,
+            scores,
+            self.best_by,
+            episodes=sampler(AGENTS, lambda at: [rows[each] for each in at], len(rows)),
+            each=[each for each in scored[:, _COLUMNS.index(self.best_by)] if not np.isnan(each)],
         )
 
-    def _rows(self, params: Any, stop: StopSignal) -> tuple[np.ndarray, list[tuple[Gold, Episode]]]:
-        """See `score_rows`, of all questions in their order; and the episodes of this host."""
-        index, count = jax.process_index(), jax.process_count()
-        own = range(len(self.golds))[index::count]
-        rows = np.full((-(-len(self.golds) // count), len(_COLUMNS)), np.nan)
-        golds, played = [self.golds[place] for place in own], list[Episode]()
-        failure: Exception | None = None
-        try:
-            played += self.play(params, own, stop)
-            rows[: len(own)] = score_rows(golds, played)
-        except (Stopped, FeedbackLost) as why:
-            failure = why
-        hosts.fail_together(failure, FeedbackLost)
-        every = hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, len(_COLUMNS))
-        return every[: len(self.golds)], [*zip(golds, played, strict=True)]
 
-
-def score_rows(golds: Sequence[Gold], episodes: Sequence[Episode]) -> np.ndarray:
+def score_rows(rows: Sequence[AgentRow]) -> np.ndarray:
     """float64 `[questions, 6]`: EM, F1, recall of gold passages, searches, whether the model broke
     it, whether the infrastructure did.
 
     EM and F1 of an episode that the model broke are 0. One that the infrastructure broke has no
     scores: they are NaN. The recall of a question without gold passages is NaN.
     """
-    rows = np.full((len(golds), len(_COLUMNS)), np.nan)
-    for scores, row in zip(rows, map(agent_row, golds, episodes), strict=True):
+    scored = np.full((len(rows), len(_COLUMNS)), np.nan)
+    for scores, row in zip(scored, rows, strict=True):
         scores[4:] = bool(row.broken) and not row.failed, row.failed
         if not row.failed:
             recall = np.nan if row.recall is None else row.recall
             scores[:4] = row.em, row.f1, recall, len(row.searches)
-    return rows
+    return scored
 
 
 def means(rows: np.ndarray) -> dict[str, float]:
@@ -135,7 +114,7 @@ def agent_row(gold: Gold, episode: Episode) -> AgentRow:
         broken=ended.cause if isinstance(ended, Failed) else "",
         em=0.0 if broken else em_f1.em,
         f1=0.0 if broken else em_f1.f1,
-        recall=hops.recall(gold.relevant, names) if gold.relevant else None,
+        recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
         searches=tuple(
             {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}
             for hop, own in zip(ended.history, names)

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
@@ -27,14 +27,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers as answering
 from qrag_jax.evaluators.answers import Gold
 from qrag_jax.evaluators.hop_pools import corpus_of, pool_rows
+from qrag_jax.evaluators.run_page import kind_of
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
-from qrag_jax.metrics import answer_log, answer_table, hop_log, retrieval_log
-from qrag_jax.metrics.answer_log import AnswerRow, Miss
+from qrag_jax.metrics import row_log
 from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import ANSWERS, HOPS, MISSES, Miss, Row, read_retrievals
+from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -80,22 +81,6 @@ class AnswerOptions:
     restart: bool = False
 
 
-class Found(NamedTuple):
-    """What the model said.
-
-    Attributes:
-        rows: the answers.
-        misses: the questions without an answer.
-        verdicts: by id; None if no judge was asked.
-        unjudged: the answers without a verdict.
-    """
-
-    rows: list[AnswerRow]
-    misses: list[Miss]
-    verdicts: dict[str, bool] | None
-    unjudged: list[Miss]
-
-
 def answer_log_questions(options: AnswerOptions) -> int:
     """Asks the questions, writes the answers and prints their scores.
 
@@ -112,7 +97,7 @@ def answer_log_questions(options: AnswerOptions) -> int:
     try:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
         with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
-            _begin(options, meta, len(all_questions))
+            _begin(options, meta)
             return _run(options, asked, generation, meta, client_config)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
@@ -122,17 +107,15 @@ def _verdict_file(out: Path) -> Path:
     return out.with_name(f"{out.stem}.judge.jsonl")
 
 
-def _begin(options: AnswerOptions, meta: dict[str, Any], questions: int) -> None:
-    """Refuses files that were begun with other settings, or that two processes wrote to."""
+def _begin(options: AnswerOptions, meta: dict[str, Any]) -> None:
+    """Refuses files that were begun with other settings."""
     out = options.out
-    verdict_file = _verdict_file(out)
-    judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-    for path, provenance in ((out, meta), (verdict_file, judge_meta)):
-        if options.restart:
-            retrieval_log.discard(path)
-        if path == out or options.judge:
-            retrieval_log.check_meta(path, provenance)
-    retrieval_log.check_count(out, len(answer_log.read_partial(out, AnswerRow)), questions)
+    row_log.begin(out, meta, restart=options.restart)
+    if options.judge:
+        of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+        row_log.begin(_verdict_file(out), of_judge, restart=options.restart)
+    elif options.restart:
+        _verdict_file(out).unlink(missing_ok=True)
 
 
 def _run(
@@ -148,21 +131,27 @@ def _run(
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
     with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
+        submit = client.submit
         with tqdm(total=len(asked), unit="question") as bar:
-            written = len(answer_log.read_partial(out, AnswerRow))
-            if written:
+            if written := len(ANSWERS.read_partial(out)):
                 tqdm.write(f"{written} questions are answered in {out} already")
             bar.update(min(written, len(asked)))
-            rows, misses = answering.answer(client, generation, asked, out, batch, told=bar.update)
+            rows, misses = answering.answer(submit, generation, asked, out, batch, told=bar.update)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    client, generation, rows, _verdict_file(out), batch, told=bar.update
+                    submit, generation, rows, _verdict_file(out), batch, told=bar.update
                 )
         counters = client.counters().as_metrics()
-    _report(out, meta, Found(rows, misses, verdicts, unjudged))
+    scores = answer_scores(rows, misses, verdicts)
+    print("\n".join(answer_table(scores)))
+    _write_summary(out, {"provenance": meta, "scores": scores}, misses, unjudged)
+    if cut := [row for row in rows if row.cut_characters]:
+        chunks = sum(row.cut_chunks for row in cut)
+        print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
+    print(f"{len(rows)} answers: {out}")
     print(
         f"{counters['llm/calls']:.0f} calls, p50 {counters['llm/latency_p50']:.2f} s, "
         f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
@@ -170,30 +159,25 @@ def _run(
     return 0 if rows else NOTHING_ANSWERED
 
 
-def _report(out: Path, meta: dict[str, Any], found: Found) -> None:
-    """Prints the table, and writes it and the misses beside the answers."""
-    rows, misses, verdicts, unjudged = found
-    scores = answer_table.answer_scores(rows, misses, verdicts)
-    print("\n".join(answer_table.table(scores)))
+def _write_summary(
+    out: Path, summary: dict[str, Any], misses: list[Miss], unjudged: list[Miss]
+) -> None:
+    """Writes the summary and what is missing beside the answers, and says what is missing."""
     missed_file, summary_file = (
         out.with_name(f"{out.stem}{ending}") for ending in (".failures.jsonl", ".summary.json")
     )
-    answer_log.write_misses(missed_file, [*misses, *unjudged])
-    summary: dict[str, Any] = {"provenance": meta, "scores": scores}
-    for name, lacking in (("failures", misses), ("unjudged", unjudged)):
-        summary[name] = [dataclasses.asdict(miss) for miss in lacking]
+    MISSES.rewrite(missed_file, [*misses, *unjudged])
+    if not misses and not unjudged:
+        missed_file.unlink()
+    summary["failures"] = [*map(dataclasses.asdict, misses)]
+    summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
     write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
-    cut = [row for row in rows if row.cut_characters]
-    if cut:
-        chunks = sum(row.cut_chunks for row in cut)
-        print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
     for what, lacking in (("answer", misses), ("verdict", unjudged)):
         if lacking:
             print(
-                f"no {what}: {len(lacking)} ({answer_table.causes_text(lacking)}); see "
-                f"{missed_file}, and call again to ask again"
+                f"no {what}: {len(lacking)} ({causes_text(lacking)}); see {missed_file}, and call "
+                "again to ask again"
             )
-    print(f"{len(rows)} answers: {out}")
 
 
 def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
@@ -214,7 +198,7 @@ def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
 def _rows(options: AnswerOptions) -> list[Row]:
     """The rows of the log."""
     log, corpus = options.log, options.corpus
-    of_queries = hop_log.is_one(log)
+    of_queries = kind_of(log) == HOPS.name
     if of_queries and corpus is None:
         raise InputError(
             f"{log} is the log of a query writer, which has the ids of passages alone; give the "
@@ -224,7 +208,7 @@ def _rows(options: AnswerOptions) -> list[Row]:
         raise InputError(f"--corpus is for logs of query writers, and {log} is none; leave it out.")
     if corpus is not None:
         return pool_rows(log, corpus_of(corpus))
-    return retrieval_log.read(log, needs_facts=options.filter in BY_FACTS)
+    return read_retrievals(log, needs_facts=options.filter in BY_FACTS)
 
 
 def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:

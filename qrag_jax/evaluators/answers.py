@@ -1,6 +1,6 @@
 """Asks a language model for answers from retrieved chunks, and scores the answers.
 
-This module knows no server: an `Asks` sends the requests. A question without an answer (the call
+This module knows no server: a `Submit` sends the requests. A question without an answer (the call
 failed, the prompt is too long, the text cannot be read) is a `Miss`: it is asked again, and scores
 0 unless a server failed.
 """
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.questions import (
@@ -29,21 +29,17 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Cut, Prompt
-from qrag_jax.metrics import answer_log
-from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.chunk_filters import Filter
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.rows import ANSWERS, VERDICTS, AnswerRow, Miss, Row, VerdictRow
 
 _AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
 
 
-class Asks(Protocol):
-    """Asks a language model: one outcome per request, in their order; a failure raises no error."""
-
-    def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
-        """Starts the requests."""
-        ...
+# Asks a language model: one outcome per request, in their order; a failure raises no error.
+Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
+Why = Failure | NoAnswer  # there is no row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +91,7 @@ def questions(
 
 
 def answer(
-    asks: Asks,
+    submit: Submit,
     generation: Generation,
     asked: Sequence[Question],
     out: Path,
@@ -115,10 +111,9 @@ def answer(
     Raises:
         OSError: the file cannot be written.
     """
-    rows = answer_log.read_partial(out, AnswerRow)
+    rows = ANSWERS.read_partial(out)
     known = {row.id for row in rows}
     todo = [question for question in asked if question.id not in known]
-    misses: list[Miss] = []
 
     def request(question: Question) -> tuple[ChatRequest | Failure, Cut]:
         made = fitted(question, generation)
@@ -126,22 +121,16 @@ def answer(
             return made, Cut()
         return generation.request(made.messages, generation.reads_answer), made.cut
 
-    for settled in _outcomes(asks, todo, request, batch):
-        new = []
-        for question, cut, outcome in settled:
-            row = _answer_row(question, cut, outcome, generation)
-            if isinstance(row, AnswerRow):
-                new.append(row)
-            else:
-                misses.append(_miss(question, row))
-        answer_log.append(out, new)
-        rows += new
-        told(len(settled))
-    return rows, misses
+    def row(question: Question, cut: Cut, outcome: Outcome) -> AnswerRow | Why:
+        return _answer_row(question, cut, outcome, generation)
+
+    outcomes = _outcomes(submit, todo, request, batch)
+    new, misses = _written(outcomes, row, ANSWERS, out, told)
+    return rows + new, misses
 
 
 def judge(
-    asks: Asks,
+    submit: Submit,
     generation: Generation,
     rows: Sequence[AnswerRow],
     out: Path,
@@ -155,39 +144,28 @@ def judge(
         the verdicts by id, and the predictions without a verdict.
 
     Raises:
-        InputError, OSError: as for `answer`.
+        OSError: the file cannot be written.
     """
     prompt = prompts.load(JUDGE)
-    said = {(row.id, row.prediction): row.right for row in answer_log.read_partial(out, VerdictRow)}
+    said = {(row.id, row.prediction): row.right for row in VERDICTS.read_partial(out)}
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
-    misses: list[Miss] = []
+    todo = [row for row in rows if row.id not in verdicts]
 
     def request(row: AnswerRow) -> tuple[ChatRequest | Failure, Cut]:
-        asked = judge_request(
-            prompt,
-            row.question,
-            whole_answers(row.rule, row.answers),
-            row.prediction,
-            generation,
-        )
-        return asked, Cut()
+        golds = whole_answers(row.rule, row.answers)
+        return judge_request(prompt, row.question, golds, row.prediction, generation), Cut()
 
-    todo = [row for row in rows if row.id not in verdicts]
-    for settled in _outcomes(asks, todo, request, batch):
-        new = []
-        for row, _, outcome in settled:
-            if isinstance(outcome, Failure):
-                misses.append(_miss(row, outcome))
-                continue
-            found = generation.verdict(outcome)
-            if isinstance(found, NoAnswer):
-                misses.append(_miss(row, found))
-                continue
-            new.append(VerdictRow(row.id, row.prediction, found, outcome.text, outcome.version))
-            verdicts[row.id] = found
-        answer_log.append(out, new)
-        told(len(settled))
-    return verdicts, misses
+    def verdict(row: AnswerRow, cut: Cut, outcome: Outcome) -> VerdictRow | Why:
+        if isinstance(outcome, Failure):
+            return outcome
+        right = generation.verdict(outcome)
+        if isinstance(right, NoAnswer):
+            return right
+        return VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
+
+    outcomes = _outcomes(submit, todo, request, batch)
+    new, misses = _written(outcomes, verdict, VERDICTS, out, told)
+    return verdicts | {each.id: each.right for each in new}, misses
 
 
 def settings(generation: Generation, used: Sequence[Prompt]) -> dict[str, Any]:
@@ -205,8 +183,27 @@ Item = TypeVar("Item", Question, AnswerRow)
 _Made = list[tuple[Any, ChatRequest | Failure, Cut]]  # item, request or reason, what was cut
 
 
+def _written(
+    outcomes: Iterator[list[tuple[Item, Cut, Outcome]]],
+    row: Callable[[Item, Cut, Outcome], Any],
+    log: RowLog,
+    out: Path,
+    told: Callable[[int], object],
+) -> tuple[list[Any], list[Miss]]:
+    """The rows of the outcomes, each batch of which is written as it comes; and what has none."""
+    rows, misses = list[Any](), list[Miss]()
+    for settled in outcomes:
+        made = [(item, row(item, cut, outcome)) for item, cut, outcome in settled]
+        new = [each for _, each in made if not isinstance(each, Why)]
+        misses += [_miss(item, each) for item, each in made if isinstance(each, Why)]
+        log.append(out, new)
+        rows += new
+        told(len(settled))
+    return rows, misses
+
+
 def _outcomes(
-    asks: Asks,
+    submit: Submit,
     items: Sequence[Item],
     request: Callable[[Item], tuple[ChatRequest | Failure, Cut]],
     batch: int,
@@ -229,7 +226,7 @@ def _outcomes(
                 wanted, cut = request(item)
                 made.append((item, wanted, cut))
             sent = [each for _, each, _ in made if not isinstance(each, Failure)]
-            waiting.append((made, asks.submit(sent)))
+            waiting.append((made, submit(sent)))
             if len(waiting) > _AHEAD:
                 yield settle()
         while waiting:
@@ -239,16 +236,16 @@ def _outcomes(
             future.cancel()
 
 
-def _miss(item: Question | AnswerRow, why: Failure | NoAnswer) -> Miss:
+def _miss(item: Question | AnswerRow, why: Why) -> Miss:
     attempts = why.attempts if isinstance(why, Failure) else 1
     return Miss(item.id, why.cause, why.message, attempts, hops=item.hops, type=item.type)
 
 
 def _answer_row(
     question: Question, cut: Cut, outcome: Outcome, generation: Generation
-) -> AnswerRow | Failure | NoAnswer:
+) -> AnswerRow | Why:
     read = read_answer(question, outcome, generation)
-    if isinstance(read, Failure | NoAnswer):
+    if isinstance(read, Why):
         return read
     assert isinstance(outcome, Answer)
     found, scores = read

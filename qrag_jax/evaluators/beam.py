@@ -17,9 +17,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluators.episodes import Player, make_row
-from qrag_jax.evaluators.log_record import check_log
-from qrag_jax.metrics import retrieval_log
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import begin
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import Params
@@ -123,26 +122,21 @@ class SearchLog:
             all rows, and the number of rows that this call played (the last ones).
         """
         with log_locks(self.path):
-            if restart:
-                retrieval_log.discard(self.path)
-            check_log(self.path, self.meta)
-            return self._play_missing(samples)
-
-    def _play_missing(self, samples: Sequence[Sample]) -> tuple[list[Row], int]:
-        rows, name = retrieval_log.read_partial(self.path), self.path.name
-        retrieval_log.check_count(self.path, len(rows), len(samples))
-        todo = samples[len(rows) :]
-        if rows:
-            print(f"{name}: {len(rows)} of {len(samples)} questions are in the log already")
-        bar = tqdm(total=len(todo), unit="episode", desc=self.path.stem, disable=not todo)
-        with bar:
-            for sample, path in self.searcher.play(todo):
-                facts = bool(sample.support)  # without them there is no return
-                ret = _return(self.player, sample, path.taken) if facts else None
-                row = make_row(sample, list(path.taken), list(path.q), ret)
-                retrieval_log.append(self.path, [row])
-                rows.append(row)
-                bar.update()
+            begin(self.path, self.meta, restart=restart)
+            rows = RETRIEVALS.read_partial(self.path)
+            todo, count = samples[len(rows) :], len(samples)
+            if rows:
+                print(f"{self.path.name}: {len(rows)} of {count} questions are in the log already")
+            with tqdm(
+                total=len(todo), unit="episode", desc=self.path.stem, disable=not todo
+            ) as bar:
+                for sample, path in self.searcher.play(todo):
+                    facts = bool(sample.support)  # without them there is no return
+                    ret = _return(self.player, sample, path.taken) if facts else None
+                    row = make_row(sample, list(path.taken), list(path.q), ret)
+                    RETRIEVALS.append(self.path, [row])
+                    rows.append(row)
+                    bar.update()
         return rows, len(todo)
 
 

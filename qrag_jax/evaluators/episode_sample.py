@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, episodes_of
-from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.row_log import RowLog
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND = 10  # passages of a search
@@ -23,7 +23,7 @@ class EpisodeSample(NamedTuple):
     """Some episodes of an evaluation.
 
     Attributes:
-        kind: one of `episode_views.KINDS`.
+        kind: name of its log, see `episode_views.KINDS`.
         rows: each as its log has it in JSON.
         text: the same for people, in Markdown.
     """
@@ -37,38 +37,24 @@ class EpisodeSample(NamedTuple):
 Sampler = Callable[[int], EpisodeSample]
 
 
-def sampler(kind: str, rows: Callable[[Sequence[int]], Sequence[Any]], count: int) -> Sampler:
+def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: int) -> Sampler:
     """The sampler of an evaluation.
 
     It takes the same places of each evaluation, spread evenly. An episode with a number that is not
     finite, as of weights that are broken, is left out: no log can hold it.
 
     Args:
-        kind: of the rows.
-        rows: gives the rows, which are dataclasses, at some places.
+        log: of the rows.
+        rows: gives the rows at some places; they are made only if they are asked for.
         count: number of all rows.
     """
 
     def sample(most: int) -> EpisodeSample:
         kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        return EpisodeSample(kind, list(map(_as_json, kept)), markdown_of(kind, kept))
+        text = markdown_of(log.name, kept)
+        return EpisodeSample(log.name, [log.to_json(row) for row in kept], text)
 
     return sample
-
-
-def played_sampler(
-    kind: str,
-    logged: Callable[[Sequence[int], Sequence[Any]], Sequence[Any]] | None,
-    played: Sequence[Any],
-) -> Sampler | None:
-    """As `sampler`, of played episodes of which rows are made only if they are asked for.
-
-    Args:
-        logged: (places, the episodes there) → their rows; None: there is no sampler.
-    """
-    if logged is None:
-        return None
-    return sampler(kind, lambda at: logged(at, [played[place] for place in at]), len(played))
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -80,7 +66,7 @@ def spread(count: int, most: int) -> list[int]:
 
 def markdown_of(kind: str, rows: Sequence[Any]) -> str:
     """Rows for TensorBoard's texts, one section each; all that is of data or models is escaped."""
-    words = KINDS[kind].words
+    words = KINDS[kind].named_words
     return "\n\n".join("\n".join(_lines(each, words)) for each in episodes_of(kind, rows))
 
 
@@ -119,12 +105,6 @@ def _text(text: str) -> str:
     line = " ".join(text.split())
     line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
     return _MARKS.sub(r"\\\1", html.escape(line, quote=False))
-
-
-def _as_json(row: Any) -> dict[str, Any]:
-    if isinstance(row, retrieval_log.Row):
-        return retrieval_log.as_json(row)
-    return dataclasses.asdict(row)
 
 
 def _is_finite(row: Any) -> bool:

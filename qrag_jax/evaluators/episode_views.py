@@ -10,11 +10,20 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.metrics import agent_log, hop_log, predictions, retrieval_log
-from qrag_jax.metrics.regret import BestReturn
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.rows import (
+    AGENTS,
+    HOPS,
+    PREDICTIONS,
+    RETRIEVALS,
+    REWRITES,
+    AgentRow,
+    Prediction,
+    RewriteRow,
+    Row,
+    Searched,
+)
 
-CHUNKS, TOKENS, HOPS, AGENTS, REWRITES = "chunks", "tokens", "hops", "agents", "rewrites"
 Settings = Mapping[str, Any]  # fields of a run's config, by their dotted names
 
 _MASKED = "masked"  # `rollouts.trajectories.MASKED`, whose module brings jax
@@ -82,13 +91,35 @@ class Episode:
     before: Episode | None = None
 
 
-def _chunks(row: retrieval_log.Row, settings: Settings) -> Episode:
+def best_return(facts: int, settings: Settings) -> float:
+    """The return of Q-RAG's episode that takes the facts first, in more than T steps if it must.
+
+    1 where the settings are not known; see `feedback.ground_truth`.
+
+    Args:
+        facts: number of supporting facts, at least 1.
+    """
+    if "pqn.gamma" not in settings:
+        return 1.0
+    gamma = settings["pqn.gamma"]
+    penalized = settings.get("reward.penalize_extra_steps", True)
+    reward = 0.5 + 0.5 * facts / (facts + 1e-5) if penalized else 1.0
+    per_fact = settings.get("reward.per_fact_reward", 0.0)
+    best = sum(gamma**t * per_fact for t in range(facts)) + gamma ** (facts - 1) * reward
+    if settings.get("env.never_terminate", True) and not settings.get("env.stop_action", False):
+        # The other steps must take chunks that are no fact.
+        cost = settings.get("reward.step_cost", 0.0)
+        best -= sum(gamma**t * cost for t in range(facts, settings["env.max_steps"]))
+    return best
+
+
+def _chunks(row: Row, settings: Settings) -> Episode:
     gold, count = set(row.sf_idx), len(set(row.sf_idx))
-    found, best = gold & set(row.pred_idx), BestReturn.of(settings)
+    found = gold & set(row.pred_idx)
     q_values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
     regret = None
     if row.ret is not None and count:
-        regret = (best(count) if best else 1.0) - row.ret
+        regret = best_return(count, settings) - row.ret
         regret = 0.0 if abs(regret) < _NOISE else regret
     return Episode(
         (row.id,),
@@ -111,7 +142,7 @@ def _chunks(row: retrieval_log.Row, settings: Settings) -> Episode:
     )
 
 
-def _tokens(row: predictions.Prediction, settings: Settings) -> Episode:
+def _tokens(row: Prediction, settings: Settings) -> Episode:
     played, facts = row.trajectory, row.trajectory["facts"]
     masked = settings.get("tools.truncated") == _MASKED and played["status"] == "truncated"
     kind = "sampled" if row.reward is None or masked else "trained"
@@ -147,7 +178,7 @@ def _tokens(row: predictions.Prediction, settings: Settings) -> Episode:
     )
 
 
-def _hops(row: hop_log.Searched, settings: Settings) -> Episode:
+def _hops(row: Searched, settings: Settings) -> Episode:
     last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
     return Episode(
@@ -173,15 +204,13 @@ def _hops(row: hop_log.Searched, settings: Settings) -> Episode:
     )
 
 
-def _agents(row: agent_log.AgentRow, settings: Settings) -> Episode:
+def _agents(row: AgentRow, settings: Settings) -> Episode:
     steps = []
     for search in row.searches:
         read = search.get("answer")
         text = f"read as the answer of this search: {read}" if read else ""
-        found = [Found(str(name)) for name in search.get("names") or ()]
-        steps.append(
-            Step([str(search.get("status", ""))], str(search.get("query", "")), text, found)
-        )
+        found = [*map(Found, search["names"])]
+        steps.append(Step([search["status"]], search["query"], text, found))
     return Episode(
         (row.id,),
         row.question,
@@ -196,7 +225,7 @@ def _agents(row: agent_log.AgentRow, settings: Settings) -> Episode:
     )
 
 
-def _rewrites(row: rewrite_log.RewriteRow, settings: Settings) -> Episode:
+def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
     text = f"the model wrote: {row.text}" if row.text else ""
     head = [row.outcome, f"{row.sampled} tokens"]
     found = [Found(*pair) for pair in row.found or ()]
@@ -208,69 +237,76 @@ def _rewrites(row: rewrite_log.RewriteRow, settings: Settings) -> Episode:
 
 
 class Kind(NamedTuple):
-    """Logs of one kind.
+    """How logs of one kind are shown.
 
     Attributes:
-        marks: fields of a line, by which the kind is known.
-        parse: (line, place for errors) → row.
+        log: of its rows.
         view: (row, the run's settings) → episode.
+        regret: how it is defined; "": there is none.
         words: what `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are
-            called ("": there are none), and how `regret` is defined.
+            called ("": there are none).
         note: what is to be said of all these logs.
     """
 
-    marks: set[str]
-    parse: Callable[[bytes, str], Any]
+    log: RowLog
     view: Callable[[Any, Settings], Episode]
-    words: dict[str, str]
+    regret: str
+    words: Sequence[str]
     note: str = ""
 
+    @property
+    def named_words(self) -> dict[str, str]:
+        """The words by their names."""
+        names = ("score", "hops", "solved", "unsolved", "found")
+        return dict(zip(names, self.words, strict=True)) | {"regret": self.regret}
 
-def _words(regret: str, *words: str) -> dict[str, str]:
-    return dict(zip(("score", "hops", "solved", "unsolved", "found"), words)) | {"regret": regret}
+    def is_of(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line is a row of such a log."""
+        none = dataclasses.MISSING
+        fields = dataclasses.fields(self.log.kind)
+        return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
 
 
 KINDS = {
-    CHUNKS: Kind(
-        {"id", "sf_idx", "pred_idx"},
-        *(retrieval_log.parsed_row, _chunks),
-        _words(
+    kind.log.name: kind
+    for kind in (
+        Kind(
+            RETRIEVALS,
+            _chunks,
             "the return of an episode that takes the supporting facts first, in more than the "
             "run's steps if it must (by γ and the reward of the run's settings; 1 where these are "
             "not known), minus the return of this episode.",
-            *("return", "facts", "all facts found", "facts missing", "Q"),
+            ("return", "facts", "all facts found", "facts missing", "Q"),
         ),
-    ),
-    TOKENS: Kind(
-        {"id", "turns", "trajectory"},
-        *(predictions.parsed_row, _tokens),
-        _words(
+        Kind(
+            PREDICTIONS,
+            _tokens,
             "the highest reward of an episode that is shown here minus the reward of this one.",
-            *("reward", "hops", "right", "wrong", ""),
+            ("reward", "hops", "right", "wrong", ""),
+            "Underlined with dots: sampled by the model. Underlined: sampled, and an update would "
+            "learn from it. Not underlined: observed, which no update learns from.",
         ),
-        "Underlined with dots: sampled by the model. Underlined: sampled, and an update would "
-        "learn from it. Not underlined: observed, which no update learns from.",
-    ),
-    HOPS: Kind(
-        {"id", "pages", "hops"},
-        *(hop_log.LOG.parsed_row, _hops),
-        _words(
+        Kind(
+            HOPS,
+            _hops,
             "1 minus the average precision of the pool after the last hop.",
-            *("AP", "gold pages", "all gold found", "gold missing", ""),
+            ("AP", "gold pages", "all gold found", "gold missing", ""),
         ),
-    ),
-    AGENTS: Kind(
-        {"id", "golds", "searches"},
-        *(agent_log.LOG.parsed_row, _agents),
-        _words("1 minus the F1 of the answer.", "F1", "searches", "right", "wrong", ""),
-        "Gold passages are not marked: the log does not name them.",
-    ),
-    REWRITES: Kind(
-        {"id", "original", "outcome"},
-        *(rewrite_log.LOG.parsed_row, _rewrites),
-        _words(*[""] * 6),
-        "Nothing is marked as solved and there is no regret: the log has no scores.",
-    ),
+        Kind(
+            AGENTS,
+            _agents,
+            "1 minus the F1 of the answer.",
+            ("F1", "searches", "right", "wrong", ""),
+            "Gold passages are not marked: the log does not name them.",
+        ),
+        Kind(
+            REWRITES,
+            _rewrites,
+            "",
+            ("", "", "", "", ""),
+            "Nothing is marked as solved and there is no regret: the log has no scores.",
+        ),
+    )
 }
 
 
@@ -280,13 +316,13 @@ def episodes_of(
     """The episodes of rows of one kind, with those of the untrained model's rows beside them."""
     view, settings = KINDS[kind].view, settings or {}
     early = {each.key: each for each in (view(row, settings) for row in before)}
-    found = [view(row, settings) for row in rows]
-    best = max((each.score for each in found if each.score is not None), default=0.0)
-    for each in found:
+    episodes = [view(row, settings) for row in rows]
+    best = max((each.score for each in episodes if each.score is not None), default=0.0)
+    for each in episodes:
         each.before = early.get(each.key)
-        if kind == TOKENS and each.score is not None:
+        if kind == PREDICTIONS.name and each.score is not None:
             each.regret = best - each.score
-    return found
+    return episodes
 
 
 def _scores(scores: Mapping[str, float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,22 +58,6 @@ class EvalConfig:
             )
 
 
-class PartConfig(Protocol):
-    """The fields of a section `eval` that say which questions are scored."""
-
-    @property
-    def samples(self) -> int:
-        """How many, 0 for all."""
-
-    @property
-    def seed(self) -> int:
-        """Draws these."""
-
-    @property
-    def part(self) -> str:
-        """One of `HALVES`."""
-
-
 class Drawn(NamedTuple):
     """Questions that are scored.
 
@@ -103,11 +87,15 @@ class Drawn(NamedTuple):
         return {"choosing": choosing, "reported": count, "apart": self.apart, "line": line}
 
 
-def drawn(ids: Sequence[str], config: PartConfig) -> Drawn:
+def drawn(ids: Sequence[str], config: Any) -> Drawn:
     """Draws the questions that are scored.
 
     One half of the ids, by their digests, chooses the best checkpoint, and the other is reported.
     Where one half would be empty, all questions do both.
+
+    Args:
+        config: section `eval`: `samples` (how many, 0 for all), drawn by `seed`, of the `part`, one
+            of `HALVES`.
     """
     halves = [[n for n, name in enumerate(ids) if half(name) == side] for side in (0, 1)]
     apart = config.part != ALL and all(map(bool, halves))

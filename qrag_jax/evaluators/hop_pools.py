@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.hop_log import Searched
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import read_record, record_path
+from qrag_jax.metrics.rows import HOPS, Row, Searched
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import NONE, Passage
-
-
-class Numbered(NamedTuple):
-    """A passage and its number in the corpus."""
-
-    number: int
-    passage: Passage
 
 
 def corpus_of(folder: Path) -> StoredCorpus:
@@ -36,8 +27,10 @@ def corpus_of(folder: Path) -> StoredCorpus:
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
-def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbered]:
-    """Passages by their ids."""
+def passages_of(
+    corpus: StoredCorpus, names: Collection[str]
+) -> tuple[dict[str, int], dict[str, Passage]]:
+    """The numbers of passages in the corpus, and the passages, by their ids."""
     listed = sorted(names)
     numbers = corpus.numbers(listed)
     if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
@@ -46,10 +39,7 @@ def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbe
             f"{lacking[0]!r}; give the one that was searched."
         )
     passages = corpus.passages(numbers)
-    return {
-        name: Numbered(int(number), passage)
-        for name, number, passage in zip(listed, numbers, passages, strict=True)
-    }
+    return dict(zip(listed, map(int, numbers))), dict(zip(listed, passages, strict=True))
 
 
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
@@ -59,24 +49,19 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
     """
-    rows, record = hop_log.read(log), hop_log.read_record(log)
-    search = record.get("search")
-    by = search.get("gold_by") if isinstance(search, Mapping) else None
+    rows, search = HOPS.read(log), read_record(log).get("search", {})
+    by = search.get("gold_by")
     if by not in KEYS:
         raise InputError(
-            f"{log.with_suffix('.json')}, which says what gold pages are known by, is missing or "
-            "has no search.gold_by; bring it back."
+            f"{record_path(log)}, which says what gold pages are known by, is missing or has no "
+            "search.gold_by; bring it back."
         )
     gold = _gold(rows, corpus, by)
-    known = passages_of(
-        corpus, {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
-    )
-    clean = bool(search.get("clean")) if search else False
-    texts = {
-        name: document_text(each.passage.title, each.passage.text, clean)
-        for name, each in known.items()
-    }
-    return [_row(row, gold[row.id], known, texts) for row in rows]
+    names = {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
+    numbers, passages = passages_of(corpus, names)
+    clean = bool(search.get("clean"))
+    texts = {name: document_text(p.title, p.text, clean) for name, p in passages.items()}
+    return [_row(row, gold[row.id], numbers, texts) for row in rows]
 
 
 def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
@@ -104,11 +89,11 @@ def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, 
 def _row(
     row: Searched,
     gold: Sequence[str],
-    known: Mapping[str, Numbered],
+    numbers: Mapping[str, int],
     texts: Mapping[str, str],
 ) -> Row:
     last = row.hops[-1]
-    facts, taken = ([known[name].number for name in names] for names in (gold, last.pool))
+    facts, taken = ([numbers[name] for name in names] for names in (gold, last.pool))
     answer, *aliases = row.answers or ("",)
     return Row(
         id=row.id,

@@ -11,10 +11,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from qrag_jax.metrics import retrieval_log
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -82,7 +80,7 @@ def log_record(
     *,
     searched: bool,
 ) -> dict[str, Any]:
-    """What a log depends on, for `check_log`.
+    """What a log depends on, for `row_log.begin`.
 
     Fields have the names that they have on the command line.
 
@@ -102,11 +100,6 @@ def log_record(
         "precision": list(map(str, encoder.module.precision)),
         **_written({name: value for name, value in fields.items() if not is_free(name, free)}),
     }
-
-
-def check_log(path: Path, record: Mapping[str, Any]) -> None:
-    """Guards the log at `path` against rows that were made under another `log_record`."""
-    retrieval_log.check_meta(path, record)
 
 
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,20 @@ import numpy as np
 from qrag_jax.environments.queries import EMPTY, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
 from qrag_jax.evaluators.episode_views import HOPS
+from qrag_jax.environments.query_writing.state import (
+    EMPTY,
+    OUTCOMES,
+    STOPPED,
+    TOO_LONG,
+    QueryState,
+)
+from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
-from qrag_jax.metrics import hop_log
-from qrag_jax.metrics.answers import INFRASTRUCTURE
+from qrag_jax.metrics.rows import HOPS, Hop, Searched
+from qrag_jax.metrics.summaries import hop_columns
 from qrag_jax.runtime.interrupt import StopSignal
-
-# (parameters, step, signal) → by hop, a row for each question.
-PlayHops = Callable[[Any, int, StopSignal], Sequence[Sequence["HopRow"]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,14 +55,12 @@ class QueryScores:
     """Scores fixed questions.
 
     Attributes:
-        play: plays all of them once, hop by hop.
+        play: (parameters, signal) → a row for each question.
         best_by: the score after the last hop that chooses the best checkpoint.
-        shown: the questions, for a log of their episodes; (): none is kept.
     """
 
-    play: PlayHops
+    play: Callable[[Any, StopSignal], Sequence[Searched]]
     best_by: str
-    shown: Sequence[QueryState] = ()
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the questions.
@@ -64,73 +68,49 @@ class QueryScores:
         Raises:
             Stopped: the run is told to stop.
         """
-        hops = self.play(params, step, stop)
-        scores = hop_scores(hops)
-        last = len(hops)
+        rows = self.play(params, stop)
+        scores = hop_scores(rows)
+        last = len(rows[0].hops)
         parts = [_told(hop, scores) for hop in range(1, last + 1)]
         lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
         without = f"; {lost:.1%} without a query" if lost else ""
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
-            baselines={f"untrained/{name}": value for name, value in scores.items()},
-            line=f"step {step}: {'; '.join(parts)}{without}; {len(hops[0])} questions",
-            score=scores[f"hop{last}/{self.best_by}"],
-            scores=scores,
-            episodes=self._sampler(hops),
-            each=[hops[-1][place].scores[self.best_by] for place in _whole(hops)],
+        return Evaluation.of(
+            f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
+            scores,
+            f"hop{last}/{self.best_by}",
+            episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
+            each=[row.hops[-1].scores[self.best_by] for row in rows if not row.failed],
         )
 
-    def _sampler(self, hops: Sequence[Sequence[HopRow]]) -> Sampler:
-        def rows(places: Sequence[int]) -> list[hop_log.Searched]:
-            own = [[hop[place] for place in places] for hop in hops]
-            return logged([self.shown[place] for place in places], own)
 
-        return sampler(HOPS, rows, len(self.shown))
-
-
-def _told(hop: int, scores: dict[str, float]) -> str:
+def _told(hop: int, scores: Mapping[str, float]) -> str:
     recall, ap, every = (scores[f"hop{hop}/{name}"] for name in (RECALL, AP, ALL_GOLD))
     return f"hop {hop}: recall {recall:.3f}, AP {ap:.3f}, all gold {every:.3f}"
 
 
-def hop_scores(hops: Sequence[Sequence[HopRow]]) -> dict[str, float]:
+def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
     """Means over the questions: `hopN/SCORE` after each hop, and what the queries took.
 
     A query that is empty or too long finds nothing: the pool stays as it was. A question with a hop
     that failed is left out of the scores.
     """
-    found, whole = {}, _whole(hops)
-    for number, rows in enumerate(hops, start=1):
-        for name in rows[0].scores:
-            values = [rows[place].scores[name] for place in whole]
-            found[f"hop{number}/{name}"] = float(np.mean(values)) if values else 0.0
-    made = [row.made for rows in hops for row in rows if row.made is not None]
-    outcomes = [each.outcome for each in made]
-    count = max(len(made), 1)
+    columns = hop_columns([row for row in rows if not row.failed])
+    scores = {name: float(np.mean(columns.get(name) or 0.0)) for name in hop_columns(rows)}
+    hops = [hop for row in rows for hop in row.hops]
+    outcomes = Counter(hop.outcome for hop in hops if hop.outcome)  # of what a model wrote
+    count = max(outcomes.total(), 1)
     known = {"empty_share": EMPTY, "too_long_share": TOO_LONG, "stopped_share": STOPPED}
-    shares = {name: outcomes.count(outcome) / count for name, outcome in known.items()}
-    questions = len(hops[0])
+    failed = sum(number for outcome, number in outcomes.items() if outcome not in OUTCOMES)
     return {
-        **found,
-        **shares,
-        "failed_share": sum(not each.scored for each in made) / count
-        - shares["empty_share"]
-        - shares["too_long_share"],
-        "sampled_tokens": sum(len(each.sampled) for each in made) / questions,
-        "read_tokens": sum(row.read for rows in hops for row in rows) / questions,
+        **scores,
+        **{name: outcomes[outcome] / count for name, outcome in known.items()},
+        "failed_share": failed / count,
+        "sampled_tokens": sum(hop.sampled for hop in hops) / len(rows),
+        "read_tokens": sum(hop.read for hop in hops) / len(rows),
     }
 
 
-def _whole(hops: Sequence[Sequence[HopRow]]) -> list[int]:
-    """The places of the questions of which no hop failed."""
-    return [
-        place
-        for place, rows in enumerate(zip(*hops, strict=True))
-        if not any(row.outcome in INFRASTRUCTURE for row in rows)
-    ]
-
-
-def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[hop_log.Searched]:
+def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
     """Played questions as rows of a log.
 
     Args:
@@ -138,7 +118,7 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
         hops: by hop, a row for each of them.
     """
     return [
-        hop_log.Searched(
+        Searched(
             state.id,
             state.question,
             state.answers,
@@ -150,9 +130,9 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
     ]
 
 
-def _logged(row: HopRow) -> hop_log.Hop:
+def _logged(row: HopRow) -> Hop:
     made, pool = row.made, tuple(each.id for each in row.after.pool)
     if made is None:
-        return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read)
+        return Hop(row.query, row.outcome, pool, row.scores, row.read)
     sampled = len(made.sampled)
-    return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)
+    return Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)

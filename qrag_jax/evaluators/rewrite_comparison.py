@@ -15,8 +15,16 @@ import numpy as np
 
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_scores import measured
-from qrag_jax.metrics.bootstrap import columns_text, interval_text, mean_interval, paired_interval
+from qrag_jax.metrics.bootstrap import (
+    columns_text,
+    gains,
+    interval_cells,
+    interval_text,
+    with_intervals,
+)
+from qrag_jax.metrics.rows import RewriteRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +72,7 @@ def compared(
     """
     usable = {told: way for told, way in ways.items() if not way.failed[places].all()}
     common = [n for n in places if not any(way.failed[n] for way in usable.values())]
-    scores = {
-        told: {name: _interval(*mean_interval(own[common])) for name, own in way.columns.items()}
-        for told, way in usable.items()
-        if common
-    }
+    scores = {told: with_intervals(_at(way, common)) for told, way in usable.items() if common}
     return {
         "queries": len(places),
         "scored": len(common),
@@ -88,10 +92,11 @@ def _gains(main: WayScores, other: WayScores, places: np.ndarray) -> dict[str, A
     pairs = places[~(main.failed | other.failed)[places]]
     if not len(pairs):
         return {}
-    return {"queries": len(pairs)} | {
-        name: _interval(*paired_interval(column[pairs], other.columns[name][pairs]))
-        for name, column in main.columns.items()
-    }
+    return {"queries": len(pairs)} | gains(_at(main, pairs), _at(other, pairs))
+
+
+def _at(way: WayScores, places: Any) -> dict[str, np.ndarray]:
+    return {name: column[places] for name, column in way.columns.items()}
 
 
 def _winner(ways: Mapping[str, WayScores], common: list[int], by: str) -> dict[str, Any] | None:
@@ -104,8 +109,8 @@ def _winner(ways: Mapping[str, WayScores], common: list[int], by: str) -> dict[s
     found: dict[str, Any] = {"by": by, "ways": first, "mean": best, "next": None, "lead": None}
     if others:
         found["next"] = max(others, key=lambda told: others[told])
-        one, other = (ways[each].columns[by][common] for each in (first[0], found["next"]))
-        found["lead"] = _interval(*paired_interval(one, other))
+        one, other = (_at(ways[each], common) for each in (first[0], found["next"]))
+        found["lead"] = gains({by: one[by]}, other)[by]
     return found
 
 
@@ -118,7 +123,7 @@ def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
     measures = [*next(iter(scores.values()), {})]
     rows = [["", *measures, "failed"]]
     for way, failed in found["failed"].items():
-        cells = [interval_text(scores[way][each]) if way in scores else "-" for each in measures]
+        cells = interval_cells(scores.get(way, {}), measures)
         rows.append([way, *cells, str(failed)])
     text += columns_text(rows)
     if winner := found["winner"]:
@@ -141,7 +146,3 @@ def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
         cells = [shape[name] for name in names]
         rows.append([told, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
     return columns_text(rows)
-
-
-def _interval(mean: float, low: float, high: float) -> dict[str, float]:
-    return {"mean": mean, "low": low, "high": high}

@@ -1,4 +1,4 @@
-"""Scores of a query rewriter on fixed queries: what its queries find, and what they look like."""
+"""Scores of a query rewriter: what its queries find, and what they look like."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from qrag_jax.evaluators.episode_sample import played_sampler
 from qrag_jax.evaluators.episode_views import REWRITES
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, read_output
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Failed
+from qrag_jax.evaluators.episode_sample import sampler
+from qrag_jax.evaluators.training_scores import Evaluation, lost_text
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.metrics.rows import REWRITES, RewriteRow
+from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 
-# (parameters, signal) → an episode for each query, in order.
-PlayAll = Callable[[Any, StopSignal], Sequence[TokenEpisode]]
 Rankings = Sequence[Sequence[str] | None]  # of each query, best first; None: its search failed
-# signal → what each original query finds.
-Originals = Callable[[StopSignal], Rankings]
 
 
 @dataclasses.dataclass(frozen=True)
 class RewriteScores:
-    """Scores fixed queries.
+    """Scores fixed queries during training.
 
     Attributes:
         tasks: the queries.
-        play: plays all of them once.
-        originals: searches the original queries; asked in each evaluation.
+        play: (parameters, signal) → a row for each query, in order.
+        originals: signal → what each original query finds; asked in each evaluation.
         measures: of rankings, see `metrics.ranking`.
         best_by: the measure that chooses the best checkpoint.
-        logged: (places of queries, their episodes) → rows to look at; None: there are none.
     """
 
     tasks: Sequence[RewriteTask]
-    play: PlayAll
-    originals: Originals
+    play: Callable[[Any, StopSignal], Sequence[RewriteRow]]
+    originals: Callable[[StopSignal], Rankings]
     measures: Sequence[str]
     best_by: str
-    logged: Callable[[Sequence[int], Sequence[TokenEpisode]], Sequence[RewriteRow]] | None = None
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the queries.
@@ -52,40 +53,36 @@ class RewriteScores:
         Raises:
             Stopped: the run is told to stop.
         """
-        episodes = self.play(params, stop)
+        rows = self.play(params, stop)
         original = means(measured(self.tasks, self.originals(stop), self.measures))
-        columns = measured(self.tasks, rankings_of(episodes), self.measures)
+        columns = measured(self.tasks, rankings_of(rows), self.measures)
         scores = means(columns)
-        shapes = shape_of_queries(self.tasks, episodes)
-        failed = f", {share:.0%} failed" if (share := shapes["failed_share"]) else ""
         told = ", ".join(
             f"{name} {scores[name]:.3f} ({original[name]:.3f} by the originals)"
             for name in self.measures
         )
-        every = scores | shapes
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in every.items()},
-            baselines={f"untrained/{name}": value for name, value in every.items()}
-            | {f"original/{name}": value for name, value in original.items()},
-            line=(
-                f"step {step}: {told}, {shapes['format']:.0%} readable, "
-                f"{shapes['query_words']:.1f} words{failed} on {len(self.tasks)} queries"
-            ),
-            score=scores[self.best_by],
-            scores=every,
-            episodes=played_sampler(REWRITES, self.logged, episodes),
+        scores |= {name: value or 0.0 for name, value in shape_of_rows(self.tasks, rows).items()}
+        scores.pop("readable")
+        scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
+        line = (
+            f"step {step}: {told}, {scores['format']:.0%} readable, "
+            f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
+            f"{len(self.tasks)} queries"
+        )
+        found = Evaluation.of(
+            line,
+            scores,
+            self.best_by,
+            episodes=sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows)),
             each=columns[self.best_by],
         )
+        found.baselines.update({f"original/{name}": value for name, value in original.items()})
+        return found
 
 
-def rankings_of(episodes: Sequence[TokenEpisode]) -> list[tuple[str, ...] | None]:
-    """What each episode found, best first; () if it has no query, None if it failed."""
-    return [
-        tuple(each.id for each in episode.ended.found)
-        if isinstance(episode.ended, Searched)
-        else None
-        for episode in episodes
-    ]
+def rankings_of(rows: Sequence[RewriteRow]) -> list[tuple[str, ...] | None]:
+    """What each query found, best first; () if there is no query, None if its search failed."""
+    return [None if row.failed else row.ranking for row in rows]
 
 
 def measured(
@@ -106,28 +103,70 @@ def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: float(np.mean(column)) if column else 0.0 for name, column in columns.items()}
 
 
-def shape_of_queries(
-    tasks: Sequence[RewriteTask], episodes: Sequence[TokenEpisode]
-) -> dict[str, float]:
-    """Means over the episodes that did not fail: `format` (share with a query, even one that the
-    search cannot read, as in the reward), `sampled_tokens`, and over those with a query
-    `GUARD_MEASURES`; and `failed_share`.
+def shape_of_rows(
+    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow]
+) -> dict[str, float | None]:
+    """Means over the queries that did not fail; None: of nothing.
+
+    `format` is the share with a query, even one that the search cannot read, as in the reward, and
+    `readable` that with a query that was searched for. There are also `sampled_tokens`, and over
+    those with a query `GUARD_MEASURES`.
     """
-    rows: list[dict[str, float]] = []
-    searched = []
-    for task, episode in zip(tasks, episodes, strict=True):
-        ended = episode.ended
-        if isinstance(ended, Failed):
-            continue
-        assert isinstance(ended, Searched)
-        tokens = sum(len(turn.sampled) for segment in episode.segments for turn in segment)
-        rows.append({"format": float(bool(ended.answer)), "sampled_tokens": float(tokens)})
-        if ended.answer:
-            searched.append(guard_measures(task.question, ended.answer, task.answers))
-    found = {name: _mean(rows, name) for name in ("format", "sampled_tokens")}
-    found |= {name: _mean(searched, name) for name in GUARD_MEASURES}
-    return found | {"failed_share": 1 - len(rows) / max(len(tasks), 1)}
+    kept = [(task, row) for task, row in zip(tasks, rows, strict=True) if not row.failed]
+    written = [(task, row) for task, row in kept if row.query]
+    guards = [guard_measures(row.original, row.query, task.answers) for task, row in written]
+    return {
+        "format": _mean([float(bool(row.query)) for _, row in kept]),
+        "readable": _mean([float(row.outcome == REWRITTEN) for _, row in kept]),
+        "sampled_tokens": _mean([float(row.sampled) for _, row in kept]),
+        **{name: _mean([each[name] for each in guards]) for name in GUARD_MEASURES},
+    }
 
 
-def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
-    return float(np.mean([row[name] for row in rows])) if rows else 0.0
+def _mean(values: Sequence[Any]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+def played_row(
+    task: RewriteTask, episode: TokenEpisode, speech: Speech, form: str = ""
+) -> RewriteRow:
+    """The row of an episode.
+
+    Args:
+        task: its query.
+        form: of the output, by which the query is read of an episode whose search failed; "": it
+            is none of `output.FORMS`, and the query is lost.
+    """
+    ended = episode.ended
+    turn = next((turn for segment in episode.segments for turn in segment), None)
+    text = "" if turn is None else speech.text(turn.sampled)
+    row = RewriteRow(
+        id=task.id,
+        collection=task.collection,
+        original=task.question,
+        query="",
+        text=text,
+        sampled=0 if turn is None else len(turn.sampled),
+    )
+    if isinstance(ended, Failed):
+        cut_off = turn is None or turn.finish == "length"
+        query = read_output(text, form, cut_off=cut_off).query if form else ""
+        return dataclasses.replace(row, query=query, outcome=ended.cause)
+    assert isinstance(ended, Rewritten)
+    found = _scored(ended.found)
+    return dataclasses.replace(row, query=ended.answer, outcome=ended.outcome, found=found)
+
+
+def searched_row(task: RewriteTask, query: str, found: Sequence[Document] | Failure) -> RewriteRow:
+    """The row of a query that no model wrote."""
+    row = RewriteRow(task.id, task.collection, task.question, query)
+    if isinstance(found, Failure):
+        return dataclasses.replace(row, outcome=found.cause)
+    return dataclasses.replace(row, found=_scored(found))
+
+
+def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
+    return tuple((each.id, float(each.score)) for each in documents)

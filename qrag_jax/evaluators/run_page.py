@@ -14,15 +14,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episode_sample import spread
-from qrag_jax.evaluators.episode_views import CHUNKS, KINDS, Episode, Found, Step, episodes_of
-from qrag_jax.metrics import prediction_scores, predictions, retrieval_log
+from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, Step, episodes_of
+from qrag_jax.metrics import prediction_scores
+from qrag_jax.metrics.row_log import object_in, read_record
+from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes
 from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
@@ -35,7 +37,6 @@ _TRAINED = re.compile(r"(best|last)-[1-9]\d*")
 _BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
 _NAMED = 6  # other logs that a note names
 _GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
-_FIX = "name another file"
 
 Data = dict[str, Any]  # as the page's script takes it
 
@@ -56,7 +57,7 @@ class Place(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """The run's config; {} if there is none that can be read."""
-        return {} if self.folder is None else _object_in(self.folder / CONFIG_NAME)
+        return {} if self.folder is None else object_in(self.folder / CONFIG_NAME)
 
 
 def find(path: Path) -> Place:
@@ -69,10 +70,10 @@ def find(path: Path) -> Place:
         )
         place = Place(path, path, metrics, newest_log(path) or sample)
     else:
-        record = _object(next(_lines(path), b""))
         of_run = (CONFIG_NAME, METRICS_NAME)
         parents = path.absolute().parents
         folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
+        record = _first(path)
         is_log = kind_of(path) or record.keys() >= _SAMPLE
         metrics = path if "step" in record and not is_log else None
         place = Place(path, folder, metrics, path if is_log else None)
@@ -97,13 +98,19 @@ def newest_log(folder: Path) -> Path | None:
 
 
 def kind_of(path: Path) -> str | None:
-    """What a log's rows are, by its first lines: one of `KINDS`; None: it is no such log."""
-    for line, _ in zip(_lines(path), range(100)):
-        record = _object(line)
-        for name, kind in KINDS.items():
-            if kind.marks <= record.keys():
-                return name
-    return None
+    """What a log's rows are, by its first line: one of `KINDS`; None: it is no such log."""
+    record = _first(path)
+    return next((name for name, kind in KINDS.items() if kind.is_of(record)), None)
+
+
+def _first(path: Path) -> dict[str, Any]:
+    """The first line of a file that may be anything; {} if it is no object of JSON."""
+    try:
+        with path.open("rb") as file:
+            record = bounded_json.parsed(next(bounded_files.lines(file, path, _GIVE), b"null"))
+    except (OSError, ValueError):  # InputError is a ValueError, too
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _logs(folder: Path) -> list[Path]:
@@ -174,8 +181,8 @@ def section_of(place: Place, most: int) -> Data | None:
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        label, rows = f"{log.parent.name}/{log.name}", _read(log, kind, notes)
-        before = _read(early, kind, notes) if early else []
+        label, rows = f"{log.parent.name}/{log.name}", KINDS[kind].log.read(log)
+        before = KINDS[kind].log.read(early) if early else []
         notes += [f"Before training: {early}."] if early else []
     if log.parent.name in _UNTRAINED:
         notes.append("These are episodes of the untrained weights.")
@@ -186,7 +193,7 @@ def section_of(place: Place, most: int) -> Data | None:
         rows = [rows[at] for at in spread(len(rows), most)]
     settings = _settings(place)
     episodes = episodes_of(kind, rows, before, settings)
-    notes += _notes_on_chunks(rows, settings) if kind == CHUNKS else [KINDS[kind].note]
+    notes += _notes_on_chunks(rows, settings) if kind == RETRIEVALS.name else [KINDS[kind].note]
     if before and (alone := sum(each.before is None for each in episodes)):
         notes.append(f"Episodes that have none before training: {alone}.")
     sample = place.path / EPISODES_NAME
@@ -198,39 +205,27 @@ def section_of(place: Place, most: int) -> Data | None:
         "kind": kind,
         "title": f"{place.name}: episodes of {label}",
         "notes": [*filter(None, notes)],
-        "words": KINDS[kind].words,
+        "words": KINDS[kind].named_words,
         "episodes": episodes,
     }
 
 
-def _read(log: Path, kind: str, notes: list[str]) -> list[Any]:
-    """The rows; a broken line is counted, and a last one that is still being written left out."""
-    rows, broken = [], 0
-    for number, line in enumerate(_lines(log), start=1):
-        try:
-            rows.append(KINDS[kind].parse(line, f"{log}, line {number}"))
-        except InputError:
-            broken += line.endswith(b"\n")
-    if broken:
-        notes.append(f"Broken lines of {log} that were skipped: {broken}.")
-    return rows
-
-
-def _read_sample(log: Path) -> tuple[str, int, list[Any], list[Any]]:
+def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
     """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
-    steps: dict[int, list[Any]] = {}
-    kind = CHUNKS
-    for number, line in enumerate(_lines(log), start=1):
-        record = _object(line)
-        if record.keys() >= _SAMPLE:
-            kind, text = record["kind"], bounded_json.as_line(record["row"])
-            row = KINDS[kind].parse(text, f"{log}, line {number}")
-            steps.setdefault(record["step"], []).append(row)
-    last = max(steps, default=0)
-    return kind, last, steps.get(last, []), steps.get(0, []) if last else []
+    *lines, _ = path.read_bytes().split(b"\n")  # the last line may be being written
+    kept = [json.loads(line) for line in lines]
+    if not kept:
+        return RETRIEVALS.name, 0, [], []
+    kind, last = kept[-1]["kind"], kept[-1]["step"]
+
+    def at(step: int) -> list[Any]:
+        rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
+        return [KINDS[kind].log.parsed_row(row, str(path)) for row in rows]
+
+    return kind, last, at(last), at(0) if last else []
 
 
-def _notes_on_chunks(rows: Sequence[retrieval_log.Row], settings: Mapping[str, Any]) -> list[str]:
+def _notes_on_chunks(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[str]:
     notes, steps = [], settings.get("env.max_steps")
     if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
         notes.append(
@@ -246,8 +241,8 @@ def _settings(place: Place) -> dict[str, Any]:
     """The config that a log was made with: the record beside it says it, else the run's config."""
     fields = flat(place.config)
     if place.log is not None:
-        beside = _object_in(retrieval_log.meta_path(place.log))
-        beside |= flat({"config": _object_in(place.log.with_suffix(".json")).get("config", {})})
+        # Records have the config as a section, or its fields by names with dots.
+        beside = flat(read_record(place.log))
         names = [name for name in beside if name.startswith("config.")]
         fields |= {name.removeprefix("config."): beside[name] for name in names}
     return fields
@@ -255,23 +250,22 @@ def _settings(place: Place) -> dict[str, Any]:
 
 def score_table(paths: Sequence[Path]) -> list[str]:
     """The scores of all files of predictions in these folders."""
-    found = {file for path in paths for file in [path, *path.rglob("*.jsonl")]}
-    records = {file: predictions.read_record(file) for file in sorted(found)}
+    files = sorted({file for path in paths for file in [path, *path.rglob("*.jsonl")]})
+    records = {file: read_record(file) for file in files if file.suffix == ".jsonl"}
     # Those of environments of others have no retriever, and scores of their own.
-    files = {file: record for file, record in records.items() if record and "retriever" in record}
-    if not files:
+    records = {
+        file: record
+        for file, record in records.items()
+        if record.get("kind") == TOOL_EPISODES and "retriever" in record
+    }
+    if not records:
         return []
-    base = os.path.commonpath([file.absolute().parent for file in files])
-    lines, after = [], []
-    for file, record in files.items():
-        name = os.path.relpath(file, base)
-        name = f"{name}: {record.get('checkpoint')}, {record['retriever']}"
-        scores = prediction_scores.summarised(predictions.read_scores(file))
-        lines += prediction_scores.score_lines(scores)
-        lines[-len(scores)][0] = name
-        of_draws = prediction_scores.draws_text(scores[prediction_scores.ALL])
-        after += [f"{name}: {line}" for line in of_draws]
-    return [*prediction_scores.table(lines), *after]
+    base = os.path.commonpath([file.absolute().parent for file in records])
+    scores = {}
+    for file, record in records.items():
+        name = f"{os.path.relpath(file, base)}: {record['checkpoint']}, {record['retriever']}"
+        scores[name] = prediction_scores.summarised(scored_episodes(file))
+    return prediction_scores.table(scores, {})
 
 
 # ------------------------------------------------------------------------------ the page
@@ -336,27 +330,3 @@ def _digest(text: str) -> str:
 
 def _file(name: str) -> str:
     return (resources.files("qrag_jax.evaluators") / name).read_text(encoding="utf-8")
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        record = bounded_json.parsed(line)
-    except bounded_json.BadJSONError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    try:
-        found = bounded_json.load(path, finite=False)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from bounded_files.lines(file, path, _FIX)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {_FIX}.") from None

@@ -1,4 +1,4 @@
-"""Scores of a token policy by its episodes with tools."""
+"""Scores of a token policy: with tools, or in an environment that has its own rewards."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.evaluators.episode_sample import played_sampler
 from qrag_jax.evaluators.episode_views import TOKENS
 from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.evaluators.episode_sample import sampler
+from qrag_jax.evaluators.training_scores import Evaluation, lost_text
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, Rubric, score
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.rows import PREDICTIONS, Prediction
+from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 
 REWARD = "reward"
+_OF_TOOLS = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
 
-# (parameters, signal) → an episode for each question, in order.
-PlayAll = Callable[[Any, StopSignal], Sequence[TokenEpisode]]
+# (places of questions, their episodes) → rows to look at.
+Logged = Callable[[Sequence[int], Sequence[Any]], Sequence[Prediction]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +36,17 @@ class ToolScores:
 
     Attributes:
         tasks: the questions.
-        play: plays all of them once.
+        play: (parameters, signal) → an episode for each question, in order.
         rubric: of the reward.
         best_by: the score that chooses the best checkpoint.
-        logged: (places of questions, their episodes) → rows to look at; None: there are none.
+        logged: makes rows to look at.
     """
 
     tasks: Sequence[ToolTask]
-    play: PlayAll
+    play: Callable[[Any, StopSignal], Sequence[TokenEpisode]]
     rubric: Rubric | OwnRubric
     best_by: str
-    logged: Callable[[Sequence[int], Sequence[TokenEpisode]], Sequence[Prediction]] | None = None
+    logged: Logged
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the questions.
@@ -51,24 +56,61 @@ class ToolScores:
         """
         episodes = self.play(params, stop)
         rows = score_rows(self.tasks, episodes, self.rubric)
-        scores = means(rows, len(self.tasks))
-        failed = f", {share:.0%} failed" if (share := scores["failed_share"]) else ""
+        scores = means(rows, len(self.tasks), (*_OF_TOOLS, "sampled_tokens"))
         malformed = f", {n:.2f} malformed calls" if (n := scores["malformed"]) else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
             f"{scores['recall']:.3f}, citation {scores['citation']:.3f}, reward "
             f"{scores[REWARD]:.3f}, {scores['turns']:.2f} turns, "
-            f"{scores['completed']:.0%} completed{malformed}{failed} on {len(self.tasks)} questions"
+            f"{scores['completed']:.0%} completed{malformed}"
+            f"{lost_text(scores, {'failed_share': 'failed'})} on {len(self.tasks)} questions"
         )
-        return Evaluation(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
-            baselines={f"untrained/{name}": value for name, value in scores.items()},
-            line=line,
-            score=scores[self.best_by],
-            scores=scores,
-            episodes=played_sampler(TOKENS, self.logged, episodes),
-            each=[row[self.best_by] for row in rows],
-        )
+        return _evaluation(line, scores, self.best_by, rows, (episodes, self.logged))
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentScores:
+    """Scores fixed tasks of an environment that has its own rewards.
+
+    Attributes:
+        play: (parameters, signal) → an episode for each task, in order.
+        logged: makes rows to look at.
+    """
+
+    play: Callable[[Any, StopSignal], Sequence[PlayedEpisode]]
+    logged: Logged
+
+    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        """Plays and scores the tasks.
+
+        Raises:
+            Stopped: the run is told to stop.
+        """
+        episodes = self.play(params, stop)
+        rows = environment_rows(episodes)
+        scores = means(rows, len(episodes), (REWARD,))
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        line = f"step {step}: {parts} on {len(episodes)} tasks"
+        return _evaluation(line, scores, REWARD, rows, (episodes, self.logged))
+
+
+def _evaluation(
+    line: str,
+    scores: Mapping[str, float],
+    best_by: str,
+    rows: Sequence[Mapping[str, float]],
+    played: tuple[Sequence[Any], Logged],
+) -> Evaluation:
+    episodes, logged = played
+    return Evaluation.of(
+        line,
+        scores,
+        best_by,
+        episodes=sampler(
+            PREDICTIONS, lambda at: logged(at, [episodes[n] for n in at]), len(episodes)
+        ),
+        each=[row[best_by] for row in rows],
+    )
 
 
 def score_rows(
@@ -93,17 +135,37 @@ def score_rows(
                 "completed": float(tally.completed),
                 "truncated": float(tally.truncated),
                 "malformed": tally.malformed + tally.unknown_tool,
-                "sampled_tokens": sum(len(t.sampled) for s in episode.segments for t in s),
+                "sampled_tokens": _sampled_tokens(episode),
             }
         )
     return rows
 
 
-def means(rows: Sequence[Mapping[str, float]], questions: int) -> dict[str, float]:
-    """Means of `score_rows`, 0 if there are none; and the share of the questions without a row."""
-    names = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
-    found = {
-        name: float(np.mean([row[name] for row in rows])) if rows else 0.0
-        for name in (*names, "sampled_tokens")
-    }
-    return found | {"failed_share": 1 - len(rows) / questions}
+def environment_rows(episodes: Sequence[PlayedEpisode]) -> list[dict[str, float]]:
+    """The reward, its parts and counts of each episode that has a reward."""
+    return [
+        {
+            REWARD: episode.ended.reward,
+            **{name: value for name, value in episode.ended.parts.items() if name != REWARD},
+            "turns": float(sum(len(segment) for segment in episode.segments)),
+            "truncated": float(episode.ended.truncated),
+            "sampled_tokens": float(_sampled_tokens(episode)),
+        }
+        for episode in episodes
+        if isinstance(episode.ended, Scored)
+    ]
+
+
+def _sampled_tokens(episode: TokenEpisode | PlayedEpisode) -> int:
+    return sum(len(turn.sampled) for segment in episode.segments for turn in segment)
+
+
+def means(
+    rows: Sequence[Mapping[str, float]], episodes: int, names: Sequence[str]
+) -> dict[str, float]:
+    """Means over the rows, of these names 0 if there are none; and the share without a row."""
+    scores = {}
+    for name in dict.fromkeys((*names, *(name for row in rows for name in row))):
+        values = [row[name] for row in rows if name in row]
+        scores[name] = float(np.mean(values)) if values else 0.0
+    return scores | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}

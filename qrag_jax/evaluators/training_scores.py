@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +11,11 @@ import numpy as np
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
-from qrag_jax.evaluators.episode_views import CHUNKS
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
-from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.service import FeedbackLost, Rewards
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
@@ -44,6 +42,49 @@ class Evaluation(NamedTuple):
     episodes: Sampler | None = None
     each: Sequence[float] = ()
     q_spread: float | None = None
+
+    @classmethod
+    def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
+        """An evaluation; `more`: further attributes."""
+        return cls(
+            metrics={f"eval/{name}": value for name, value in scores.items()},
+            baselines={f"untrained/{name}": value for name, value in scores.items()},
+            line=line,
+            score=scores[best_by],
+            scores=dict(scores),
+            **more,
+        )
+
+
+def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
+    """Of the shares that are not 0, what they are of, for the line on the screen.
+
+    Args:
+        words: name of the share → words for people.
+    """
+    shares = ((scores.get(name, 0.0), told) for name, told in words.items())
+    return "".join(f", {share:.0%} {told}" for share, told in shares if share)
+
+
+def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
+    """float64 `[count, width]`: what is found of all questions, of which each host asks its part.
+
+    It is in the order of the questions, so that a mean does not depend on the number of hosts.
+
+    Args:
+        ask: places of questions → their rows; all hosts fail together if one is stopped or has
+            lost its feedback.
+    """
+    index, number = jax.process_index(), jax.process_count()
+    places = range(count)[index::number]
+    rows = np.full((-(-count // number), width), np.nan)  # as many on each host
+    failure: Exception | None = None
+    try:
+        rows[: len(places)] = ask(places)
+    except (Stopped, FeedbackLost) as why:
+        failure = why
+    hosts.fail_together(failure, FeedbackLost)
+    return hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, width)[:count]
 
 
 def q_spread(rows: Sequence[Row]) -> float | None:
@@ -88,10 +129,6 @@ class TrainingScores:
 
         Args:
             rewards: rewards from a language model; None if the supporting facts give them.
-
-        Raises:
-            Stopped: the run is told to stop while this waits for rewards.
-            FeedbackLost: the language model gives no more rewards.
         """
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
@@ -105,65 +142,50 @@ class TrainingScores:
             }
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
-        without = "".join(
-            f", {share:.0%} {words}"
-            for name, words in lost.items()
-            if (share := scores.get(name, 0.0))
-        )
+        without = lost_text(scores, lost)
         line = (
             f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
             "questions"
         )
-        return Evaluation(
-            metrics={
-                **{f"eval/{name}": value for name, value in scores.items()},
-                **{f"eval_single_step/{name}": value for name, value in single_scores.items()},
-            },
-            baselines={
-                **{f"untrained/{name}": value for name, value in scores.items()},
-                **{f"single_step/{name}": value for name, value in single_scores.items()},
-            },
-            line=line,
-            score=scores[self.best_by],
-            scores=scores,
-            episodes=sampler(CHUNKS, lambda places: [multi[place] for place in places], len(multi)),
+        found = Evaluation.of(
+            line,
+            scores,
+            self.best_by,
+            episodes=sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi)),
             each=columns[self.best_by],
             q_spread=q_spread(single),
         )
+        beside = single_scores.items()
+        found.metrics.update({f"eval_single_step/{name}": value for name, value in beside})
+        found.baselines.update({f"single_step/{name}": value for name, value in beside})
+        return found
 
     def _returns(
         self, rows: Sequence[Row], asks: Rewards, stop: StopSignal
     ) -> tuple[list[float], int]:
         """The returns of the questions that the model scored, in order.
 
-        They are 0 where the model gave no answer; the second value counts these. Of several hosts,
-        each asks about its part of the questions.
+        They are 0 where the model gave no answer; the second value counts these.
         """
-        index, count, size = jax.process_index(), jax.process_count(), self.episodes.batch_size
-        samples, shown = self.episodes.shown[index::count], rows[index::count]
-        taken = [self._actions(row, sample) for row, sample in zip(shown, samples, strict=True)]
-        asked = [
-            asks.begin(samples[start : start + size], taken[start : start + size])
-            for start in range(0, len(shown), size)
-        ]
-        rewards: list[EpisodeRewards | Unscored] = []
-        failure: Exception | None = None
-        try:
-            for part in asked:
-                rewards += asks.wait(part, stop)
-        except (Stopped, FeedbackLost) as why:
-            failure = why
-        hosts.fail_together(failure, FeedbackLost)
-        # Returns, and whether there is no answer; of as many questions on each host.
-        found = np.full((-(-len(rows) // count), 2), np.nan)
-        for number, episode in enumerate(rewards):
-            if not isinstance(episode, Unscored):
-                each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-                found[number] = sum(each), 0
-            elif episode.cause not in INFRASTRUCTURE:
-                found[number] = 0, 1
-        # In the order of the questions, so that a mean does not depend on the number of hosts.
-        found = hosts.of_each(found).transpose(1, 0, 2).reshape(-1, 2)
+        shown, size = self.episodes.shown, self.episodes.batch_size
+
+        def ask(places: Sequence[int]) -> np.ndarray:
+            samples = [shown[place] for place in places]
+            taken = [self._actions(rows[place], shown[place]) for place in places]
+            parts = range(0, len(samples), size)
+            asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
+            rewards = [each for part in asked for each in asks.wait(part, stop)]
+            # Returns, and whether there is no answer.
+            found = np.full((len(samples), 2), np.nan)
+            for number, episode in enumerate(rewards):
+                if not isinstance(episode, Unscored):
+                    each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+                    found[number] = sum(each), 0
+                elif episode.cause not in INFRASTRUCTURE:
+                    found[number] = 0, 1
+            return found
+
+        found = of_all_hosts(len(rows), 2, ask)
         returns, broken = found[~np.isnan(found[:, 0])].T
         return returns.tolist(), int(broken.sum())
 

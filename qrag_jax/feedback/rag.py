@@ -9,7 +9,7 @@ the whole episode belong to its last search, the others to one search each:
 | `sub_em` | episode | 1 if a gold answer stands in the answer |
 | `rouge_l` | episode | ROUGE-L (`metrics.answers`) |
 | `llm` | episode | a language model's verdict on the answer, 1 or 0 |
-| `recall`, `ndcg` | episode | gold passages that were found (`metrics.hops`) |
+| `recall`, `ndcg` | episode | gold passages that were found (`metrics.ranking`) |
 | `hop_recall`, `hop_ndcg` | hop | gold passages that this search was the first to find |
 | `novelty` | hop | passages that no earlier search found |
 | `relevance` | hop | mean score of the passages by a reranking model |
@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qrag_jax.environments.episode import Ended, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.metrics import answers, hops
+from qrag_jax.metrics import answers, ranking
 
 LLM, RELEVANCE = "llm", "relevance"
 
@@ -65,14 +65,14 @@ OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
         answer, answers.whole_answers(gold.rule, gold.answers)
     ),
 }
-OF_EPISODE: dict[str, Callable[[Gold, hops.Found], float]] = {
-    "recall": lambda gold, found: hops.recall(gold.relevant, found),
-    "ndcg": lambda gold, found: hops.ndcg(gold.relevant, found),
+OF_EPISODE: dict[str, Callable[[Gold, ranking.Found], float]] = {
+    "recall": lambda gold, found: ranking.episode_recall(gold.relevant, found),
+    "ndcg": lambda gold, found: ranking.episode_ndcg(gold.relevant, found),
 }
-OF_HOPS: dict[str, Callable[[Gold, hops.Found], tuple[float, ...]]] = {
-    "hop_recall": lambda gold, found: hops.hop_recall(gold.relevant, found),
-    "hop_ndcg": lambda gold, found: hops.hop_ndcg(gold.relevant, found),
-    "novelty": lambda gold, found: hops.novelty(found),
+OF_HOPS: dict[str, Callable[[Gold, ranking.Found], tuple[float, ...]]] = {
+    "hop_recall": lambda gold, found: ranking.hop_recall(gold.relevant, found),
+    "hop_ndcg": lambda gold, found: ranking.hop_ndcg(gold.relevant, found),
+    "novelty": lambda gold, found: ranking.novelty(found),
 }
 NAMES = (*OF_ANSWER, LLM, *OF_EPISODE, *OF_HOPS, RELEVANCE)
 _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
@@ -152,7 +152,7 @@ class Mixture:
         self,
         gold: Gold,
         ended: Ended,
-        found: hops.Found,
+        found: ranking.Found,
         llm: float | Unscored | None = None,
         relevance: Sequence[float | Unscored] = (),
     ) -> Scored | Unscored:

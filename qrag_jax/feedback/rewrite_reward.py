@@ -2,8 +2,8 @@
 
 | measure | its name where it is told | what |
 |---|---|---|
-| `ndcg` | `ndcg@k` | see `found_scores` |
-| `recall` | `recall@k` | see `found_scores` |
+| `ndcg` | `ndcg@k` | see `metrics.ranking` |
+| `recall` | `recall@k` | see `metrics.ranking` |
 | `rr` | `rr@k` | reciprocal rank of the first relevant document |
 | `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
 
@@ -42,17 +42,13 @@ from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.feedback import found_scores
 from qrag_jax.feedback.rewrite_tiers import TIERS, Judged
+from qrag_jax.metrics import ranking
 from qrag_jax.metrics.answer_places import answer_place
 from qrag_jax.metrics.answers import normalise
 
 NDCG, RECALL, RR, ANSWER_RANK = MEASURES = ("ndcg", "recall", "rr", "answer_rank")
-_OF_GRADES = {
-    NDCG: found_scores.ndcg,
-    RECALL: found_scores.recall,
-    RR: found_scores.reciprocal_rank,
-}
+_OF_GRADES = {name: ranking.MEASURES[name] for name in (NDCG, RECALL, RR)}
 _TOLD = {ANSWER_RANK: "answer_rr"}
 _SECTION = "reward"
 READ_SHARE = "read_share"

@@ -28,7 +28,7 @@ from qrag_jax.feedback.questions import AUTO, Asking
 from qrag_jax.llm.config import LlmConfig, ServedConfig
 from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
-from qrag_jax.metrics.answer_table import causes_text
+from qrag_jax.metrics.summaries import causes_text
 from qrag_jax.runtime.interrupt import StopSignal
 
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played

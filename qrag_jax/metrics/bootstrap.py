@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+Values = Sequence[float] | NDArray[np.floating]
+
 _BLOCK = 1 << 20  # values drawn at a time: 8 MB of indices and 8 MB of values
+_LEVEL, _RESAMPLES, _SEED = 0.95, 2000, 0
 
 
-def mean_interval(
-    values: Sequence[float] | NDArray[np.floating],
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float, float]:
-    """Mean and percentile bootstrap interval: (mean, low, high).
+def mean_interval(values: Values) -> tuple[float, float, float]:
+    """Mean and 95 % percentile bootstrap interval: (mean, low, high).
 
-    The values are drawn anew with replacement `resamples` times; low and high are the
-    (1-level)/2 and (1+level)/2 quantiles of the means of these draws. Same seed, same interval.
-    Values that are all equal (a single one too) give an interval of no width, a known limit of
-    the method: an EM of 1.0 on every sample does not show that the true EM is 1.0.
+    The values are drawn again with replacement, 2000 times; low and high are the 2.5 % and 97.5 %
+    quantiles of the means of these draws, which have a fixed seed. Values that are all equal (a
+    single one too) give an interval of no width, a known limit of the method: an EM of 1.0 on every
+    sample does not show that the true EM is 1.0.
 
     Args:
         values: one number per sample, `[n]`, n ≥ 1.
-        level: confidence level, strictly between 0 and 1.
-        resamples: number of draws, at least 1.
-        seed: seed of the draws.
-
-    Raises:
-        ValueError: no values, a value that is not finite, or a bad `level` or `resamples`.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or data.size == 0:
         raise ValueError(f"a mean needs a flat list of at least one value, not {data.shape}")
-    _check(data, level, resamples)
+    _check_finite(data)
     if data.min() == data.max():  # exact, while the mean of equal numbers may round
         constant = float(data[0])
         return constant, constant, constant
@@ -45,22 +38,16 @@ def mean_interval(
     low, high = stats.bootstrap(
         (data,),
         np.mean,
-        n_resamples=resamples,
+        n_resamples=_RESAMPLES,
         batch=max(1, _BLOCK // data.size),
-        confidence_level=level,
+        confidence_level=_LEVEL,
         method="percentile",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(_SEED),
     ).confidence_interval
     return float(data.mean()), float(low), float(high)
 
 
-def paired_interval(
-    a: Sequence[float] | NDArray[np.floating],
-    b: Sequence[float] | NDArray[np.floating],
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float, float]:
+def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
     """Mean of `a - b` over the same samples, with its interval: (mean, low, high).
 
     Samples are drawn as pairs, so the difficulty of a sample for both cancels out. An interval
@@ -68,65 +55,77 @@ def paired_interval(
 
     Args:
         a, b: one number per sample in the same order, `[n]` each.
-        level, resamples, seed: as for `mean_interval`.
-
-    Raises:
-        ValueError: lengths differ, or as for `mean_interval`.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
         raise ValueError(f"pairs need equal lengths, not {first.shape} and {second.shape}")
-    return mean_interval(first - second, level, resamples, seed)
+    return mean_interval(first - second)
 
 
-def crossed_interval(
-    values: NDArray[np.floating], level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
+def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]:
     """Mean and bootstrap interval of trainings × questions: (mean, low, high).
 
-    Trainings and questions are both drawn anew, apart from each other (Owen, 2007, "The pigeonhole
+    Trainings and questions are both drawn again, apart from each other (Owen, 2007, "The pigeonhole
     bootstrap"): one lucky training does not count as many questions. Of a single training only the
     questions are drawn, as in `mean_interval`. For differences give those of the same training seed
     and question.
 
     Args:
         values: `[trainings, questions]`, at least one of each.
-        level, resamples, seed: as for `mean_interval`.
-
-    Raises:
-        ValueError: as for `mean_interval`.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 2 or data.size == 0:
         raise ValueError(f"a table of trainings × questions is needed, not {data.shape}")
     if len(data) == 1 or data.min() == data.max():
-        return mean_interval(data[0], level, resamples, seed)
-    _check(data, level, resamples)
+        return mean_interval(data[0])
+    _check_finite(data)
     rows, columns = data.shape
-    draws, means = np.random.default_rng(seed), []
-    for first in range(0, resamples, most := max(1, _BLOCK // columns)):
-        size = min(most, resamples - first)
+    draws, means = np.random.default_rng(_SEED), []
+    for first in range(0, _RESAMPLES, most := max(1, _BLOCK // columns)):
+        size = min(most, _RESAMPLES - first)
         of_rows = draws.multinomial(rows, np.full(rows, 1 / rows), size)
         of_columns = draws.multinomial(columns, np.full(columns, 1 / columns), size)
         means.append(np.einsum("br,rc,bc->b", of_rows, data, of_columns, optimize=True))
     found = np.concatenate(means) / data.size
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(data.mean()), float(low), float(high)
 
 
-def _check(data: NDArray[np.floating], level: float, resamples: int) -> None:
+def _check_finite(data: NDArray[np.floating]) -> None:
     if not np.isfinite(data).all():
         raise ValueError("a value is NaN or infinite: its mean has no interval")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, not {resamples}")
+
+
+def with_intervals(columns: Mapping[str, Values]) -> dict[str, dict[str, float]]:
+    """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
+    return {name: named(mean_interval(values)) for name, values in columns.items() if len(values)}
+
+
+def gains(columns: Mapping[str, Values], others: Mapping[str, Values]) -> dict[str, dict]:
+    """The paired differences of all columns, as `with_intervals`; {} of nothing."""
+    return {
+        name: named(paired_interval(values, others[name]))
+        for name, values in columns.items()
+        if len(values)
+    }
+
+
+def named(interval: tuple[float, float, float]) -> dict[str, float]:
+    """An interval as summaries have it."""
+    return dict(zip(("mean", "low", "high"), interval, strict=True))
 
 
 def interval_text(interval: Mapping[str, float], sign: bool = False) -> str:
     """{"mean", "low", "high"} as `0.812 [0.790, 0.833]`; with `sign`, numbers ≥ 0 have a plus."""
     form = "+.3f" if sign else ".3f"
     return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
+
+
+def interval_cells(
+    scores: Mapping[str, Any], columns: Sequence[str], missing: str = "-", *, sign: bool = False
+) -> list[str]:
+    """The scores of some columns as the cells of a line."""
+    return [interval_text(scores[name], sign) if name in scores else missing for name in columns]
 
 
 def columns_text(lines: Sequence[Sequence[str]]) -> list[str]:

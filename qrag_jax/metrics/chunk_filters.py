@@ -15,7 +15,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 Filter = Callable[[Row], Row]
 
@@ -137,11 +137,9 @@ def until_found(row: Row) -> Row:
 
     The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
 
-    Raises:
-        ValueError: the row has no supporting facts.
+    Args:
+        row: with supporting facts.
     """
-    if not row.sf_idx:
-        raise ValueError(f"sample {row.id} has no supporting facts (sf_idx is empty)")
     missing, steps = set(row.sf_idx), 0
     for index in row.pred_idx:
         if not missing:

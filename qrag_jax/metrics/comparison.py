@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
+from qrag_jax.metrics.bootstrap import columns_text, gains, interval_cells, interval_text
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.metrics.facts import score_columns, summarise
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import Row
 
 TRAINED, UNTRAINED = "trained", "untrained"
 # What each line of the table is called: (encoder, steps) → name.
@@ -74,8 +74,8 @@ def table(summary: dict[str, Any]) -> str:
         text.append("planned: the path that was best for all steps, cut at its last fact")
     if summary["mode"] == UNTIL_FOUND:
         text.append("no full budget: with config.env.never_terminate=False it is never played")
-    for other, gains in summary["gains"].items():
-        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in gains.items()]
+    for other, found in summary["gains"].items():
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
     speed = summary["episodes_per_second"]
     text.append(
@@ -94,11 +94,10 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
     """The table of one mode; `ranked` lists its columns of recall@k."""
     names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
     there = summaries[names[0]]["intervals"]  # all were asked the same questions
-    bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
-    bare = {column: told for column, told in bare.items() if column in there}
+    bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]
     first = [column for column in ("fact_em", "fact_f1", "answer_found") if column in there]
     last = [column for column in ("return",) if column in there]
-    lines = [[title, *first, *bare.values(), *ranked, *last]]
+    lines = [[title, *first, *(column.removeprefix("fact_") for column in bare), *ranked, *last]]
     for name in names:
         intervals = summaries[name]["intervals"]
         # A retriever that stops early may never take k chunks; then all its chunks count.
@@ -106,10 +105,10 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
         lines.append(
             [
                 name.replace("_", " "),
-                *(interval_text(intervals[column]) for column in first),
+                *interval_cells(intervals, first),
                 *(f"{intervals[column]['mean']:.3f}" for column in bare),
                 *map(interval_text, at_k),
-                *(interval_text(intervals[column]) for column in last),
+                *interval_cells(intervals, last),
             ]
         )
     return columns_text(lines)
@@ -118,27 +117,19 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
 def _gains(played: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
     columns = {name: score_columns(rows) for name, rows in played.items()}
-    shown = [name for name in ("fact_em", "fact_f1", "answer_found") if name in columns[TRAINED]]
-    gains: dict[str, Any] = {}
-    for name in ("untrained", "single_step", "single_step_trained"):
-        gains[name] = {
-            score: dict(
-                zip(
-                    ("mean", "low", "high"),
-                    paired_interval(columns[TRAINED][score], columns[name][score]),
-                    strict=True,
-                )
-            )
-            for score in shown
-        }
-    return gains
+    ours = columns[TRAINED]
+    scores: tuple[str, ...] = ("fact_em", "fact_f1", "answer_found")
+    shown = {name: ours[name] for name in scores if name in ours}
+    others = ("untrained", "single_step", "single_step_trained")
+    return {name: gains(shown, columns[name]) for name in others}
 
 
 def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
-    return {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
-
-
-def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
     """Means under the names of the scores, and all intervals under `intervals`."""
-    intervals = {name: value for name, value in scores.items() if isinstance(value, dict)}
-    return {**{name: value["mean"] for name, value in intervals.items()}, "intervals": intervals}
+    summaries = {}
+    for retriever, rows in played.items():
+        scores = summarise(rows)
+        intervals = {name: value for name, value in scores.items() if isinstance(value, dict)}
+        means = {name: value["mean"] for name, value in intervals.items()}
+        summaries[retriever] = {**means, "intervals": intervals}
+    return summaries

@@ -8,51 +8,35 @@ fact is missing, because the number of steps is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qrag_jax.metrics.answer_places import has_answer, worded
-from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.bootstrap import with_intervals
+from qrag_jax.metrics.rows import Row
 
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """1.0 if every supporting fact was taken, else 0.0; other chunks taken do not matter.
-
-    Raises:
-        ValueError: `support` is empty, or an index is negative.
-    """
-    gold, taken = _index_sets(support, predicted)
+    """1.0 if every supporting fact was taken, else 0.0; other chunks taken do not matter."""
+    gold, taken = set(support), set(predicted)
     return float(gold <= taken)
 
 
 def fact_precision(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """Share in [0, 1] of the distinct chunks taken that are supporting facts; 0.0 if none taken.
-
-    Raises:
-        ValueError: `support` is empty, or an index is negative.
-    """
-    gold, taken = _index_sets(support, predicted)
+    """Share in [0, 1] of the distinct chunks taken that are supporting facts; 0.0 if none taken."""
+    gold, taken = set(support), set(predicted)
     return len(gold & taken) / len(taken) if taken else 0.0
 
 
 def fact_recall(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """Share in [0, 1] of the supporting facts that were taken; 0.0 if nothing was taken.
-
-    Raises:
-        ValueError: `support` is empty, or an index is negative.
-    """
-    gold, taken = _index_sets(support, predicted)
+    """Share in [0, 1] of the supporting facts that were taken; 0.0 if nothing was taken."""
+    gold, taken = set(support), set(predicted)
     return len(gold & taken) / len(gold)
 
 
 def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """Harmonic mean of precision and recall over index sets; 0.0 if no supporting fact was taken.
-
-    Raises:
-        ValueError: `support` is empty, or an index is negative.
-    """
-    gold, taken = _index_sets(support, predicted)
+    """Harmonic mean of precision and recall over index sets; 0.0 if no fact was taken."""
+    gold, taken = set(support), set(predicted)
     # 2PR/(P+R) with P = hits/|taken| and R = hits/|gold|, without the 0/0 of no hit.
     return 2.0 * len(gold & taken) / (len(gold) + len(taken))
 
@@ -61,12 +45,7 @@ def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float
     """Share in [0, 1] of the supporting facts among the first `k` chunks taken.
 
     If fewer than `k` chunks were taken, all of them count.
-
-    Raises:
-        ValueError: `support` is empty, an index is negative, or `k` is below 1.
     """
-    if k < 1:
-        raise ValueError(f"recall at k needs k of at least 1, not {k}")
     return fact_recall(support, predicted[:k])
 
 
@@ -76,15 +55,7 @@ def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     Returns:
         `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), each with
         one value per row.
-
-    Raises:
-        ValueError: there are no rows, or a row has no supporting facts (its id is named).
     """
-    if not rows:
-        raise ValueError("a summary needs at least one row")
-    for row in rows:
-        if not row.sf_idx:
-            raise ValueError(f"sample {row.id} has no supporting facts (sf_idx is empty)")
     return {
         "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
         "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
@@ -100,12 +71,7 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     Scores that need the supporting facts are of the rows that have them, and are left out where
     none has. Where some lack them there is also `answer_found`: whether an answer stands in one of
     the chunks taken, of the rows whose answers have words. `return` is of the rows that have one.
-
-    Raises:
-        ValueError: there are no rows.
     """
-    if not rows:
-        raise ValueError("a summary needs at least one row")
     known = [row for row in rows if row.sf_idx]
     columns = fact_columns(known) if known else {}
     columns["steps"] = [float(len(row.pred_idx)) for row in rows]
@@ -120,14 +86,6 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {name: values for name, values in columns.items() if values}
 
 
-def with_intervals(columns: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
-    return {
-        name: dict(zip(("mean", "low", "high"), mean_interval(values)))
-        for name, values in columns.items()
-    }
-
-
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Means of a retrieval log with their 95% bootstrap intervals.
 
@@ -136,9 +94,6 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         facts, each as {"mean", "low", "high"}. K is the length of the longest prediction; if all
         are empty, there is no recall@k. Also `samples`, the number of rows, and `with_facts`, that
         of rows with supporting facts if some have none.
-
-    Raises:
-        ValueError: there are no rows.
     """
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]
@@ -150,14 +105,3 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     if len(known) < len(rows):
         counts["with_facts"] = len(known)
     return {**with_intervals(columns), **counts}
-
-
-def _index_sets(support: Iterable[int], predicted: Sequence[int]) -> tuple[set[int], set[int]]:
-    gold = {int(index) for index in support}
-    taken = {int(index) for index in predicted}
-    if not gold:
-        raise ValueError("support is empty: fact metrics need at least one supporting fact")
-    # A negative index is padding that was not cut off; it would lower precision.
-    if min(gold) < 0 or min(taken, default=0) < 0:
-        raise ValueError("a chunk index is negative: cut off padding before scoring")
-    return gold, taken

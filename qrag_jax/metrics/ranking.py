@@ -1,8 +1,9 @@
-"""Scores of rankings against judged documents, by trec_eval's own code (ir-measures, pytrec_eval).
+"""Scores of rankings against judged documents, as trec_eval gives them; and of several searches.
 
 A ranking is a list of document names, best first. Its order alone counts: equal scores are the
 engine's matter. Judgements ("qrels") give each query the relevance of its judged documents; one of
-1 or more is relevant, and others, as documents without a judgement, are not.
+1 or more is relevant, and others, as documents without a judgement, are not. A document that is in
+a ranking twice counts at its first place, and takes its second place all the same.
 
 The scores, all in [0, 1], are those of trec_eval (Voorhees and Harman, 2005):
 
@@ -17,19 +18,71 @@ The scores, all in [0, 1], are those of trec_eval (Voorhees and Harman, 2005):
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.facts import with_intervals
 
-Qrels = Mapping[str, Mapping[str, int]]  # query → document → relevance
+Grades = Mapping[str, int]  # document → relevance; one at least is 1 or more
+Qrels = Mapping[str, Grades]  # by query
 Rankings = Mapping[str, Iterable[str]]  # query → documents, best first
 
 STANDARD = ("ndcg@10", "recall@100", "ap", "rr@10", "hit@10")
 _NAME = re.compile(r"(?P<kind>recall|hit|rr|ap|ndcg)(@(?P<k>[1-9][0-9]{0,5}))?")
 _NEEDS_K = ("recall", "hit")
+
+
+def recall(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
+    """Recall@k of a ranking; k None: of all of it."""
+    gains = _gains(ranking, grades, k)
+    return sum(gain > 0 for gain in gains) / len(_relevant(grades))
+
+
+def hit(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
+    """Whether there is a relevant document among the first k."""
+    return float(any(_gains(ranking, grades, k)))
+
+
+def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
+    """Reciprocal rank of a ranking that ends at place k."""
+    gains = _gains(ranking, grades, k)
+    return next((1 / place for place, gain in enumerate(gains, 1) if gain), 0.0)
+
+
+def average_precision(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
+    """AP@k of a ranking."""
+    places = [place for place, gain in enumerate(_gains(ranking, grades, k), 1) if gain]
+    precisions = (found / place for found, place in enumerate(places, 1))
+    return math.fsum(precisions) / len(_relevant(grades))
+
+
+def ndcg(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
+    """nDCG@k of a ranking."""
+    best = sorted(_relevant(grades).values(), reverse=True)
+    return _discounted(_gains(ranking, grades, k)) / _discounted(best[:k])
+
+
+def _relevant(grades: Grades) -> dict[str, int]:
+    return {document: grade for document, grade in grades.items() if grade > 0}
+
+
+def _gains(ranking: Sequence[str], grades: Grades, k: int | None) -> list[int]:
+    left = _relevant(grades)
+    return [left.pop(each, 0) for each in ranking[:k]]
+
+
+def _discounted(gains: Sequence[int]) -> float:
+    return math.fsum(gain / math.log2(place + 1) for place, gain in enumerate(gains, 1))
+
+
+MEASURES: dict[str, Callable[[Sequence[str], Grades, int | None], float]] = {
+    "recall": recall,
+    "hit": hit,
+    "rr": reciprocal_rank,
+    "ap": average_precision,
+    "ndcg": ndcg,
+}
 
 
 def ranking_columns(
@@ -48,53 +101,15 @@ def ranking_columns(
 
     Returns:
         measure → query → score; the queries in the order of `qrels`.
-
-    Raises:
-        ValueError: a ranking holds a document twice.
     """
     cuts = {name: _parsed(name) for name in measures}
-    judged = {
-        query: dict(docs) for query, docs in qrels.items() if max(docs.values(), default=0) > 0
-    }
+    judged = {query: grades for query, grades in qrels.items() if _relevant(grades)}
     if not judged:
         raise InputError("no query has a relevant document; give the judgements of these queries")
-    ranked = {query: _distinct(query, rankings.get(query, ())) for query in judged}
-    columns: dict[str, dict[str, float]] = {}
-    for name, (kind, k) in cuts.items():
-        columns[name] = dict.fromkeys(judged, 0.0)
-        # pytrec_eval has no cut for the reciprocal rank; a ranking that ends there is the same.
-        most = k if kind == "rr" else None
-        # Places as scores: trec_eval would order equal scores by the documents' names.
-        run = {
-            query: {document: -float(place) for place, document in enumerate(documents[:most])}
-            for query, documents in ranked.items()
-            if documents
-        }
-        for each in _provider().iter_calc([_measure(kind, k)], judged, run):
-            columns[name][each.query_id] = float(each.value)
-    return columns
-
-
-def ranking_summary(
-    rankings: Rankings, qrels: Qrels, measures: Sequence[str] = STANDARD
-) -> dict[str, Any]:
-    """Means over the queries with their 95% bootstrap intervals.
-
-    Returns:
-        For each measure {"mean", "low", "high"}; `queries`, the number that is scored;
-        `without_relevant`, the judged queries left out because no document is relevant; and
-        `without_hits`, the scored queries whose ranking is missing or empty.
-
-    Raises:
-        InputError, ValueError: as for `ranking_columns`.
-    """
-    columns = ranking_columns(rankings, qrels, measures)
-    scored = next(iter(columns.values()), {})
+    ranked = {query: [*rankings.get(query, ())] for query in judged}
     return {
-        **with_intervals({name: list(values.values()) for name, values in columns.items()}),
-        "queries": len(scored),
-        "without_relevant": len(qrels) - len(scored),
-        "without_hits": sum(not list(rankings.get(query, ())) for query in scored),
+        name: {query: MEASURES[kind](ranked[query], judged[query], k) for query in judged}
+        for name, (kind, k) in cuts.items()
     }
 
 
@@ -113,33 +128,59 @@ def _parsed(name: str) -> tuple[str, int | None]:
     return found["kind"], int(found["k"]) if found["k"] else None
 
 
-def _distinct(query: str, documents: Iterable[str]) -> list[str]:
-    listed = list(documents)
-    if len(set(listed)) < len(listed):
-        twice = next(each for place, each in enumerate(listed) if each in listed[:place])
-        raise ValueError(f"the ranking of query {query!r} holds document {twice!r} twice")
-    return listed
+# ---------------------------------------------------------------------------- several searches
+
+# `[hop][place]`: the names of the passages of each search, in the order in which they were read.
+Found = Sequence[Sequence[str]]
 
 
-def _provider() -> Any:
-    """Of all the packages behind ir-measures, the one that is trec_eval itself."""
-    try:
-        import ir_measures
-    except ImportError:
-        raise InputError(
-            "scoring rankings needs the package ir-measures: run pip install 'qrag_jax[retrieval]'"
-        ) from None
-    return ir_measures.pytrec_eval
+def episode_recall(relevant: Collection[str], found: Found) -> float:
+    """Share of the gold passages that any hop found."""
+    return recall(_ranking(found), dict.fromkeys(relevant, 1))
 
 
-def _measure(kind: str, k: int | None) -> Any:
-    import ir_measures
+def episode_ndcg(relevant: Collection[str], found: Found) -> float:
+    """nDCG of the episode's passages as one ranking; one that comes again takes no place."""
+    return ndcg(_ranking(found), dict.fromkeys(relevant, 1))
 
-    kinds = {
-        "recall": ir_measures.R,
-        "hit": ir_measures.Success,
-        "rr": ir_measures.RR,
-        "ap": ir_measures.AP,
-        "ndcg": ir_measures.nDCG,
-    }
-    return kinds[kind] if k is None or kind == "rr" else kinds[kind] @ k
+
+def hop_recall(relevant: Collection[str], found: Found) -> tuple[float, ...]:
+    """`[hop]`: share of the gold passages that this hop was the first to find.
+
+    The sum over the hops is `episode_recall`, so that finding a passage again is worth nothing.
+    """
+    return tuple(len(new.intersection(relevant)) / len(set(relevant)) for new in _new(found))
+
+
+def hop_ndcg(relevant: Collection[str], found: Found) -> tuple[float, ...]:
+    """`[hop]`: nDCG of the hop's passages, where the gold passages of earlier hops do not count.
+
+    A passage that comes again within the hop takes no place, as in `episode_ndcg`. A hop before
+    which all gold passages were found has 0.
+    """
+    left, scores = set(relevant), []
+    for names in found:
+        scores.append(episode_ndcg(left, [names]) if left else 0.0)
+        left = left.difference(names)
+    return tuple(scores)
+
+
+def novelty(found: Found) -> tuple[float, ...]:
+    """`[hop]`: share of the hop's passages that no earlier hop found; 0 for a hop without any."""
+    return tuple(
+        len(new) / len(set(names)) if names else 0.0 for new, names in zip(_new(found), found)
+    )
+
+
+def _ranking(found: Found) -> list[str]:
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
+def _new(found: Found) -> list[set[str]]:
+    """The passages that each hop was the first to find."""
+    seen: set[str] = set()
+    new = []
+    for names in found:
+        new.append(set(names) - seen)
+        seen.update(names)
+    return new

@@ -1,11 +1,16 @@
-"""Logs of one JSON line for each row of a dataclass, which grow part by part."""
+"""The log that all that is evaluated is written to: a JSON line a row, and a record beside it.
+
+A log grows part by part and goes on after a kill. Its record, `<log>.json`, says what all rows
+depend on, so that no log has rows of two evaluations. The kinds of rows are in `metrics.rows`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,22 +20,27 @@ from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
 
+_FIX = "give --restart, or delete it, to begin again"
+_MOST_NAMED = 8  # most differing settings named in one message
+
 
 @dataclasses.dataclass(frozen=True)
 class RowLog(Generic[Row]):
     """Logs of one kind of rows.
 
     Attributes:
+        name: what rows of this kind are called.
         kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
-        fix: what people should do with a damaged log.
-        lost: what they should do if there is no log to read; "": the same.
-        ascii: escape all else, so that half surrogate pairs, which models do write, survive.
+        lost: what people should give if there is no log to read.
+        names: fields that are called otherwise in the file.
+        optional: fields that are not written if they are empty or None.
     """
 
+    name: str
     kind: type[Row]
-    fix: str
-    lost: str = ""
-    ascii: bool = False
+    lost: str
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optional: Iterable[str] = ()
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
         """Writes a whole log, and beside it what it depends on.
@@ -39,34 +49,45 @@ class RowLog(Generic[Row]):
             OSError: a file cannot be written.
         """
         # The record first: a log without one is nobody's.
-        write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+        write_whole(record_path(path), json.dumps(record, indent=1) + "\n")
+        self.rewrite(path, rows)
+
+    def rewrite(self, path: Path, rows: Iterable[Row]) -> None:
+        """Replaces the rows of a log."""
         write_whole(path, "".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
         """Adds rows at the end of a log and waits until they are on disk.
 
         Raises:
+            ValueError: a number is NaN or infinite; nothing is written.
             OSError: the file cannot be written.
         """
         append_lines(path, "".join(map(self._line, rows)).encode())
 
     def read(self, path: Path) -> list[Row]:
-        """Reads a whole log."""
+        """Reads a log, also one that is still being written; does not change the file."""
+        return [*self.each(path)]
+
+    def each(self, path: Path) -> Iterator[Row]:
+        """As `read`, one row after the other. A last line without an end is left out."""
         try:
             with path.open("rb") as file:
-                return [
-                    self.parsed_row(line, f"{path}, line {number}")
-                    for number, line in enumerate(bounded_files.lines(file, path, self.fix), 1)
-                ]
+                for number, line in enumerate(bounded_files.lines(file, path, _FIX), 1):
+                    if not line.endswith(b"\n"):
+                        break
+                    yield self.parsed_row(line, f"{path}, line {number}")
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be read ({error.strerror}); {self.lost or self.fix}."
-            ) from None
+            raise InputError(f"{path} cannot be read ({error.strerror}); {self.lost}.") from None
 
-    def read_parts(self, path: Path, size: int, count: int) -> list[Row]:
-        """The rows of the whole parts of a log that may have been cut off; see `resume`."""
+    def read_partial(self, path: Path) -> list[Row]:
+        """Reads a log that may have been cut off, and makes it fit to be appended to.
+
+        A last line without an end was being written when the process was killed: it is cut off.
+        """
         rows = list[Row]()
-        return rows[: self.resume(path, size, count, lambda row, number: rows.append(row))]
+        self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))
+        return rows
 
     def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:
         """How many rows the whole parts of a log have that may have been cut off.
@@ -78,11 +99,11 @@ class RowLog(Generic[Row]):
             count: rows of a finished log, whose last part may be smaller.
             see: is shown each row and its number; rows are not all in memory.
         """
-        if (opened := bounded_files.to_append(path, self.fix)) is None:
+        if (opened := bounded_files.to_append(path, _FIX)) is None:
             return 0
         ends = [0]  # bytes up to the end of each line
         with opened as file:
-            for number, line in enumerate(bounded_files.lines(file, path, self.fix)):
+            for number, line in enumerate(bounded_files.lines(file, path, _FIX)):
                 if not line.endswith(b"\n"):
                     break
                 see(self.parsed_row(line, f"{path}, line {number + 1}"), number)
@@ -90,19 +111,35 @@ class RowLog(Generic[Row]):
             rows = len(ends) - 1
             whole = rows if rows >= count else rows // size * size
             file.truncate(ends[whole])
+            os.fsync(file.fileno())
         return whole
 
-    def parsed_row(self, line: bytes, place: str) -> Row:
+    def parsed_row(self, line: bytes | str, place: str) -> Row:
         """One row.
 
         Args:
             place: file and line, for the error.
         """
-        return parsed_row(self.kind, line, place, f"{self.fix}.")
+        try:
+            fields = bounded_json.parsed(line)
+            for name, written in self.names.items():
+                if isinstance(fields, dict) and written in fields:
+                    fields[name] = fields.pop(written)
+            return typed_json.made(self.kind, fields)
+        except ValueError as error:
+            raise InputError(f"{place}: is no row of this log ({error}); {_FIX}.") from None
+
+    def to_json(self, row: Row) -> dict[str, Any]:
+        """A row as a line has it."""
+        return {
+            self.names.get(name, name): value
+            for name, value in dataclasses.asdict(row).items()
+            if name not in self.optional or value not in (None, [], "")
+        }
 
     def _line(self, row: Row) -> str:
-        fields = dataclasses.asdict(row)
-        return json.dumps(fields, ensure_ascii=self.ascii, allow_nan=False) + "\n"
+        # ASCII alone, so that half surrogate pairs, which models do write, survive.
+        return json.dumps(self.to_json(row), allow_nan=False) + "\n"
 
 
 def append_lines(path: Path, lines: bytes) -> None:
@@ -118,39 +155,84 @@ def append_lines(path: Path, lines: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def parsed_row(kind: type[Row], line: bytes, place: str, fix: str) -> Row:
-    """One row.
+# ---------------------------------------------------------------------------- records
 
-    Args:
-        kind: the dataclass.
-        place: file and line, for the error.
-        fix: says in the error what the user can do.
-    """
+
+def record_path(log: Path) -> Path:
+    """The file that says what the log was made with: `<log>.json` of `<log>.jsonl`."""
+    return log.with_name(f"{log.name.removesuffix('.jsonl')}.json")
+
+
+def read_record(log: Path) -> dict[str, Any]:
+    """What the log was made with; {} if nothing beside it says that."""
+    return object_in(record_path(log))
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """The object of JSON in a file; {} if there is none."""
     try:
-        return typed_json.made(kind, bounded_json.parsed(line))
-    except ValueError as error:
-        raise InputError(f"{place}: is no row of this log ({error}); {fix}") from None
+        value = bounded_json.load(path, finite=False)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
-def read_partial(path: Path, parse: Callable[[bytes, str], Row], fix: str) -> list[Row]:
-    """Reads a file that may have been cut off, and makes it fit to be appended to.
-
-    A last line without a newline was being written when the process was killed. It is dropped, and
-    the file is truncated. If there is no file, there are no rows.
+def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> None:
+    """Keeps the record beside the log, and refuses a log of another one.
 
     Args:
-        parse: makes a row of a line and its place.
+        record: all that the log's rows depend on.
+        restart: throw the log away.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
-    if (opened := bounded_files.to_append(path, fix)) is None:
-        return []
-    rows, whole = list[Row](), 0
-    with opened as file:
-        for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(parse(line, f"{path}, line {number}"))
-            whole += len(line)
-        file.truncate(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    return rows
+    if restart:
+        log.unlink(missing_ok=True)
+    _refuse(log, differing(read_record(log), record))
+    write_whole(record_path(log), json.dumps(record, indent=1) + "\n")
+
+
+def refuse_other(log: Path, part: Mapping[str, Any]) -> None:
+    """Refuses a log whose record differs in one of these fields; see `begin`."""
+    _refuse(log, differing_in_part(log, part))
+
+
+def differing_in_part(log: Path, part: Mapping[str, Any]) -> list[str]:
+    """As `differing`, of some fields of the record of a log, which may be absent yet."""
+    kept = read_record(log)
+    return differing({name: kept[name] for name in part if name in kept}, part)
+
+
+def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Names and values of the fields in which two records differ."""
+    old, new = _leaves(kept), _leaves(json.loads(json.dumps(record)))  # tuples become lists
+    return [
+        f"{name} (was {bounded_json.shown(old.get(name))}, now {bounded_json.shown(new.get(name))})"
+        for name in sorted({*old, *new})
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def _refuse(log: Path, fields: list[str]) -> None:
+    if not fields or not log.exists() or not log.stat().st_size:
+        return
+    if not record_path(log).exists():
+        told = f"it has rows, but {record_path(log).name} is missing beside it"
+    else:
+        told = ", ".join(fields[:_MOST_NAMED])
+        if len(fields) > _MOST_NAMED:
+            told += f" and {len(fields) - _MOST_NAMED} more"
+    raise InputError(
+        f"{log} was begun with other settings, data or weights: {told}; give --restart to throw it "
+        "away, or another --out."
+    )
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings, by dotted names; an empty mapping is a leaf."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = isinstance(value, dict) and value
+        leaves |= _leaves(value, f"{prefix}{key}.") if below else {prefix + key: value}
+    return leaves

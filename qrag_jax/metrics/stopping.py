@@ -12,20 +12,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import retrieval_log, stop_threshold
-from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
+from qrag_jax.metrics.bootstrap import (
+    columns_text,
+    gains,
+    interval_cells,
+    interval_text,
+    with_intervals,
+)
 from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
-from qrag_jax.metrics.facts import fact_columns, with_intervals
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.plots import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 REPORT = "stopping.json"  # file name of the report
+OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
 COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
 Columns = Mapping[str, Sequence[float]]
+
+
+# Sums over the rows are rounded differently from one threshold to the next. Scores this close count
+# as equal. Two different means of F1 over 100,000 questions differ by more than this.
+_TIE = 1e-10
 
 
 class Part(NamedTuple):
@@ -45,7 +58,7 @@ class StoppingOptions:
         test: retrieval log to report on; None: `log` is split into one half for each purpose.
         out: folder of the report; None: the folder of `log`.
         budgets: fixed budgets to compare with; None: 1, 2, …, all.
-        objective: score that threshold and budget maximise, one of `stop_threshold.OBJECTIVES`.
+        objective: score that threshold and budget maximise, one of `OBJECTIVES`.
     """
 
     log: Path
@@ -66,8 +79,8 @@ def tune(options: StoppingOptions) -> None:
         )
     longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
     budgets = _budgets(options.budgets, longest)
-    sweep = stop_threshold.sweep(held_out.rows)
-    chosen = stop_threshold.choose(sweep.scores[objective], sweep.scores["steps"])
+    sweep = sweep_thresholds(held_out.rows)
+    chosen = choose(sweep.scores[objective], sweep.scores["steps"])
     threshold = float(sweep.thresholds[chosen])
 
     rules = _rules(budgets, threshold)
@@ -82,7 +95,9 @@ def tune(options: StoppingOptions) -> None:
     for line in _table(intervals, labels, ("threshold", f"budget_{budget}")):
         print(line)
     print(f"*: chosen for its {objective} on the {held_out.name}, fewest steps among equals")
-    for line in _gains(scores[test.name], labels, ("no_stopping", f"budget_{budget}"), objective):
+    for line in _gain_lines(
+        scores[test.name], labels, ("no_stopping", f"budget_{budget}"), objective
+    ):
         print(f"{test.name}: {line}")
     if shared := len({row.id for row in held_out.rows} & {row.id for row in test.rows}):
         print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
@@ -91,7 +106,7 @@ def tune(options: StoppingOptions) -> None:
         "threshold": threshold,
         "objective": objective,
         "budget": budget,
-        "provenance": retrieval_log.read_meta(log),
+        "provenance": read_record(log),
     }
     for name, part in (("tuned_on", held_out), ("reported_on", test)):
         origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
@@ -123,8 +138,8 @@ def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
 
 
 def _played(log: Path) -> list[Row]:
-    rows = retrieval_log.read(log)
-    if retrieval_log.read_meta(log).get("filters"):
+    rows = read_retrievals(log)
+    if read_record(log).get("filters"):
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     for row in rows:
         if len(row.q_values) != len(row.pred_idx):
@@ -160,7 +175,7 @@ def _scores(rows: Sequence[Row], rules: Mapping[str, Filter]) -> dict[str, Colum
 
 def _best(candidates: Sequence[Columns], objective: str) -> int:
     values = [float(np.mean(columns[objective])) for columns in candidates]
-    return stop_threshold.choose(values, [float(np.mean(c["steps"])) for c in candidates])
+    return choose(values, [float(np.mean(c["steps"])) for c in candidates])
 
 
 def _table(
@@ -174,29 +189,27 @@ def _table(
         lines.append([name, *[""] * len(COLUMNS)])
         for rule, scores in of_rules.items():
             label = f"  {labels[rule]}{' *' if rule in marked else ''}"
-            lines.append([label, *(interval_text(scores[c]) for c in COLUMNS)])
+            lines.append([label, *interval_cells(scores, COLUMNS)])
     return columns_text(lines)
 
 
-def _gains(
+def _gain_lines(
     scores: Mapping[str, Columns], labels: Mapping[str, str], others: Sequence[str], objective: str
 ) -> list[str]:
     """The threshold minus other rules over the same questions: paired bootstrap intervals."""
+    shown = {name: scores["threshold"][name] for name in ("fact_f1", objective, "steps")}
     lines = []
     for other in others:
-        gains = []
-        for column in dict.fromkeys(("fact_f1", objective, "steps")):
-            gain = paired_interval(scores["threshold"][column], scores[other][column])
-            named = dict(zip(("mean", "low", "high"), gain, strict=True))
-            gains.append(f"{column} {interval_text(named, sign=True)}")
-        lines.append(f"{labels['threshold']} - {labels[other]}: {', '.join(gains)}")
+        found = gains(shown, scores[other]).items()
+        told = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found]
+        lines.append(f"{labels['threshold']} - {labels[other]}: {', '.join(told)}")
     return lines
 
 
 def _write(
     out: Path,
     summary: Mapping[str, Any],
-    sweep: stop_threshold.Sweep,
+    sweep: Sweep,
     threshold: float,
     title: str,
 ) -> None:
@@ -209,3 +222,87 @@ def _write(
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
     print(f"threshold: {threshold!r} in {path}")
     print(f"plot: {picture}")
+
+
+# ---------------------------------------------------------------------------- thresholds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sweep:
+    """Scores of all thresholds that take different chunks; the first threshold takes nothing.
+
+    Attributes:
+        thresholds: `[K]`, falling; at each, play stops at the first step with Q <= threshold.
+        scores: the objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
+    """
+
+    thresholds: NDArray[np.float64]
+    scores: dict[str, NDArray[np.float64]]
+
+
+def sweep_thresholds(rows: Sequence[Row]) -> Sweep:
+    """Scores of every threshold, exactly, in one pass over the sorted values of played rows.
+
+    A step is taken if neither its Q nor an earlier Q is at most the threshold, that is if the
+    running minimum of Q is above the threshold. So decisions change only at the running minima,
+    and K is one more than the number of distinct minima. The minima are sorted from the highest;
+    each adds the change of score of its step. A threshold lies in the middle of two neighbouring
+    minima, with the largest margin to both. The two outermost thresholds lie beyond the minima, by
+    half the mean distance of the minima.
+    """
+    longest = max(len(row.pred_idx) for row in rows)
+    taken = np.zeros((len(rows), longest), bool)
+    hits = np.zeros((len(rows), longest))
+    q = np.full((len(rows), longest), np.inf)
+    facts = np.empty((len(rows), 1))
+    for i, row in enumerate(rows):
+        gold = set(row.sf_idx)
+        taken[i, : len(row.pred_idx)] = True
+        q[i, : len(row.pred_idx)] = row.q_values
+        hits[i, : len(row.pred_idx)] = [index in gold for index in row.pred_idx]
+        facts[i] = len(gold)
+
+    minima = np.minimum.accumulate(q, axis=1)[taken]
+    order = np.argsort(-minima, kind="stable")
+    minima = minima[order]
+    ends = np.flatnonzero(np.append(minima[1:] != minima[:-1], True))  # last of equal minima
+    scores = {}
+    for name, prefix in _prefix_scores(hits, facts).items():
+        changes = np.cumsum(np.diff(prefix, axis=1)[taken][order])[ends]
+        scores[name] = np.concatenate([[0.0], changes]) / len(rows)
+    return Sweep(_between(minima[ends]), scores)
+
+
+def choose(values: Sequence[float] | NDArray[np.float64], steps: Sequence[float] | NDArray) -> int:
+    """Index of the highest value; among equal values (within 1e-10), the fewest steps win."""
+    value = np.asarray(values, np.float64)
+    best = np.flatnonzero(value >= value.max() - _TIE)
+    return int(best[np.argmin(np.asarray(steps)[best])])
+
+
+def _prefix_scores(
+    hits: NDArray[np.float64], facts: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Scores of the first 0, 1, … T chunks of each row, `[n, T + 1]` each."""
+    found = np.pad(np.cumsum(hits, axis=1), ((0, 0), (1, 0)))
+    steps = np.broadcast_to(np.arange(found.shape[1], dtype=np.float64), found.shape)
+    return {
+        "fact_f1": 2.0 * found / (facts + steps),
+        "fact_em": (found == facts).astype(np.float64),
+        "fact_precision": found / np.maximum(steps, 1.0),
+        "fact_recall": found / facts,
+        "steps": steps,
+    }
+
+
+def _between(minima: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The `[D + 1]` thresholds around the falling, distinct `minima` `[D]`."""
+    spread = float(minima[0] - minima[-1])
+    gap = spread / (minima.size - 1) if spread > 0 else 1.0
+    upper = np.concatenate([[minima[0] + gap], minima])
+    lower = np.concatenate([minima, [minima[-1] - gap]])
+    middle = lower + (upper - lower) / 2.0
+    # Devices compare in float32, where the middle of two neighbouring numbers rounds to one of
+    # them. It must not round to the upper one, because a step with that Q is taken.
+    rounded = middle.astype(np.float32).astype(np.float64)
+    return np.where((lower <= rounded) & (rounded < upper), rounded, lower)

@@ -2,15 +2,14 @@
 
 A line of a run is `query Q0 document rank score tag`, a line of TREC's qrels `query 0 document
 relevance`, with blanks or tabs between; https://github.com/usnistgov/trec_eval. BEIR's qrels
-(Thakur et al., 2021) have the header `query-id<TAB>corpus-id<TAB>score`. Every file may be gzip'd;
-its name then ends in `.gz`.
+(Thakur et al., 2021) have the header `query-id<TAB>corpus-id<TAB>score`. A file that is read may be
+gzip'd; its name then ends in `.gz`.
 """
 
 from __future__ import annotations
 
 import codecs
 import gzip
-import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,52 +18,14 @@ from typing import BinaryIO, cast
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
-from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.runtime.whole_files import write_whole
 
 BEIR_HEADER = "query-id\tcorpus-id\tscore"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """The rankings of a TREC run: query → document → score, best first.
-
-    Scores give the order, as in trec_eval, and not the ranks; documents of equal scores keep the
-    order of their lines (trec_eval would order them by name, descending). A run without a line is
-    one without hits.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for place, line in _lines(path):
-        fields = line.split()
-        if len(fields) != 6:
-            raise InputError(
-                f"{place}: has {len(fields)} columns instead of 6; write "
-                "'query Q0 document rank score tag'"
-            )
-        query, _, document, rank, score, _ = fields
-        if not _WHOLE_NUMBER.fullmatch(rank):
-            raise InputError(f"{place}: the rank {rank!r} is not a whole number; write one")
-        try:
-            value = float(score)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise InputError(f"{place}: the score {score!r} is not a finite number; write one")
-        of_query = found.setdefault(query, {})
-        if document in of_query:
-            raise InputError(
-                f"{place}: document {document} is listed for query {query} again; keep one line"
-            )
-        of_query[document] = value
-    return {
-        query: dict(sorted(scores.items(), key=lambda item: -item[1]))
-        for query, scores in found.items()
-    }
-
-
 def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qrag") -> None:
-    """Writes rankings as a TREC run; `read_run` gives them back with the same scores.
-
-    Queries without documents have no lines.
+    """Writes rankings as a TREC run. Queries without documents have no lines.
 
     Args:
         path: the file, replaced as a whole.
@@ -78,16 +39,9 @@ def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qr
     lines = []
     for query, scores in run.items():
         _check_names(path, query, *scores)
-        last = math.inf
         for rank, (document, score) in enumerate(scores.items(), 1):
-            if not math.isfinite(score) or score > last:
-                raise InputError(
-                    f"{path} cannot hold the ranking of query {query}: the score of document "
-                    f"{document} is {score}; give finite scores, the highest first"
-                )
-            last = float(score)
-            lines.append(f"{query} Q0 {document} {rank} {last!r} {tag}\n")
-    _write(path, lines)
+            lines.append(f"{query} Q0 {document} {rank} {score!r} {tag}\n")
+    write_whole(path, "".join(lines))
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
@@ -96,7 +50,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     Returns:
         query → document → relevance, in the file's order.
     """
-    found: dict[str, dict[str, int]] = {}
+    qrels: dict[str, dict[str, int]] = {}
     columns, form = 4, "'query 0 document relevance', or begin the file with BEIR's header"
     for number, (place, line) in enumerate(_lines(path)):
         if number == 0 and line == BEIR_HEADER:
@@ -110,47 +64,37 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
             raise InputError(
                 f"{place}: the relevance {relevance!r} is not a whole number; write one"
             )
-        of_query = found.setdefault(query, {})
+        of_query = qrels.setdefault(query, {})
         if of_query.setdefault(document, int(relevance)) != int(relevance):
             raise InputError(
                 f"{place}: document {document} has another relevance for query {query} in an "
                 "earlier line; keep one of them"
             )
-    if not found:
+    if not qrels:
         raise InputError(f"{path} holds no judgement; write one a line")
-    return found
+    return qrels
 
 
 def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Writes judgements: in BEIR's form if the name ends in `.tsv` or `.tsv.gz`, else in TREC's.
+    """Writes judgements in TREC's form.
 
     Raises:
         OSError: the file cannot be written.
     """
-    beir = path.name.removesuffix(".gz").endswith(".tsv")
-    lines = [f"{BEIR_HEADER}\n"] if beir else []
+    lines = []
     for query, judged in qrels.items():
-        _check_names(path, query, *judged, blanks=beir)
-        for document, relevance in judged.items():
-            fields = (query, document) if beir else (query, "0", document)
-            lines.append(("\t" if beir else " ").join((*fields, f"{int(relevance)}\n")))
-    _write(path, lines)
+        _check_names(path, query, *judged)
+        lines += [f"{query} 0 {document} {grade}\n" for document, grade in judged.items()]
+    write_whole(path, "".join(lines))
 
 
-def _check_names(path: Path, *names: str, blanks: bool = False) -> None:
+def _check_names(path: Path, *names: str) -> None:
     for name in names:
-        parts = re.split(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", name) if blanks else name.split()
-        if parts != [name] or not name.strip():
+        if name.split() != [name]:
             raise InputError(
                 f"{path} cannot hold the name {name!r}: it is empty or has white space in it; "
                 "rename it"
             )
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    data = "".join(lines).encode()
-    with replacing(path) as file:
-        file.write(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any
 from qrag_jax.environments.episode import MALFORMED_CALL, NO_RETRIEVAL, OWN_CODE, Failed
 from qrag_jax.feedback.language_model import PERMANENT
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
-from qrag_jax.metrics.answer_table import causes_text
+from qrag_jax.metrics.summaries import causes_text
 from qrag_jax.rollouts.agents import Checks
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop

@@ -23,6 +23,7 @@ from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
 from qrag_jax.learners.config import NONE
+from qrag_jax.evaluators.rewrite_scores import RewriteScores, played_row
 from qrag_jax.learners.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
@@ -31,6 +32,7 @@ from qrag_jax.learners.optimizers import (
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
@@ -178,8 +180,10 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     def _scores(self) -> RewriteScores:
         config, tasks = self.config, self.inputs.dev
 
-        def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
-            return self.play(params, tasks, stop, greedy=config.eval.greedy)
+        def play(params: Any, stop: StopSignal) -> list[RewriteRow]:
+            speech, form = self.inputs.speech, config.writing.kind.form
+            episodes = self.play(params, tasks, stop, greedy=config.eval.greedy)
+            return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
         def originals(stop: StopSignal) -> list[tuple[str, ...] | None]:
             stop.check()
@@ -187,15 +191,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             found = self.episodes.originals.found(tasks, config.eval.depth, patience)
             return [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
 
-        def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[RewriteRow]:
-            speech, form = self.inputs.speech, config.writing.kind.form
-            return [
-                played_row(tasks[place], each, speech, form)
-                for place, each in zip(places, episodes, strict=True)
-            ]
-
         measures, best_by = config.eval.measures, config.eval.best_by
-        return RewriteScores(tasks, play, originals, measures, best_by, logged)
+        return RewriteScores(tasks, play, originals, measures, best_by)
 
     def _longest(self, stage: Stage) -> Any:
         """A batch whose rows are as long as they may be."""

@@ -2,7 +2,7 @@
 
 Beside the checkpoint are: the weights at the end of the script (SFT alone), the untrained ones, the
 original query, and its words without function words. Each way has a log, which is not played twice,
-and a TREC run for each collection. Rankings are scored by trec_eval's own code, with intervals by
+and a TREC run for each collection. Rankings are scored as trec_eval scores them, with intervals by
 the bootstrap; differences are paired by the queries.
 """
 
@@ -31,14 +31,14 @@ from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_comparison, rewrite_log
+from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
+from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.config import NONE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
+from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
@@ -89,7 +89,7 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
         ways = Ways(system, tasks, stop).all(options.checkpoint)
         logs = WayLogs(
             out,
-            rewrite_log.LOG,
+            REWRITES,
             read=lambda path: _whole(path, tasks),
             record=lambda way: _record(way, system, tasks, given),
         )
@@ -222,8 +222,9 @@ def _record(
 
 
 def _whole(path: Path, tasks: Sequence[RewriteTask]) -> list[RewriteRow]:
-    rows = rewrite_log.read(path)
-    if not rewrite_log.of_queries(rows, [(task.collection, task.id) for task in tasks]):
+    rows = REWRITES.read(path)
+    asked = [(task.collection, task.id) for task in tasks]
+    if [(row.collection, row.id) for row in rows] != asked:
         raise InputError(f"{path} has other queries; give --restart to throw it away.")
     return rows
 
@@ -325,7 +326,7 @@ class Rewriter:
         """Rewrites all queries that the file lacks; returns all rows. See `PlayedParts`."""
         size = self.system.config.train.batch_size  # as in training, whose memory suffices
         parts = PlayedParts(
-            rows=rewrite_log.LOG,
+            rows=REWRITES,
             asked=self.tasks,
             size=size,
             play=lambda tasks, first: self._played(
@@ -335,7 +336,7 @@ class Rewriter:
             names=("query", "queries"),
         )
         parts.into(log, self._record(weights), self.stop, restart=restart)
-        return rewrite_log.read(log)
+        return REWRITES.read(log)
 
     def _record(self, weights: Weights) -> dict[str, Any]:
         """All that the rows depend on."""

@@ -18,17 +18,16 @@ from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.metrics import predictions
-from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.bootstrap import with_intervals
 from qrag_jax.metrics.row_log import append_lines
+from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction
 from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.rlvr import TurnTexts
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.rlvr_environment import MODEL, EnvironmentRlvr, load_environment
-from qrag_jax.systems.rlvr_scoring import PREDICTIONS, keys_of, played_config
+from qrag_jax.systems.rlvr_scoring import keys_of, played_config
 from qrag_jax.systems.saved_token_run import SavedWeights, Weights, mesh_of_run
 from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, write_summary
 
@@ -99,7 +98,7 @@ def _played(
     greedy = not options.sampled and config.eval.greedy
     log, results = folder / "predictions.jsonl", folder / TRACES
     record = {
-        "kind": predictions.KIND,
+        "kind": TOOL_EPISODES,
         "checkpoint": weights.told,
         "environment": inputs.about.version,
         "rewards": {**system.provenance},
@@ -157,8 +156,8 @@ def _cut(results: Path, lines: int) -> None:
 def _rows(log: Path) -> list[dict[str, float]]:
     """The parts of rewards, and counts, of the episodes of a file."""
     found = []
-    for line in log.read_text(encoding="utf-8").splitlines():
-        trajectory = json.loads(line)["trajectory"]
+    for row in PREDICTIONS.each(log):
+        trajectory = row.trajectory
         if REWARD in trajectory["parts"]:
             turns = [turn for segment in trajectory["segments"] for turn in segment]
             found.append(
@@ -174,11 +173,9 @@ def _rows(log: Path) -> list[dict[str, float]]:
 
 def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:
     """The mean of each score with its interval, and the share of episodes without a reward."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        mean, low, high = mean_interval([row[name] for row in rows if name in row])
-        found[name] = {"mean": mean, "low": low, "high": high}
-    return found | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    return with_intervals(columns) | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}
 
 
 def _theirs(system: EnvironmentRlvr, weights: Weights, folder: Path, draws: int) -> list[str]:

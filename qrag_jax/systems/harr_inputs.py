@@ -16,7 +16,7 @@ from qrag_jax.data.sources import answer_rule
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.metrics import reward_log
+from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.exact import ExactIndex
@@ -150,7 +150,10 @@ class _Kept:
     def of(cls, path: str, train: Sequence[Sample]) -> _Kept:
         """Reads a file of `qrag filter_data`."""
         field = "config.questions.kept"
-        rows = reward_log.read(Path(path).expanduser(), field)
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise InputError(f"{field} is {path}, which is no file; give one of qrag filter_data.")
+        rows = REWARDS.read(file)
         chosen = {(row.id, row.question): row.kept for row in rows}
         for each in train:
             if (each.id, each.question) not in chosen:

@@ -25,11 +25,10 @@ from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.learners import placement
-from qrag_jax.metrics import agent_log, answer_log, reward_log
-from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
-from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
-from qrag_jax.metrics.reward_log import RewardRow
-from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, paired_interval
+from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
+from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
+from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
 from qrag_jax.rollouts.draw_keys import draw_keys
@@ -39,7 +38,6 @@ from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
 from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, Asked, load_inputs
@@ -88,10 +86,10 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
             own = {"way": name, "weights": encoder_key(weights, {})}
             parts = played_parts(how, weights, sampled, stop)
             parts.into(log, record | own, stop, restart=options.restart)
-            played[name] = agent_log.LOG.read(log)
+            played[name] = AGENTS.read(log)
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = inputs.drawn.summary(chose, others=others)
-    summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
+    summary["scores"] = {name: agent_summary(rows) for name, rows in played.items()}
     summary["gains"] = {
         name: _gains(played[label], rows) for name, rows in played.items() if name != label
     }
@@ -150,7 +148,7 @@ def played_parts(
         ]
 
     return PlayedParts(
-        rows=agent_log.LOG,
+        rows=AGENTS,
         asked=system.inputs.dev,
         size=AT_ONCE,
         play=play,
@@ -174,8 +172,7 @@ def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, An
         pairs = [(getattr(a, name), getattr(b, name)) for a, b in both]
         pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
         if pairs:
-            mean, low, high = paired_interval(*np.transpose(pairs))
-            gains[name] = {"mean": mean, "low": low, "high": high}
+            gains[name] = named(paired_interval(*np.transpose(pairs)))
     return gains
 
 
@@ -195,11 +192,11 @@ def _table(summary: dict[str, Any]) -> str:
     columns = ("em", "f1", "recall", "hops")
     lines = [["", *columns, *(losses := ("broken", "failed"))]]
     for name, scores in summary["scores"].items():
-        cells = [interval_text(scores[c]) if c in scores else "" for c in columns]
+        cells = interval_cells(scores, columns, "")
         lost = (f"{scores[each]} of {scores['questions']}" for each in losses)
         lines.append([name, *cells, *lost])
     for name, gains in summary["gains"].items():
-        cells = [interval_text(gains[c], sign=True) if c in gains else "" for c in columns]
+        cells = interval_cells(gains, columns, "", sign=True)
         lines.append([f"gain over {name}", *cells, *("" for _ in losses)])
     text = columns_text(lines)
     if "pass@k" in summary:
@@ -270,7 +267,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
         settings = _settings(given, options.rollouts)
         if options.restart:
             log.unlink(missing_ok=True)
-        agent_log.refuse_other(log, settings)  # before anything is computed
+        refuse_other(log, settings)  # before anything is computed
         folder = options.folder
         if not options.workdir:
             _prepare_folder(options, settings)
@@ -290,7 +287,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
             }
             _judge_again(log, options.least_std)
             _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
-    return answer_log.read_partial(log, RewardRow)
+    return REWARDS.read(log)
 
 
 def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
@@ -302,19 +299,19 @@ def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
 
 def _prepare_folder(options: FilterOptions, settings: dict[str, Any]) -> None:
     """Deletes encoder and index beside the log if these are of other settings."""
-    if not options.out.exists() and not agent_log.has_record(options.out, settings):
+    if not options.out.exists() and differing_in_part(options.out, settings):
         for name in (FOLDER, INDEX):
             shutil.rmtree(options.folder / name, ignore_errors=True)
         (options.folder / PASSAGES).unlink(missing_ok=True)
-        agent_log.begin(options.out, settings, restart=False)
+        begin(options.out, settings)
 
 
 def _judge_again(log: Path, least_std: float) -> None:
     """Gives the rows of a log this threshold."""
-    found = answer_log.read_partial(log, RewardRow)
-    rows = [reward_log.judged(row, least_std) for row in found]
+    found = REWARDS.read_partial(log)
+    rows = [judged(row, least_std) for row in found]
     if rows != found:
-        write_whole(log, answer_log.encoded(rows))
+        REWARDS.rewrite(log, rows)
 
 
 def _filtered(
@@ -326,7 +323,7 @@ def _filtered(
         starts = _starts(system.config.seed, first, part, count)
         rewards = _rewards(system, params, part, starts, stop)
         return [
-            reward_log.row(
+            reward_row(
                 (each.gold.id, each.gold.question),
                 rewards[place * count : (place + 1) * count],
                 options.least_std,
@@ -335,7 +332,7 @@ def _filtered(
         ]
 
     return PlayedParts(
-        rows=RowLog(RewardRow, "give --restart, or delete the file", ascii=True),
+        rows=REWARDS,
         asked=system.inputs.train,
         size=max(1, AT_ONCE // count),
         play=play,

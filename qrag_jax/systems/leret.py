@@ -19,12 +19,13 @@ from jax.sharding import Mesh
 from qrag_jax.environments.few_shot import NAME, split_questions
 from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.query_scores import QueryScores
+from qrag_jax.evaluators.query_scores import QueryScores, logged
 from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.preference_update import make_preference_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
+from qrag_jax.metrics.rows import Searched
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
@@ -249,13 +250,13 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     @cached_property
     def _scores(self) -> QueryScores:
-        config = self.config
+        config, shown = self.config, self.inputs.dev
 
-        def play(params: Any, step: int, stop: StopSignal):
+        def play(params: Any, stop: StopSignal) -> list[Searched]:
             by_device = self.by_device(params, stop, greedy=config.eval.greedy)
-            return self.hops.by_model(self.inputs.dev, by_device, EVALUATED)
+            return logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
 
-        return QueryScores(play, config.eval.best_by, self.inputs.dev)
+        return QueryScores(play, config.eval.best_by)
 
     def told_counts(self) -> dict[str, float]:
         """What the tries of this start of the run needed."""

@@ -28,9 +28,9 @@ from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.preference_pairs import pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.bootstrap import interval_text
-from qrag_jax.metrics.hop_log import SHOWN, Searched
+from qrag_jax.metrics.rows import HOPS, Searched
+from qrag_jax.metrics.summaries import SHOWN, hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import run_lock
@@ -87,18 +87,18 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) 
         of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
         logs = WayLogs(
             out,
-            hop_log.LOG,
-            read=hop_log.read,
+            HOPS,
+            read=HOPS.read,
             record=lambda way: {"way": way.name, "by": way.by, **of_all},
         )
         rows, notes = logs.played(ways, stop, restart=options.restart)
     main = ways[0].told
-    summaries = {told: hop_log.summary(each) for told, each in rows.items()}
-    gains = {told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main}
+    summaries = {told: hop_summary(each) for told, each in rows.items()}
+    gains = {told: hop_gains(rows[main], each) for told, each in rows.items() if told != main}
     summary = {"main": main, "questions": halves, "scores": summaries, "gains": gains}
     found = write_summary(out, given, {**summary, "notes": notes})
     hops = len(rows[main][0].hops)
-    print("\n".join(hop_log.table(summaries, hops)))
+    print("\n".join(hop_table(summaries, hops)))
     for told, gain in filter(lambda each: each[1], gains.items()):
         print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
     print(halves["line"])
@@ -211,7 +211,7 @@ class HopPredictor:
             return logged(states, system.hops.by_model(states, device, PREDICTED + first // size))
 
         parts = PlayedParts(
-            rows=hop_log.LOG,
+            rows=HOPS,
             asked=system.inputs.dev,
             size=size,
             play=play,

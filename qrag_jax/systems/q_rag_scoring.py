@@ -21,12 +21,12 @@ from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.lengths import documents_of_lengths
-from qrag_jax.evaluators.log_record import Retriever, check_log, log_record
-from qrag_jax.metrics import retrieval_log
+from qrag_jax.evaluators.log_record import Retriever, log_record
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.facts import summarise
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.row_log import begin
+from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
@@ -89,7 +89,7 @@ def score_run(run: SavedRun, options: ScoreOptions, *, hold_out: bool) -> dict[s
     summary |= compared(played, in_full=config.rollout.never_terminate)
     summary["samples"] = len(scene.evaluator.indices)
     summary["seconds"] = training_seconds(workdir)
-    path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
+    path = out / (Path(log_name(config.eval.seed)).stem + "_summary.json")
     # With --out, the summary in the run's folder stays as it is.
     for target in (path,) if options.out else (path, workdir / SUMMARY):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
@@ -102,7 +102,7 @@ def score_run(run: SavedRun, options: ScoreOptions, *, hold_out: bool) -> dict[s
                 "about the retrieval log"
             )
         print(f"returns are those of the supporting facts: {why}")
-    print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
+    print(f"retrieval log: {out / label / log_name(config.eval.seed)}")
     print(f"summary: {path}")
     return summary
 
@@ -140,7 +140,7 @@ def _score(
         the rows of both logs, and episodes per second (None if nothing was played).
     """
     config, label = scene.run.config, retriever.label
-    log = folder / retrieval_log.log_name(config.eval.seed)
+    log = folder / log_name(config.eval.seed)
     logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
     run = scene.run
     meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=False)
@@ -153,11 +153,8 @@ def _score_missing(
 ) -> tuple[dict[str, list[Row]], float | None]:
     rows: dict[str, list[Row]] = {}
     for kind, path in logs.items():
-        if scene.restart:
-            retrieval_log.discard(path)
-        check_log(path, meta)
-        rows[kind] = retrieval_log.read_partial(path)
-        retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
+        begin(path, meta, restart=scene.restart)
+        rows[kind] = RETRIEVALS.read_partial(path)
     # The two logs are written one after the other: go on after the last question in both.
     done = min(map(len, rows.values()))
     if done:
@@ -170,7 +167,7 @@ def _score_missing(
         for multi, single in scene.evaluator.batches(params, done):
             for kind, new in (("multi", multi), ("single", single)):
                 missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
-                retrieval_log.append(logs[kind], missing)
+                RETRIEVALS.append(logs[kind], missing)
                 rows[kind] = rows[kind] + missing
             done += len(multi)
             bar.update(len(multi))
@@ -182,7 +179,7 @@ def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) ->
     """Plays the questions by beam search, with the config's rule for stopping."""
     run, evaluator = scene.run, scene.evaluator
     searcher = beam.make_beam_search(run.player, run.search, params, [evaluator.store])
-    log = folder / f"planned_{retrieval_log.log_name(run.config.eval.seed)}"
+    log = folder / f"planned_{log_name(run.config.eval.seed)}"
     meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=True)
     samples, indices = evaluator.samples, evaluator.indices
     shown = LazySamples(len(indices), lambda i: samples[indices[i]])
@@ -262,7 +259,7 @@ def score_lengths(
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
     for length, documents in sets.items():
-        log = out / label / retrieval_log.log_name(config.eval.seed, length)
+        log = out / label / log_name(config.eval.seed, length)
         result, rows = _played_length(
             searcher, run, documents, log, retriever, restart=options.restart
         )
@@ -359,7 +356,7 @@ def _width(name: str) -> int:
 
 
 def _write_lengths(out: Path, label: str, results: Sequence[dict], config: Any) -> None:
-    path = out / label / f"{Path(retrieval_log.log_name(config.eval.seed)).stem}_lengths"
+    path = out / label / f"{Path(log_name(config.eval.seed)).stem}_lengths"
     write_whole(path.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
     plot_lengths(results, path.with_suffix(".png"), f"{out.parent.name}, {label}")
     print(

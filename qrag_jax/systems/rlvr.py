@@ -38,7 +38,7 @@ from qrag_jax.learners.token_update import (
     make_token_update,
     token_episodes,
 )
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.rows import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
@@ -327,7 +327,7 @@ class TurnTexts:
         self._speech, self._known = speech, dict[int, str]()
 
     def of(self, trajectory: TokenTrajectory) -> list[dict[str, Any]]:
-        """See `predictions.Prediction.turns`."""
+        """See `Prediction.turns`."""
         return [
             {
                 "segment": number,

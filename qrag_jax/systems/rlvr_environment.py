@@ -25,14 +25,13 @@ from qrag_jax.environments.verifiers_process import (
     ProcessSpec,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.environment_scores import EnvironmentScores
 from qrag_jax.evaluators.eval_config import Drawn, drawn
-from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.evaluators.tool_scores import REWARD, EnvironmentScores
 from qrag_jax.learners.token_update import TokenEpisodes
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.rows import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits

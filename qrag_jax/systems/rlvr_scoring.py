@@ -21,10 +21,9 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.episode import ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
-from qrag_jax.metrics import prediction_scores, predictions
-from qrag_jax.metrics.prediction_scores import ALL
-from qrag_jax.metrics.predictions import Prediction, ScoredEpisode
-from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics import prediction_scores
+from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
+from qrag_jax.metrics.summaries import ALL
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.token_episodes import Library, TokenStart
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -50,7 +49,6 @@ _OF_TRAINING = (
     *("train", "optimizer", "runtime", "profile", "demonstrations"),
     *("sft", "grpo", "stages", "eval", "questions", "llm"),
 )
-PREDICTIONS = RowLog(Prediction, "give --restart to throw the file away", ascii=True)
 # Names of the evaluation that RLVR's README plans, and ours.
 _PLANNED = {
     "exact_match": "em",
@@ -62,7 +60,7 @@ _PLANNED = {
 }
 _OF_QUESTIONS = ("questions.", "tasks.")
 
-Played = dict[str, dict[str, list[ScoredEpisode]]]  # by retriever, then by what the weights are
+Played = dict[str, dict[str, list[Prediction]]]  # by retriever, then by what the weights are
 
 
 def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
             for name in retrievers:
                 log = out / weights.name / f"{name}.jsonl"
                 player.predict(weights, log, name, options.sampled, restart=options.restart)
-                played[name][weights.told] = predictions.read_scores(log)
+                played[name][weights.told] = scored_episodes(log)
                 files[name][weights.told] = str(log.relative_to(out))
     settings = {
         "workdir": str(workdir),
@@ -145,7 +143,7 @@ def _not_kept(player: Player) -> list[str]:
 
 
 def _planned(
-    episodes: Sequence[ScoredEpisode], file: str, config: Mapping[str, Any]
+    episodes: Sequence[Prediction], file: str, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The summary as RLVR's README plans it, and the intervals of its metrics.
 
@@ -165,10 +163,10 @@ def _planned(
             "retrieval_recall": each.parts.get("recall"),
             "combined_reward": each.reward,
             "n_hops": each.hops,
-            "status": each.status,
-            "trajectory": {"file": file, "line": each.line},
+            "status": each.trajectory["status"],
+            "trajectory": {"file": file, "line": line},
         }
-        for each in episodes
+        for line, each in enumerate(episodes, start=1)
     ]
     return {
         "config": config,
@@ -180,19 +178,13 @@ def _planned(
 
 
 def _table(summary: Mapping[str, Any]) -> list[str]:
-    lines, after = [], []
+    scores, differences = dict[str, Any](), dict[str, Any]()
     for retriever, own in summary["scores"].items():
-        for told, scores in own.items():
-            cells = prediction_scores.score_lines(scores)
-            cells[0][0] = f"{retriever}, {told}"
-            lines += cells
-            after += [
-                f"{retriever}, {told}: {x}" for x in prediction_scores.draws_text(scores[ALL])
-            ]
-        for told, found in summary["gains"][retriever].items():
-            lines.append(prediction_scores.gain_line(f"{retriever}, gain over {told}", found))
+        scores |= {f"{retriever}, {told}": each for told, each in own.items()}
+        gained = summary["gains"][retriever].items()
+        differences |= {f"{retriever}, gain over {told}": each for told, each in gained}
     notes = [f"note: {each}" for each in summary["notes"]]
-    return [*prediction_scores.table(lines), *after, *notes]
+    return [*prediction_scores.table(scores, differences), *notes]
 
 
 def played_config(given: ConfigDict) -> dict[str, Any]:
@@ -295,7 +287,7 @@ class Player:
         inputs, config = self.system.inputs, played_config(self.given)
         config["tools"]["retriever"] = retriever
         return {
-            "kind": predictions.KIND,
+            "kind": TOOL_EPISODES,
             "checkpoint": weights.told,
             "retriever": retriever,
             "questions": len(inputs.dev),

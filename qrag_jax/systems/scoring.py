@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import is_free
-from qrag_jax.metrics import agent_log
-from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.row_log import RowLog, begin, refuse_other
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.run import log
@@ -146,7 +145,7 @@ class PlayedParts(Generic[Asked, Row]):
                 raise InputError(f"{log} has other {units}; give --restart to throw it away.")
 
         with log_locks(log):
-            agent_log.begin(log, dict(record), restart=restart)
+            begin(log, dict(record), restart=restart)
             rows = self.rows.resume(log, size * self.draws, len(asked) * self.draws, check)
             done = rows // self.draws
             self.resumed(done)
@@ -207,7 +206,7 @@ class WayLogs(Generic[Row]):
             path, record = self.folder / f"{way.name}.jsonl", self.record(way)
             if restart:
                 path.unlink(missing_ok=True)
-            agent_log.refuse_other(path, record)
+            refuse_other(path, record)
             if not path.exists():
                 stop.check()
                 log(f"{number} of {len(ways)}: {way.told}")  # one may take minutes

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log, run_page
-from qrag_jax.evaluators.episode_views import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
-from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
+from qrag_jax.evaluators import run_page
+from qrag_jax.metrics import prediction_scores, trec
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
 from qrag_jax.runtime import bounded_json, typed_json, whole_files
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.interrupt import StopSignal
@@ -320,7 +320,7 @@ def scores_of(workdir: Path) -> RunScores:
 
 def _of_chunks(path: Path) -> RunScores:
     """Facts are those of all chunks taken; where no question has any, `answer_found`."""
-    rows = retrieval_log.read_partial(path)
+    rows = RETRIEVALS.read_partial(path)
     found: Scores = {}
     for row in rows:
         for name, (value,) in score_columns([row]).items():
@@ -329,12 +329,12 @@ def _of_chunks(path: Path) -> RunScores:
 
 
 def _of_agents(path: Path) -> RunScores:
-    rows = [row for row in agent_log.read_partial(path) if not row.failed]
+    rows = [row for row in AGENTS.read_partial(path) if not row.failed]
     return RunScores("f1", {name: _column(rows, name) for name in OF_AGENTS})
 
 
 def _of_tokens(path: Path) -> RunScores:
-    questions = prediction_scores.by_question(predictions.read_scores(path))
+    questions = prediction_scores.by_question(scored_episodes(path))
     by_id = prediction_scores.columns_of(questions)
     found = {name: {key: own[name] for key, own in by_id.items()} for name in OF_TOKENS}
     return RunScores("f1", found)
@@ -343,7 +343,7 @@ def _of_tokens(path: Path) -> RunScores:
 def _of_hops(path: Path) -> RunScores:
     """Scores after the last hop."""
     found: Scores = {}
-    for row in (each for each in hop_log.read(path) if not each.failed):
+    for row in (each for each in HOPS.read(path) if not each.failed):
         for name, value in row.hops[-1].scores.items():
             found.setdefault(name, {})[row.id] = value
     return RunScores("all_gold", found)
@@ -360,7 +360,7 @@ def _of_rewrites(path: Path) -> RunScores:
         measures, best_by = tuple(config["measures"]), str(config["best_by"])
     found: Scores = {}
     own: dict[str, dict[str, Sequence[str]]] = {}
-    for row in rewrite_log.read(path):
+    for row in REWRITES.read(path):
         if not row.failed:
             own.setdefault(row.collection, {})[row.id] = row.ranking
     for collection, rankings in own.items():
@@ -373,11 +373,11 @@ def _of_rewrites(path: Path) -> RunScores:
 
 
 _READERS: dict[str, Callable[[Path], RunScores]] = {
-    CHUNKS: _of_chunks,
-    AGENTS: _of_agents,
-    TOKENS: _of_tokens,
-    HOPS: _of_hops,
-    REWRITES: _of_rewrites,
+    RETRIEVALS.name: _of_chunks,
+    AGENTS.name: _of_agents,
+    PREDICTIONS.name: _of_tokens,
+    HOPS.name: _of_hops,
+    REWRITES.name: _of_rewrites,
 }
 
 

@@ -18,10 +18,8 @@ from qrag_jax.feedback.questions import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.metrics import answer_log
-from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import chunk_filter
-from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.rows import ANSWERS, Miss, Row
 
 NONE = chunk_filter("none")
 
@@ -55,7 +53,7 @@ class Reader:
         self.batches: list[list[str]] = []
         self.requests: list[ChatRequest] = []
 
-    def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
+    def __call__(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
         prompts = [request.messages[-1][1] for request in requests]
         self.batches.append(prompts)
         self.requests += requests
@@ -82,7 +80,7 @@ def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
     assert misses == []
     assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
     assert told == [len(batch) for batch in reader.batches] == [3, 3, 1]
-    assert answer_log.read_partial(out, AnswerRow) == answered
+    assert ANSWERS.read(out) == answered
     # "Oslo3" is an alias of question 3; question 2 has only "Oslo", a different token.
     assert [(each.em, each.f1) for each in answered] == [(n % 2, n % 2) for n in range(7)]
     third, text = answered[3], "I see.\n**Final answer:** Oslo3."
@@ -124,7 +122,7 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> Non
     assert misses == []
     assert [number_of(prompt) for prompts in again.batches for prompt in prompts] == [*causes]
     assert [each.id for each in rows] == [f"q{n}" for n in (0, 1, 4, 6, *causes)]
-    assert answer_log.read_partial(out, AnswerRow) == rows
+    assert ANSWERS.read(out) == rows
     nothing = Reader(reads_town)
     assert answers.answer(nothing, Generation(), questions, out, batch) == (rows, [])
     assert nothing.batches == []
@@ -146,9 +144,7 @@ def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
     # Questions 4 and 5 were under way.
-    assert [each.id for each in answer_log.read_partial(out, AnswerRow)] == [
-        f"q{n}" for n in range(4)
-    ]
+    assert [each.id for each in ANSWERS.read(out)] == [f"q{n}" for n in range(4)]
 
 
 def words(messages: Messages) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,20 @@ from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import REWRITTEN, TOO_LONG, UNREADABLE
 from qrag_jax.evaluators import rewrite_log
+from qrag_jax.environments.query_rewriting.output import TOO_LONG, UNREADABLE
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import shape_of_rows
 from qrag_jax.evaluators.rewrite_scores import (
     RewriteScores,
     means,
     measured,
+    played_row,
     rankings_of,
-    shape_of_queries,
+    shape_of_rows,
 )
 from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
+from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -73,15 +76,20 @@ def test_measures_by_hand() -> None:
     assert many["rr@10"] == [1.0, 0.0] * 6
 
 
+def rows_of(tasks: Sequence[RewriteTask], episodes: Sequence[TokenEpisode]) -> list[RewriteRow]:
+    speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
+    return [played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
+
+
+FAILED = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+
+
 def test_what_is_no_query_found_nothing() -> None:
-    failed = TokenEpisode(Failed("timeout", "no reply"), (), 2)
-    assert rankings_of([rewritten("ada", "b", "a"), rewritten("", outcome=TOO_LONG), failed]) == [
-        ("b", "a"),
-        (),
-        None,
-    ]
-    columns = measured([SMALL, GRADED, SMALL], [("b", "a"), (), None], ["rr@10"])
-    assert columns == {"rr@10": [0.5, 0.0]}  # what failed has no score
+    tasks = [SMALL, GRADED, SMALL]
+    rows = rows_of(tasks, [rewritten("ada", "b", "a"), rewritten("", outcome=TOO_LONG), FAILED])
+    assert rankings_of(rows) == [("b", "a"), (), None]
+    # What failed has no score.
+    assert measured(tasks, rankings_of(rows), ["rr@10"]) == {"rr@10": [0.5, 0.0]}
 
 
 def test_shapes_are_means_over_what_did_not_fail() -> None:
@@ -89,10 +97,10 @@ def test_shapes_are_means_over_what_did_not_fail() -> None:
         rewritten("Ada Berg Oslo Oslo", tokens=6),
         rewritten("rain Bergen", tokens=4),
         rewritten("", tokens=2, outcome=TOO_LONG),
-        TokenEpisode(Failed("timeout", "no reply"), (), 2),
+        FAILED,
     ]
-    shapes = shape_of_queries([SMALL, GRADED, GRADED, SMALL], episodes)
-    assert shapes["failed_share"] == 0.25
+    tasks = [SMALL, GRADED, GRADED, SMALL]
+    shapes: Any = shape_of_rows(tasks, rows_of(tasks, episodes))
     assert shapes["format"] == pytest.approx(2 / 3)
     assert shapes["sampled_tokens"] == 4
     # Of those with a query alone.
@@ -105,20 +113,22 @@ def test_shapes_are_means_over_what_did_not_fail() -> None:
 
 
 def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
-    ended = Searched(answer="(ada berg", outcome=UNREADABLE)
-    shapes = shape_of_queries([SMALL], [episode(ended)])
+    ended = Rewritten(answer="(ada berg", outcome=UNREADABLE)
+    rows = rows_of([SMALL], [episode(ended)])
+    shapes = shape_of_rows([SMALL], rows)
     reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)
     assert shapes["format"] == reward["format"] == 1
+    assert shapes["readable"] == 0
     assert shapes["query_words"] == reward["words"] == 2
-    assert rankings_of([episode(ended)]) == [()]
+    assert rankings_of(rows) == [()]
 
 
 def scores_of(
     episodes: Sequence[TokenEpisode], originals: Sequence[Sequence[str]], calls: list[Any]
 ) -> RewriteScores:
-    def play(params: Any, stop: StopSignal) -> Sequence[TokenEpisode]:
+    def play(params: Any, stop: StopSignal) -> Sequence[RewriteRow]:
         calls.append(params)
-        return episodes
+        return rows_of(TASKS, episodes)
 
     def search(stop: StopSignal) -> Sequence[Sequence[str]]:
         stop.check()
@@ -129,7 +139,7 @@ def scores_of(
 
 def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     calls: list[Any] = []
-    episodes = [rewritten("ada", "a"), TokenEpisode(Failed("timeout", "no reply"), (), 2)]
+    episodes = [rewritten("ada", "a"), FAILED]
     scores = scores_of(episodes, [("z", "a"), ("b",)], calls)
     found = scores.evaluate("weights", 7, StopSignal())
     assert calls == ["weights"]
@@ -209,13 +219,10 @@ def test_what_rows_look_like() -> None:
     assert (failed["readable"], failed["sampled_tokens"], failed["echo"]) == (0.0, 2.0, None)
 
 
-def test_what_failed_and_what_was_asked_in_a_log() -> None:
+def test_what_failed_in_a_log() -> None:
     rows = [row("1", "xg"), row("1", "", "query_too_long"), row("2", "", "server")]
-    rows[1] = dataclasses.replace(rows[1], collection="b")
     assert [each.failed for each in rows] == [False, False, True]
     assert [each.ranking for each in rows] == [("x", "g"), (), ()]
-    assert rewrite_log.of_queries(rows, [("", "1"), ("b", "1"), ("", "2")])
-    assert not rewrite_log.of_queries(rows, [("", "1"), ("", "2"), ("b", "1")])
     tasks = [RewriteTask.judged("1", "b c", {"g": 1}), RewriteTask.judged("2", "b c", {"h": 1})]
     found = way_scores(tasks, [rows[0], rows[2]], ["rr", "recall@1"])
     assert found.columns["rr"].tolist() == [0.5, 0.0]

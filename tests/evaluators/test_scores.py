@@ -12,14 +12,18 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
 from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import means, score_rows
+from qrag_jax.environments.query_writing.state import EMPTY, SEARCHED, STOPPED, TOO_LONG
+from qrag_jax.environments.rag.episode import BROKEN_CAUSES, Broken, Ended, Finished
+from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
-from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores
+from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores, logged
 from qrag_jax.evaluators.training_scores import TrainingScores
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics.answers import INFRASTRUCTURE
+from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.rlvr_config import EvalConfig
@@ -39,6 +43,10 @@ def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 
     return HopRow(scores, "q", STATE, LATER, made, read if outcome else 0, outcome)
 
 
+def rows_of(*hops: list[HopRow]) -> list[Searched]:
+    return logged([STATE] * len(hops[0]), hops)
+
+
 HOPS = [
     [row(SEARCHED, 0.5, 0.5), row(TOO_LONG, 0.0, 0.0, tokens=8), row(STOPPED, 0.5, 0.25)],
     [row(SEARCHED, 1.0, 1.0), row(EMPTY, 0.0, 0.0, tokens=1), row("", 0.5, 0.25)],
@@ -46,17 +54,19 @@ HOPS = [
 
 
 def test_means_are_over_all_questions() -> None:
-    found = hop_scores(HOPS)
+    found = hop_scores(rows_of(*HOPS))
     assert 3 * found["hop1/recall"] == pytest.approx(1)
     assert 3 * found["hop2/ap"] == pytest.approx(1.25)
     assert 3 * found["hop2/all_gold"] == pytest.approx(1)
     assert (found["read_tokens"], found["sampled_tokens"]) == (50 / 3, 5)
     assert (found["empty_share"], found["failed_share"]) == (1 / 5, 0)  # one search had ended
-    shares = hop_scores([*HOPS[:1], [*HOPS[1][:2], row("timeout", 0.5, 0.25, tokens=0)]])
+    shares = hop_scores(rows_of(HOPS[0], [*HOPS[1][:2], row("timeout", 0.5, 0.25, tokens=0)]))
     for name in ("empty", "too_long", "stopped", "failed"):
         assert shares[f"{name}_share"] == pytest.approx(1 / 6)
-    none = hop_scores([[row("", 0.5, 0.25)]])  # no model writes
+    none = hop_scores(rows_of([row("", 0.5, 0.25)]))  # no model writes
     assert (none["failed_share"], none["sampled_tokens"], none["hop1/ap"]) == (0, 0, 0.25)
+    lost = hop_scores(rows_of([row("timeout", 0.5, 0.25, tokens=0)]))
+    assert (lost["failed_share"], lost["hop1/ap"]) == (1, 0)
 
 
 def test_an_evaluation() -> None:
@@ -64,13 +74,14 @@ def test_an_evaluation() -> None:
 
     def play(*given: Any) -> Any:
         asked.append(given)
-        return HOPS
+        return rows_of(*HOPS)
 
     stop = StopSignal()
     found = QueryScores(play, "recall").evaluate("weights", 7, stop)
-    assert asked == [("weights", 7, stop)]
+    assert asked == [("weights", stop)]
     assert found.score == found.scores["hop2/recall"] == pytest.approx(0.5)
     assert found.metrics["eval/hop1/recall"] == found.baselines["untrained/hop1/recall"]
+    assert found.each == [1.0, 0.0, 0.5]
 
 
 GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
@@ -92,7 +103,7 @@ def test_agents() -> None:
         *[Failed("malformed_call", "no call.")] * 3,
         *[Failed("timeout", "no reply.")] * 2,
     ]
-    found = means(score_rows([GOLD] * 6, [Episode(ended, (), 1) for ended in ends]))
+    found = means(score_rows([agent_row(GOLD, Episode(ended, (), 1)) for ended in ends]))
     assert (found["em"], found["f1"], found["broken_share"]) == (0.25, 0.25, 0.5)
     assert found["failed_share"] == pytest.approx(1 / 3)
 
@@ -112,16 +123,6 @@ def test_answers_that_reward() -> None:
     found = scores.evaluate(None, 0, asked, StopSignal())
     assert (found.score, [*found.each]) == (0.25, [0.5, 0.0])
     assert (found.scores["broken_share"], found.scores["unscored_share"]) == (0.25, 0.5)
-
-
-def test_hops() -> None:
-    def after(*outcomes: str) -> list[Any]:
-        return [row(outcome, float(outcome == SEARCHED), 0.5) for outcome in outcomes]
-
-    hops = [after(SEARCHED, SEARCHED, "timeout"), after(SEARCHED, EMPTY, SEARCHED)]
-    found = hop_scores(hops)
-    assert (found["hop1/recall"], found["hop2/recall"]) == (1.0, 0.5)
-    assert found["failed_share"] == pytest.approx(1 / 6)
 
 
 IDS = [f"q{number}" for number in range(40)]

@@ -17,7 +17,6 @@ from tests.integrations.conftest import COUNT
 from tests.systems.corpora import records
 
 mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
-pytest.importorskip("ir_measures", reason="needs the extra retrieval")
 import datasets
 from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata

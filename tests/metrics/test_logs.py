@@ -11,10 +11,24 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import agent_log, answer_log, hop_log, retrieval_log, reward_log
-from qrag_jax.metrics.agent_log import AgentRow
-from qrag_jax.metrics.answer_log import Miss
-from qrag_jax.metrics.hop_log import Hop, Searched
+from qrag_jax.metrics.rows import (
+    RETRIEVALS,
+    AgentRow,
+    Hop,
+    Searched,
+    log_name,
+    read_retrievals,
+)
+from qrag_jax.metrics.summaries import (
+    agent_summary,
+    hop_gains,
+    hop_summary,
+    hop_table,
+    judged,
+    pass_at,
+    reward_lines,
+    reward_row,
+)
 from tests.retrieval_logs import played_rows
 
 ROW = dataclasses.replace(
@@ -36,9 +50,9 @@ def test_optional_fields_are_written_where_there_are_any(tmp_path: Path) -> None
     row = dataclasses.replace(ROW, id="3hop", aliases=["Rhein", "Rhine"], source="musique")
     stopped = dataclasses.replace(ROW, pred_idx=[], q_values=[], pred_texts=[], f1=0.0)
     not_played = dataclasses.replace(ROW, q_values=[])
-    retrieval_log.append(log, [ROW, row, stopped, not_played])
-    assert retrieval_log.read(log) == [ROW, row, stopped, not_played]
-    names = retrieval_log.log_name(42), retrieval_log.log_name(7, num_chunks=400_000)
+    RETRIEVALS.append(log, [ROW, row, stopped, not_played])
+    assert read_retrievals(log) == [ROW, row, stopped, not_played]
+    names = log_name(42), log_name(7, num_chunks=400_000)
     assert names == ("eval_seed42.jsonl", "eval_seed7_ns400000.jsonl")
     first, second = (json.loads(line) for line in log.read_text().splitlines()[:2])
     keys = "id question answer sf_idx pred_idx q_values sf_texts pred_texts return text_len f1 em"
@@ -46,38 +60,16 @@ def test_optional_fields_are_written_where_there_are_any(tmp_path: Path) -> None
     assert list(second) == [*keys.split(), "aliases", "source"]
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"sf_idx": [], "sf_texts": []}, "sf_idx"),
-        ({"sf_texts": ["a"]}, "sf_texts"),
-        ({"pred_texts": []}, "pred_texts"),
-        ({"q_values": [0.5]}, "q_values"),
-        ({"pred_idx": [3, -1]}, "pred_idx"),
-        ({"pred_idx": [3, 3]}, "pred_idx"),
-        ({"id": "\ud800"}, "surrogates"),
-    ],
-)
-def test_a_row_that_cannot_be_scored_is_named(tmp_path: Path, change: dict, field: str) -> None:
-    log = tmp_path / "log.jsonl"
-    retrieval_log.append(log, [ROW, dataclasses.replace(ROW, **change)])
-    with pytest.raises(InputError, match=rf"log\.jsonl, line 2: .*{field}"):
-        retrieval_log.read(log)
-
-
 def test_a_log_with_nothing_to_read_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     for path in (log, tmp_path):
         with pytest.raises(InputError, match=str(path)):
-            retrieval_log.read(path)
+            read_retrievals(path)
     for content in (b"", b'{"id": "q'):
         log.write_bytes(content)
         with pytest.raises(InputError, match=r"log\.jsonl"):
-            retrieval_log.read(log)
+            read_retrievals(log)
         assert log.read_bytes() == content
-    retrieval_log.check_count(log, 3, 3)
-    with pytest.raises(InputError, match=r"log\.jsonl has 4 rows"):  # two processes wrote it
-        retrieval_log.check_count(log, 4, 3)
 
 
 def test_rows_without_known_facts(tmp_path: Path) -> None:
@@ -87,19 +79,15 @@ def test_rows_without_known_facts(tmp_path: Path) -> None:
     unknown = dataclasses.replace(ROW, id="own-1", **bare)  # type: ignore[arg-type]
     rewarded = dataclasses.replace(unknown, id="own-2", ret=0.5)
     rows = [unknown, rewarded, ROW]
-    retrieval_log.append(path, rows)
+    RETRIEVALS.append(path, rows)
     lines = path.read_text().splitlines()
     assert not {"return", "f1", "em"} & json.loads(lines[0]).keys()
-    assert retrieval_log.read(path, needs_facts=False) == retrieval_log.read_partial(path) == rows
+    assert read_retrievals(path, needs_facts=False) == RETRIEVALS.read_partial(path) == rows
     with pytest.raises(InputError, match="sf_idx"):
-        retrieval_log.read(path)
-    del (known := json.loads(lines[2]))["em"]
-    path.write_text(json.dumps(known) + "\n")
-    with pytest.raises(InputError, match="em"):
-        retrieval_log.read(path, needs_facts=False)
+        read_retrievals(path)
 
 
-# ---------------------------------------------------------------------- agents, misses
+# ---------------------------------------------------------------------- agents
 
 
 AGENT = AgentRow("q1", "Wo?", ("Köln",), "Köln", "", 1.0, 1.0, 0.5, ({"query": "Wo?"},))
@@ -108,7 +96,7 @@ AGENT = AgentRow("q1", "Wo?", ("Köln",), "Köln", "", 1.0, 1.0, 0.5, ({"query":
 def test_what_the_model_broke_is_wrong_and_what_the_server_broke_is_left_out() -> None:
     failed = dataclasses.replace(AGENT, answer="", broken="timeout", em=0.0, f1=0.0, recall=None)
     malformed = dataclasses.replace(failed, broken="malformed_call", recall=0.0, searches=())
-    found = agent_log.summarised([AGENT, failed, *[malformed] * 3])
+    found = agent_summary([AGENT, failed, *[malformed] * 3])
     assert (found["questions"], found["broken"], found["failed"]) == (5, 3, 1)
     assert (found["broken_share"], found["failed_share"]) == (0.6, 0.2)
     assert found["em"]["mean"] == found["f1"]["mean"] == found["hops"]["mean"] == 0.25
@@ -119,20 +107,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
     episodes = [True, True, False, False, False]
     for k in range(1, 6):
         draws = list(itertools.combinations(episodes, k))
-        assert agent_log.pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
-    assert agent_log.pass_at(3, 0, 3) == 0.0
-    with pytest.raises(ValueError, match="pass@4"):
-        agent_log.pass_at(4, 1, 3)
-
-
-def test_misses_are_written_over_those_before(tmp_path: Path) -> None:
-    path, miss = tmp_path / "deep" / "m.jsonl", Miss("q1", "timeout", "no reply.", 3, 2, "bridge")
-    answer_log.write_misses(path, [])
-    answer_log.write_misses(path, [miss, miss])
-    answer_log.write_misses(path, [miss])
-    assert answer_log.read_partial(path, Miss) == [miss]
-    answer_log.write_misses(path, [])
-    assert not path.exists()
+        assert pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at(3, 0, 3) == 0.0
 
 
 # ---------------------------------------------------------------------- hops
@@ -150,12 +126,12 @@ ROWS = [searched("a", 0.5, 1.0), searched("b", 0.0, 0.5)]
 
 
 def test_means_and_paired_differences_after_each_hop() -> None:
-    found = hop_log.summary(ROWS)
+    found = hop_summary(ROWS)
     assert found["hop1/recall"]["mean"] == 0.25
     assert found["hop2/all_gold"]["mean"] == 0.5
     assert (found["read_tokens"], found["sampled_tokens"]) == (40, 8)
     assert found["outcomes"] == {"searched": 4}
-    gains = hop_log.gains(ROWS, [searched("a", 0.0, 0.5), searched("b", 0.0, 0.0)])
+    gains = hop_gains(ROWS, [searched("a", 0.0, 0.5), searched("b", 0.0, 0.0)])
     assert gains["hop2/recall"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
     assert gains["hop1/recall"]["mean"] == 0.25
 
@@ -165,37 +141,11 @@ def test_what_failed_is_left_out_and_counted() -> None:
     lost = dataclasses.replace(
         ROWS[1], hops=(dataclasses.replace(first, outcome="timeout"), second)
     )
-    found = hop_log.summary([ROWS[0], lost])
+    found = hop_summary([ROWS[0], lost])
     assert (found["failed"], found["failed_share"], found["hop2/recall"]["mean"]) == (1, 0.5, 1.0)
-    assert hop_log.gains(ROWS, [ROWS[0], lost])["hop1/recall"]["mean"] == 0
-    assert hop_log.gains([lost], [ROWS[0]]) == {}
-    assert len(hop_log.table({"lost": hop_log.summary([lost]), "all": found}, 2)) == 3
-
-
-def test_a_log_of_hops_is_known_by_its_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    assert not hop_log.is_one(path)
-    for text, known in (("", False), ("[]\n", False), ('{"id": "a", "sf_idx": []}\n', False)):
-        path.write_text(text)
-        assert hop_log.is_one(path) is known
-    hop_log.write(path, ROWS, {"search": {"gold_by": "title"}})
-    assert hop_log.is_one(path)
-    assert hop_log.read_record(path) == {"search": {"gold_by": "title"}}
-    path.with_suffix(".json").write_text("[")
-    with pytest.raises(InputError, match=r"x\.json"):
-        hop_log.read_record(path)
-    # Other hops than line 1; an empty log; one from before there was `found`.
-    hop_log.append(path, [searched("c", 0.5)])
-    with pytest.raises(InputError, match=r"x\.jsonl, line 3"):
-        hop_log.read(path)
-    path.write_text("")
-    with pytest.raises(InputError, match=r"x\.jsonl"):
-        hop_log.read(path)
-    old = json.loads(json.dumps(dataclasses.asdict(ROWS[0])))
-    for hop in old["hops"]:
-        del hop["found"]
-    path.write_text(json.dumps(old) + "\n")
-    assert hop_log.read(path) == ROWS[:1]
+    assert hop_gains(ROWS, [ROWS[0], lost])["hop1/recall"]["mean"] == 0
+    assert hop_gains([lost], [ROWS[0]]) == {}
+    assert len(hop_table({"lost": hop_summary([lost]), "all": found}, 2)) == 3
 
 
 # ---------------------------------------------------------------------- rewards
@@ -205,32 +155,30 @@ ASKED = ("q1", "Wo?")
 
 def test_mean_and_deviation_of_rewards() -> None:
     rewards = np.random.default_rng(0).random(8).round(3).tolist()
-    row = reward_log.row(ASKED, rewards)
+    row = reward_row(ASKED, rewards)
     assert row.mean == pytest.approx(np.mean(rewards))
     assert row.std == pytest.approx(np.std(rewards))
     assert (row.rewards, row.scored, row.broken, row.kept) == (rewards, 8, [], True)
-    assert not reward_log.judged(row, 1.0).kept
-    assert reward_log.judged(reward_log.judged(row, 1.0), 0.0) == row
+    assert not judged(row, 1.0).kept
+    assert judged(judged(row, 1.0), 0.0) == row
 
 
 def test_equal_rewards_do_not_vary() -> None:
     """np.std of these is above 0 by rounding."""
     for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
-        row = reward_log.row(ASKED, [value] * count)
+        row = reward_row(ASKED, [value] * count)
         assert (row.std, row.kept) == (0.0, False)
-    assert not reward_log.row(ASKED, [0.3, 0.1 + 0.2]).kept
+    assert not reward_row(ASKED, [0.3, 0.1 + 0.2]).kept
 
 
-def test_an_episode_without_reward_is_not_0(tmp_path: Path) -> None:
-    row = reward_log.row(ASKED, [0.5, "timeout", 0.5, "too_long"])
+def test_an_episode_without_reward_is_not_0() -> None:
+    row = reward_row(ASKED, [0.5, "timeout", 0.5, "too_long"])
     assert (row.mean, row.std, row.kept) == (0.5, 0.0, False)
     assert (row.rewards, row.scored) == ([0.5, None, 0.5, None], 2)
     assert row.broken == ["timeout", "too_long"]
-    nothing = reward_log.row(ASKED, ["timeout", "timeout"])
+    nothing = reward_row(ASKED, ["timeout", "timeout"])
     assert (nothing.mean, nothing.std, nothing.kept) == (None, None, False)
-    lines = reward_log.summary([row, nothing, reward_log.row(ASKED, [0.0, 1.0])], 0.0)
+    lines = reward_lines([row, nothing, reward_row(ASKED, [0.0, 1.0])], 0.0)
     told = " ".join(" ".join(lines).split())
     for part in ("1 of 3", "0.500 of 4", "3 timeout", "1 too_long"):
         assert part in told
-    with pytest.raises(InputError, match=r"config\.kept is .*none\.jsonl"):
-        reward_log.read(tmp_path / "none.jsonl", "config.kept")

@@ -14,8 +14,7 @@ import pytest
 
 from qrag_jax.data.records import read_records, read_text
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import answer_log, retrieval_log
-from qrag_jax.metrics.answer_log import AnswerRow
+from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.bounded_files import check_links, mapped_array
 

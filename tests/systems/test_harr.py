@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import agent_log
+from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -146,7 +146,7 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     params = system.player.here(system.first_state().params)
     log, stop = tmp_path / "log.jsonl", StopSignal()
     harr_scoring.played_parts(system, params, 4, stop).into(log, {}, stop, restart=False)
-    rows = agent_log.LOG.read(log)
+    rows = AGENTS.read(log)
     assert len(rows) == len(system.inputs.dev) > 2
     assert len(drawn) == len(set(drawn)) == 4 * len(rows)
 

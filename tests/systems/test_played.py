@@ -49,7 +49,7 @@ class Player:
 
 def parts(play: Any, asked: Sequence[str] = ASKED) -> PlayedParts[str, Played]:
     return PlayedParts(
-        rows=RowLog(Played, "mend it"),
+        rows=RowLog("letters", Played, "mend it"),
         asked=asked,
         size=SIZE,
         play=play,
@@ -61,7 +61,7 @@ def parts(play: Any, asked: Sequence[str] = ASKED) -> PlayedParts[str, Played]:
 def into(log: Path, play: Any, asked: Sequence[str] = ASKED, **more: Any) -> list[Played]:
     given = {"record": RECORD, "restart": False, **more}
     parts(play, asked).into(log, given["record"], StopSignal(), restart=given["restart"])
-    return RowLog(Played, "mend it").read(log)
+    return RowLog("letters", Played, "mend it").read(log)
 
 
 def test_each_part_has_draws_of_its_own(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def way(name: str, calls: list[str], found: str = "") -> Way[Scored]:
 
 
 def logs(folder: Path, settings: str = "ours") -> WayLogs[Scored]:
-    rows: RowLog[Scored] = RowLog(Scored, "mend it")
+    rows: RowLog[Scored] = RowLog("scores", Scored, "mend it")
 
     return WayLogs(folder, rows, rows.read, lambda way: {"way": way.name, "settings": settings})
 

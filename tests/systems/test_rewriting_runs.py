@@ -18,12 +18,11 @@ from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
@@ -93,7 +92,7 @@ def test_scores_are_those_of_the_logs(scored: Path) -> None:
     qrels = trec.read_qrels(scored / "trec" / "made" / "qrels.txt")
     by_way = {}
     for told, name in LOGS.items():
-        rows = rewrite_log.read(scored / f"{name}.jsonl")
+        rows = REWRITES.read(scored / f"{name}.jsonl")
         assert [row.id for row in rows] == [*qrels]
         rankings = {row.id: row.ranking for row in rows}
         (values,) = ranking_columns(rankings, qrels, ["ndcg@10"]).values()
@@ -122,14 +121,14 @@ def test_what_is_written(scored: Path) -> None:
     shapes = summary_of(scored)["shapes"]
     assert [*shapes] == [*LOGS][:3]
     for told, shape in shapes.items():
-        rows = rewrite_log.read(scored / f"{LOGS[told]}.jsonl")
+        rows = REWRITES.read(scored / f"{LOGS[told]}.jsonl")
         assert {row.outcome for row in rows} <= {*OUTCOMES}
         assert shape["readable"] == np.mean([row.outcome == REWRITTEN for row in rows])
         assert shape["sampled_tokens"] == np.mean([row.sampled for row in rows])
         assert all(row.outcome == REWRITTEN for row in rows if row.found)
-    for row in rewrite_log.read(scored / "original.jsonl"):
+    for row in REWRITES.read(scored / "original.jsonl"):
         assert (row.query, row.outcome, row.sampled) == (row.original, "", 0)
-    for row in rewrite_log.read(scored / "content_words.jsonl"):
+    for row in REWRITES.read(scored / "content_words.jsonl"):
         assert 0 < len(row.query.split()) < len(row.original.split())
 
 
@@ -188,10 +187,11 @@ def test_collections_with_the_same_ids(run: Path, tmp_path: Path) -> None:
         own = found["collections"][name]
         assert own["queries"] == 2
         assert own["scores"]["original query"]["ndcg@10"]["mean"] == 1.0
-        assert [*trec.read_run(out / "trec" / name / "original.run")] == ["1", "2"]
+        run = ir_measures.read_trec_run(str(out / "trec" / name / "original.run"))
+        assert {each.query_id for each in run} == {"1", "2"}
         assert not (run / "search" / name).exists()
     assert found["pooled"]["queries"] == 4
-    rows = rewrite_log.read(out / "original.jsonl")
+    rows = REWRITES.read(out / "original.jsonl")
     assert [row.collection for row in rows] == ["one", "one", "two", "two"]
     assert [row.ranking[0] for row in rows] == ["1", "2", "1", "2"]
 
@@ -214,7 +214,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, dead: Sequence[str]) -> None:
 def test_a_failed_search_is_no_zero(
     run: Path, scored: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = rewrite_log.read(scored / "original.jsonl")
+    whole = REWRITES.read(scored / "original.jsonl")
     failing(monkeypatch, [whole[2].original])
     found = score(run, tmp_path / "eval")["pooled"]
     assert found["failed"]["original query"] == 1

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrieval_log, trec
-from qrag_jax.metrics.agent_log import AgentRow
+from qrag_jax.metrics import trec
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.facts import summarise
+from qrag_jax.metrics.rows import (
+    AGENTS,
+    HOPS,
+    PREDICTIONS,
+    RETRIEVALS,
+    REWRITES,
+    TOOL_EPISODES,
+    AgentRow,
+    Hop,
+    RewriteRow,
+    Searched,
+)
 from qrag_jax.systems.sweep_plan import Plan, Scored, compared, markdown, scores_of, seeds_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
@@ -153,8 +162,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_chunks(run: Path) -> None:
     rows = played_rows(12, 0)
-    retrieval_log.append(run / "eval/best-10/eval_seed42.jsonl", rows)
-    retrieval_log.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
+    RETRIEVALS.append(run / "eval/best-10/eval_seed42.jsonl", rows)
+    RETRIEVALS.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
     found = scores_of(run)
     assert found.main == "fact_f1"
     own = found.scores["fact_f1"]
@@ -170,7 +179,7 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
         AgentRow("q3", "Where?", ("Oslo",), "Oslo", "", 1.0, 1.0, 0.25, ()),
         AgentRow("q4", "Where?", ("Oslo",), "", "no_retrieval", 0.0, 0.0, 0.0, ()),
     ]
-    agent_log.append(run / "eval/last-4/agent_seed42.jsonl", rows)
+    AGENTS.append(run / "eval/last-4/agent_seed42.jsonl", rows)
     found = scores_of(run)
     assert found.scores == {
         "f1": {"q1": 0.5, "q3": 1.0, "q4": 0.0},
@@ -182,30 +191,28 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
 def test_tokens(run: Path) -> None:
     log = run / "eval/last-9/bm25.jsonl"
     rows = [prediction(0, 0.75), prediction(1, 0.5), prediction(2, None, "timeout")]
-    answer_log.append(log, rows)
-    log.with_suffix(".json").write_text(json.dumps({"kind": predictions.KIND}))
+    PREDICTIONS.append(log, rows)
+    log.with_suffix(".json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     found = scores_of(run)
     assert found.main == "f1"
     assert [*found.scores["reward"].values()] == [0.75, 0.5]  # the third failed
 
 
 def test_hops_are_those_after_the_last(run: Path) -> None:
-    def hop(all_gold: float) -> hop_log.Hop:
+    def hop(all_gold: float) -> Hop:
         scores = {"recall": all_gold, "ap": 0.25, "all_gold": all_gold}
-        return hop_log.Hop("oslo", "searched", ("d1",), scores, 10, 3, (("d1", 1.5),))
+        return Hop("oslo", "searched", ("d1",), scores, 10, 3, (("d1", 1.5),))
 
     rows = [
-        hop_log.Searched(f"q{n}", "Where?", ("Oslo",), ("d1",), (hop(0.0), hop(float(n))))
-        for n in (0, 1)
+        Searched(f"q{n}", "Where?", ("Oslo",), ("d1",), (hop(0.0), hop(float(n)))) for n in (0, 1)
     ]
     (run / "eval").mkdir()
-    hop_log.LOG.write(run / "eval/last-4.jsonl", rows, {})
+    HOPS.write(run / "eval/last-4.jsonl", rows, {})
     found = scores_of(run)
     assert (found.main, found.scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
 
 
 def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) -> None:
-    pytest.importorskip("ir_measures", reason="scores of rankings need ir-measures")
     ranking = (("d2", 2.0), ("d1", 1.0), ("d3", 0.5))
     rows = [
         RewriteRow("1", "a", "x", "y", "rewritten", "", ranking),
@@ -214,7 +221,7 @@ def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) ->
         RewriteRow("3", "b", "x", "", "timeout", "", None),
     ]
     (run / "eval").mkdir()
-    rewrite_log.write(run / "eval/last-4.jsonl", rows, {})
+    REWRITES.write(run / "eval/last-4.jsonl", rows, {})
     for collection, qrels in (
         ("a", {"1": {"d1": 1, "d9": 1}}),
         ("b", {"1": {"d2": 1}, "2": {"d1": 1}, "3": {"d1": 1}}),
