@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.data.episodes import EpisodeShape
@@ -34,10 +35,12 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.process import PeakMemory
+from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.threshold_plot import plot_lengths
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, ScoreOptions
+from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, are_others
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 
@@ -57,15 +60,17 @@ class Scene:
     restart: bool
 
 
-def score_run(run: SavedRun, options: ScoreOptions, *, hold_out: bool) -> dict[str, Any]:
+def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
-    Args:
-        hold_out: the data are those of the training run. If they are one file, only the part held
-            out for evaluation is scored.
+    If the data are those of the training run, and one file, only the part held out for evaluation
+    is scored.
     """
-    config, workdir = run.config, run.workdir
-    hold_out = hold_out and not config.eval.path
+    are_others(workdir, given, DATA, options.out)
+    saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, given)
+    config = run.config
+    same = (given.data.path, given.eval.path) == (saved.data.path, saved.eval.path)
+    hold_out = same and not config.eval.path
     loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)

@@ -73,7 +73,7 @@ def fields_help(argv: Sequence[str]) -> str:
 
     The value is that of the experiment on the command line, or the default if none is given.
     """
-    file, values = _argument(argv, "config"), {}
+    file, values = argument(argv, "config"), {}
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
@@ -142,13 +142,39 @@ def given_checkpoint() -> str:
     return checkpoint() if flags.FLAGS["checkpoint"].present else ""
 
 
-def _argument(argv: Sequence[str], name: str) -> str | None:
+def argument(argv: Sequence[str], name: str) -> str | None:
     """The value of `--name=value` or `--name value`, read before absl knows the config."""
     for i, word in enumerate(argv):
         flag, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == name:
             return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
     return None
+
+
+def define_experiment_or_run(
+    argv: Sequence[str], systems: Sequence[str], checkpoints: Sequence[str] = ("best", "last")
+) -> None:
+    """Defines the flags of the run `--workdir`, else those of an experiment; see `define`."""
+    if argument(argv, "workdir") is None:
+        define_experiment()
+        flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
+        flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which of its checkpoints.")
+        return
+    if argument(argv, "config") is not None:
+        raise InputError(
+            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
+            "--config.FIELD=VALUE."
+        )
+    define(argv, systems, checkpoints)
+
+
+def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
+    """The run's folder, if one is given, and the config."""
+    if flags.FLAGS.workdir:
+        return Path(flags.FLAGS.workdir), flags.FLAGS.config
+    if flags.FLAGS["checkpoint"].present:
+        raise InputError("--checkpoint is of a run; give its folder with --workdir.")
+    return None, given_experiment(flags.FLAGS["config"], example)
 
 
 def define(
@@ -174,18 +200,18 @@ def define(
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
-    folder = _argument(argv, "workdir")
+    folder = argument(argv, "workdir")
     if HELP & set(argv):
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    path, file = Path(folder) / CONFIG_NAME, _argument(argv, "eval_config")
-    if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
+    path, file = Path(folder) / CONFIG_NAME, argument(argv, "eval_config")
+    if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
     package = registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
     if outside and not package:
-        registry.register(system, _argument(argv, "system") or "")
+        registry.register(system, argument(argv, "system") or "")
     elif system not in systems:
         *others, last = systems
         known = f"{', '.join(others)} or {last}" if others else last
@@ -233,7 +259,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
             continue
         if name in CODE_FIELDS and not own_code.names_foreign(spec):
             continue
-        if _argument(argv, f"config.{name}") is None:
+        if argument(argv, f"config.{name}") is None:
             raise InputError(
                 f"the run's config names the code {spec}, which is not run because a folder says "
                 f"so; if you trust it, give --config.{name}={spec}."

@@ -1,7 +1,7 @@
 """What scoring and prediction share: options, whose questions, logs that go on, the summary.
 
 What takes a `StopSignal` raises `Stopped` when a signal came; the same command then goes on with
-its log. What plays raises `FeedbackLost` when too many episodes fail.
+its log (`resumable`). What plays raises `FeedbackLost` when too many episodes fail.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,9 +20,10 @@ from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import is_free
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
@@ -54,6 +57,24 @@ class ScoreOptions:
     retrievers: tuple[str, ...] = ()
     out: Path | None = None
     restart: bool = False
+
+
+def resumable(play: Callable[[], object], kept: str) -> int:
+    """Plays or scores; returns the exit status of the command.
+
+    Args:
+        kept: what is kept when it is stopped.
+    """
+    try:
+        play()
+    except Stopped as stopped:
+        print(f"{stopped}: stopped, {kept} is kept; give the same command to go on.")
+        return 128 + signal.Signals[str(stopped)]
+    except FeedbackLost as error:
+        reason = str(error).rstrip(".")
+        print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
+        return 1
+    return 0
 
 
 def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:

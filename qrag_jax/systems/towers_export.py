@@ -180,7 +180,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
     """The threshold on Q at which the run's searches stop; None: there is none.
 
-    It is the config's (`config.eval.stop_threshold`), else what `tune_stopping` found on the log of
+    It is the config's (`config.eval.stop_threshold`), else what `evaluate --log` found on the log of
     this checkpoint. A report for other weights is not used, which is said.
 
     Args:
