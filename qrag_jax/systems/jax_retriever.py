@@ -52,9 +52,8 @@ class RunTowers:
         self._params = params
         label = checkpoint_label(self._checkpoint, step)
         threshold = towers_export.stop_threshold(run, label, params)
-        both = towers_export.towers(run.loaded, run.config)
         # There are no files yet: the weights are those of the checkpoint.
-        self.config = towers_export.retriever_config(run, both, workdir / "not exported", threshold)
+        self.config = towers_export.retriever_config(run, workdir / "not exported", threshold)
         self.towers = run_towers(run, params, self.config)
 
     def chunk_digest(self) -> str:
