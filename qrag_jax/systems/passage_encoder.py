@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from qrag_jax.models.files.sentence_transformers import prompts, read_inputs
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.mesh_tower import MeshTower
@@ -140,6 +141,8 @@ class PassageEncoder:
         blocks: how rows are packed (block_tokens, length_buckets, block_sizes are read).
         origin: the folder that it comes from, for messages.
         title_separator: between a passage's title and its text.
+        exported: gives the digest of the exported tower that it is, of several hosts on all of
+            them together; None: it is none, or has other settings.
     """
 
     mesh: Mesh
@@ -151,6 +154,7 @@ class PassageEncoder:
     blocks: EncoderConfig
     origin: str
     title_separator: str = TITLE_SEPARATOR
+    exported: Callable[[], str] | None = None
 
     @classmethod
     def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
@@ -159,10 +163,13 @@ class PassageEncoder:
         Args:
             which: "best" or "last", the checkpoint.
         """
-        loaded = run.loaded
+        # This module is on the way to trainings, which need no model cards.
+        from qrag_jax.systems.towers_export import run_chunk_digest
+
+        loaded, params = run.loaded, run.trained(which)[0]
         return cls(
             run.mesh,
-            run.trained(which)[0],
+            params,
             run.shardings,
             loaded.encoder,
             loaded.tokenizer,
@@ -170,6 +177,7 @@ class PassageEncoder:
             run.config.encoder,
             str(run.workdir),
             run.config.data.passage_separator,
+            functools.partial(run_chunk_digest, run, params),
         )
 
     @classmethod
@@ -212,6 +220,7 @@ class PassageEncoder:
         params = placement.both_towers(shardings, loaded.stored)
         about = folder.parent / retriever_config.NAME
         exported = folder.name == EXPORTED and about.is_file()
+        as_it_is = exported and not (config.pooling or config.chunk_prefix or max_tokens)
         return cls(
             mesh,
             params,
@@ -222,6 +231,7 @@ class PassageEncoder:
             config,
             str(folder),
             RetrieverConfig.read(folder.parent).title_separator if exported else TITLE_SEPARATOR,
+            functools.partial(chunk_digest, folder) if as_it_is else None,
         )
 
     @property

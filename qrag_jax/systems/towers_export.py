@@ -14,11 +14,13 @@ Normalised vectors lose a factor in the norm; theirs stays a module of its own.
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 import qrag_jax
 from qrag_jax.environments import positions
@@ -38,6 +40,7 @@ from qrag_jax.models.first_encoder import origin
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
@@ -99,7 +102,15 @@ def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> 
 
 
 def _on_host(stacked: Params, number: int) -> Params:
-    return jax.tree.map(lambda leaf: np.asarray(leaf[number], np.float32), stacked)
+    """One tower of both; of several hosts, all call this together."""
+
+    def gathered(leaf: Any) -> np.ndarray:
+        part = leaf[number]
+        if isinstance(part, jax.Array) and not part.is_fully_addressable:
+            part = multihost_utils.process_allgather(part, tiled=True)
+        return np.asarray(part, np.float32)
+
+    return jax.tree.map(gathered, stacked)
 
 
 def scale_outside(encoder: TextEncoder) -> float:
@@ -151,6 +162,15 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     one = scaled_norm(one, family.last_norm, encoder.scale / outside)
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one, config, out, out)
+
+
+def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
+    """The digest of a run's tower of chunks, as it would be exported; writes it for a moment."""
+    _, tower = towers(run.loaded, run.config)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / tower.name
+        write_tower(run.loaded, tower, params, out)
+        return chunk_digest(out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
