@@ -24,6 +24,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -73,83 +74,82 @@ def define_flags(argv: Sequence[str]) -> None:
 def main() -> int:
     """Reads the flags, plays the questions and says where the episodes are."""
     workdir, config = _config()
-    if OUT.value and Path(OUT.value).suffix != ".jsonl":
-        raise InputError(f"--out={OUT.value} is not named as JSON lines; give a name.jsonl.")
-    if workdir and config.system == leret_config.NAME:
-        return _query_writer(workdir, config)
-    if workdir and config.system == deepretrieval_config.NAME:
-        return _rewriter(workdir, config)
-    folder = workdir or _own_folder(Path(str(OUT.value)))
-    retriever = config.tools.retriever
+    given = Path(OUT.value) if OUT.value else None
+    if given and given.suffix != ".jsonl":
+        raise InputError(f"--out={given} is not named as JSON lines; give a name.jsonl.")
+    if workdir is None or config.system == rlvr_config.NAME:
+        return _answerer(workdir, config, given)
+    if config.system == leret_config.NAME:
+        return _query_writer(workdir, config, given)
+    return _rewriter(workdir, config, given)
+
+
+def _answerer(workdir: Path | None, config: ConfigDict, given: Path | None) -> int:
+    folder = workdir or _own_folder(Path(str(given)))
+    retriever, sampled = config.tools.retriever, SAMPLED.value
     with (
-        commandline.writing(OUT.value or folder, "--out"),
+        commandline.writing(given or folder, "--out"),
         open_player(config, workdir, folder) as player,
     ):
-        weights = player.weights(run_flags.checkpoint() if workdir else FIRST)
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
-        asked, draws = len(player.system.inputs.dev), SAMPLED.value or 1
-        draws_of_each, restart = SAMPLED.value, RESTART.value
+        weights = _weights(player, workdir)
+        out = given or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
+        asked = len(player.system.inputs.dev)
         status = resumable(
-            lambda: player.predict(weights, out, retriever, draws_of_each, restart=restart),
+            lambda: player.predict(weights, out, retriever, sampled, restart=RESTART.value),
             str(out),
         )
-        if status:
-            return status
-    print(f"{asked * draws} episodes of {asked} questions, {weights.told}: {out}")
-    return 0
+    if not status:
+        print(f"{asked * (sampled or 1)} episodes of {asked} questions, {weights.told}: {out}")
+    return status
 
 
-def _query_writer(workdir: Path, config: ConfigDict) -> int:
+def _query_writer(workdir: Path, config: ConfigDict, given: Path | None) -> int:
     """The same for a run of LeReT."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
-    pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
-    with (
-        commandline.writing(OUT.value or workdir, "--out"),
-        open_hop_predictor(config, workdir, pool=pool) as predictor,
-    ):
-        weights = predictor.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
-        asked = len(predictor.system.inputs.dev)
-
-        restart = RESTART.value
-        if status := resumable(lambda: predictor.predict(weights, out, restart=restart), str(out)):
-            return status
-    print(f"{asked} questions hop by hop, {weights.told}: {out}")
-    return 0
-
-
-def _rewriter(workdir: Path, config: ConfigDict) -> int:
-    """The same for a run of DeepRetrieval."""
-    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-    given = Path(OUT.value) if OUT.value else None
-    search = search_beside(workdir, config, queries, given)
     with (
         commandline.writing(given or workdir, "--out"),
-        open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, search=search
-        ) as rewriter,
+        open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, given)) as predictor,
     ):
-        weights = rewriter.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
+        weights = _weights(predictor, workdir)
+        out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        asked, restart = len(predictor.system.inputs.dev), RESTART.value
+        status = resumable(lambda: predictor.predict(weights, out, restart=restart), str(out))
+    if not status:
+        print(f"{asked} questions hop by hop, {weights.told}: {out}")
+    return status
+
+
+def _rewriter(workdir: Path, config: ConfigDict, given: Path | None) -> int:
+    """The same for a run of DeepRetrieval."""
+    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
+    search, samples = search_beside(workdir, config, queries, given), SAMPLES.value
+    with (
+        commandline.writing(given or workdir, "--out"),
+        open_rewriter(config, workdir, queries=queries, samples=samples, search=search) as rewriter,
+    ):
+        weights = _weights(rewriter, workdir)
         out = given or workdir / "predictions" / f"{weights.name}.jsonl"
         rows: list[RewriteRow] = []
         status = resumable(
             lambda: rows.extend(rewriter.predict(weights, out, restart=RESTART.value)), str(out)
         )
-        if status:
-            return status
-    print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
-    for line in rewritten_lines(rows):
-        print(line)
-    return 0
+    if not status:
+        print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
+        print("\n".join(rewritten_lines(rows)))
+    return status
+
+
+def _weights(player: Any, workdir: Path | None) -> Weights:
+    weights = player.weights(run_flags.checkpoint() if workdir else FIRST)
+    if weights is None:
+        raise InputError(
+            f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last "
+            "or first."
+        )
+    return weights
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
@@ -163,13 +163,6 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
         "none"
     )
     return 0
-
-
-def _no_imitation(workdir: Path | None) -> InputError:
-    return InputError(
-        f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last or "
-        "first."
-    )
 
 
 def _config() -> tuple[Path | None, ConfigDict]:
@@ -209,10 +202,6 @@ def _own_folder(out: Path) -> Path:
     if RESTART.value or not out.exists():
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return folder
-
-
-def _default_out(workdir: Path, weights: Weights, retriever: str) -> Path:
-    return workdir / "predictions" / f"{weights.name}-{retriever}.jsonl"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.rag.episode import Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
@@ -28,11 +27,11 @@ from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log, answer_log, reward_log
 from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
 from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
+from qrag_jax.metrics.prediction_scores import numbers_of_draws
 from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
-from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -180,15 +179,13 @@ def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, An
 
 
 def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
-    found = {}
-    k = 1
-    while k <= sampled:
-        known = [row for row in rows if row.right is not None and row.sampled >= k]
-        if known:
-            each = [pass_at(k, row.right or 0, row.sampled) for row in known]
-            found[str(k)] = float(np.mean(each))
-        k *= 2
-    return found
+    """Of 1, 2, 4, … draws; a question counts where so many are whole."""
+    known = [row for row in rows if row.right is not None]
+    passes = {
+        str(k): [pass_at(k, row.right or 0, row.sampled) for row in known if row.sampled >= k]
+        for k in numbers_of_draws(sampled)
+    }
+    return {k: float(np.mean(values)) for k, values in passes.items() if values}
 
 
 def _table(summary: dict[str, Any]) -> str:
@@ -323,7 +320,7 @@ def _filtered(
     count = options.rollouts
 
     def play(part: Sequence[Asked], first: int) -> list[RewardRow]:
-        starts = _starts(system.config.seed, first, part, count)
+        starts = system.player.starts(part, count, _FILTERED, first)
         rewards = _rewards(system, params, part, starts, stop)
         return [
             reward_log.row(
@@ -342,18 +339,6 @@ def _filtered(
         is_of=lambda row, each: (row.id, row.question) == (each.gold.id, each.gold.question),
         names=("question", "questions"),
     )
-
-
-def _starts(seed: int, first: int, asked: Sequence[Asked], rollouts: int) -> list[Start]:
-    """Episodes of the questions `first`, `first + 1`, …"""
-    key = jax.random.fold_in(jax.random.key(seed), _FILTERED)
-    numbers = np.arange(first, first + len(asked), dtype=np.uint32)
-    data = np.asarray(draw_keys(key, numbers, rollouts))
-    return [
-        Start(Task(each.gold.id, each.gold.question), first + place, data[place, member])
-        for place, each in enumerate(asked)
-        for member in range(rollouts)
-    ]
 
 
 def _rewards(
