@@ -1,23 +1,29 @@
 """Checks a data file before training: python -m qrag_jax.validate_data --source S --path P.
 
+With --out=FILE.jsonl the usable records are also written in the neutral schema of
+`data.sources.own`, one JSON object a line.
+
 The exit status is 0 if every record is usable (mended records count as usable), 1 if some are
-skipped, and 2 if nothing can be read. For the source babilong all story files of a folder are
-checked, and one bad line gives status 2.
+skipped, and 2 if nothing can be read or written. For the source babilong all story files of a
+folder are checked, and one bad line gives status 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from qrag_jax.data.files import babi
+from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.own import Columns
+from qrag_jax.data.sources.own import Columns, neutral_record
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
 
 
@@ -29,8 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
     parser.add_argument("--split", choices=("train", "dev"), default="train")
     parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
+    parser.add_argument("--out", default="", help="file to write in the neutral schema, .jsonl")
     args = parser.parse_args(argv)
     try:
+        if args.out and not args.out.endswith(".jsonl"):
+            raise InputError(f"--out is {args.out!r}; give a name that ends in .jsonl")
         if not args.path:
             raise InputError("--path is empty; give a data file or folder")
         if args.source == babilong.NAME:
@@ -38,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         columns = Columns.parse(args.columns)
         samples, report = load_samples(args.source, args.path, args.split, columns=columns)
+        if args.out:
+            _write(Path(args.out), samples, report.files)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -61,6 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]
     print(_spread("words per chunk", words))
     return 1 if report.skipped else 0
+
+
+def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
+    if any(out.absolute() == Path(file).absolute() for file in read):
+        raise InputError(f"--out is {out}, which is read; give another name")
+    lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
+    try:
+        whole_files.write_whole(out, "".join(lines))
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written ({whole_files.reason(error)}); free space, or give another --out"
+        ) from None
 
 
 def _check_stories(folder: Path, split: babi.Split) -> None:
