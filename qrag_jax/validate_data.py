@@ -81,8 +81,9 @@ def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
     try:
         whole_files.write_whole(out, "".join(lines))
     except OSError as error:
+        why = whole_files.reason(error)
         raise InputError(
-            f"{out} cannot be written ({whole_files.reason(error)}); free space, or give another --out"
+            f"{out} cannot be written ({why}); free space, or give another --out"
         ) from None
 
 
