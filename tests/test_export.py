@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import towers_export
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
@@ -61,29 +59,6 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
         taken, value = json.loads(line)
         assert taken == row["pred_idx"]
         assert value == pytest.approx(row["q_values"][-1], abs=TOLERANCE)
-
-
-def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
-    run = opened(scored_run)
-    params, _ = run.trained("last")
-    texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in towers_export.towers(run.loaded, run.config):
-        library = model(exported / tower.name)
-        assert library.max_seq_length == tower.max_tokens
-        assert library.similarity_fn_name == "dot"
-        found = library.encode(texts)
-        expected = our_vectors(run.loaded, params, tower, [[text] for text in texts])
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-        # An exported tower is an encoder to start another run from.
-        again = load_encoder(exported / tower.name)
-        assert (run.loaded.encoder.scale, again.encoder.scale) == (0.1, 1.0)
-        one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
-        scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
-        jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
-        assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
-    # The towers were trained apart.
-    one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
-    assert np.abs(one - other).max() > 100 * TOLERANCE
 
 
 def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> None:

@@ -137,21 +137,8 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
         assert name in refusal(commands.run("evaluate", *words))
     assert not (log.parent / "stopping.json").exists()
 
-    def check_refused(rows: list[Row], name: str, old: bytes = b"", new: bytes = b"") -> None:
-        path = tmp_path / "log.jsonl"
-        retrieval_log.discard(path)
-        write_log(path, rows).write_bytes(
-            path.read_bytes().replace(old, new) if old else path.read_bytes()
-        )
-        assert name in refusal(commands.run("evaluate", f"--log={path}"))
-
-    rows = played_rows(6, seed=4)
-    check_refused(rows[:1], "--test")  # too few for two halves
-    check_refused([rows[1], dataclasses.replace(rows[0], pred_texts=["one"])], "pred_texts")
-    check_refused(rows, "line 3", str(rows[2].q_values[0]).encode(), b"NaN")
-    nothing = {"pred_idx": [], "q_values": [], "pred_texts": []}
-    check_refused([dataclasses.replace(row, **nothing) for row in rows], "log.jsonl")
-    check_refused([dataclasses.replace(row, q_values=[]) for row in rows], "q_values")
+    few = write_log(tmp_path / "log.jsonl", played_rows(1, seed=4))  # too few for two halves
+    assert "--test" in refusal(commands.run("evaluate", f"--log={few}"))
 
 
 # ---------------------------------------------------------------- cutting a log down
