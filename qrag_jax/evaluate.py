@@ -97,7 +97,7 @@ def main() -> int:
     """Reads the flags and scores."""
     if LOG.value:
         return _of_log(Path(LOG.value))
-    workdir, config = run_flags.workdir(), flags.FLAGS.config
+    workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     system = config.get("system")
     for name, readers in READ_BY.items():
         if flags.FLAGS[name].value and system not in readers:
@@ -108,7 +108,7 @@ def main() -> int:
     if len(counts) > 1:
         raise InputError("--samples has several numbers, which are for --chunks; give one.")
     options = ScoreOptions(
-        checkpoint=run_flags.checkpoint(),
+        checkpoint=flags.FLAGS.checkpoint,
         samples=counts[0] if counts else 0,
         sampled=SAMPLED.value,
         retrievers=tuple(RETRIEVERS.value),
@@ -151,7 +151,7 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
     counts += counts[-1:] * (len(chunks) - len(counts))
     samples = dict(sorted(zip(chunks, counts, strict=True)))
     out = Path(OUT.value) if OUT.value else workdir / "lengths"
-    options = ScoreOptions(run_flags.checkpoint(), out=out, restart=RESTART.value)
+    options = ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value)
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     run, every = SavedRun.open(workdir, config), EVERY_STORY.value
     with commandline.writing(out, "--out"):

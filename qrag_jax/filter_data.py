@@ -53,7 +53,7 @@ def main() -> int:
         rollouts=ROLLOUTS.value,
         least_std=LEAST_STD.value,
         workdir=workdir,
-        checkpoint=run_flags.checkpoint(),
+        checkpoint=flags.FLAGS.checkpoint,
         restart=RESTART.value,
     )
     rows: list[RewardRow] = []

@@ -115,7 +115,7 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
             f"--{named[0]} is for --encoder; {own if given.workdir else 'leave it out'}."
         )
     if given.workdir:
-        run = SavedRun.open(run_flags.workdir(), given.config, host_mesh)
+        run = SavedRun.open(Path(flags.FLAGS.workdir), given.config, host_mesh)
         return PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
     if not given.encoder:
         return None

@@ -143,7 +143,7 @@ def _rewriter(workdir: Path, config: ConfigDict, given: Path | None) -> int:
 
 
 def _weights(player: Any, workdir: Path | None) -> Weights:
-    weights = player.weights(run_flags.checkpoint() if workdir else FIRST)
+    weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
     if weights is None:
         raise InputError(
             f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last "

@@ -147,6 +147,13 @@ class ConfigLayout:
             )
         return found
 
+    def llm_settings(self, config: ConfigDict) -> Any:
+        """The settings of section `llm`; with an address, no server is started."""
+        fields = dict(config.llm.items())
+        if fields["url"]:
+            fields.pop("server")
+        return fill(self.llm, fields, "llm")
+
     def help_lines(self) -> list[tuple[str, Any, str]]:
         """Name, default and comment of every field that a config can have."""
         lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in self.fields.items()]

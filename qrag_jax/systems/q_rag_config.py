@@ -124,7 +124,7 @@ class QRagConfig:
         """
         parts = LAYOUT.parts(config)
         reward = _filled_reward(config.reward)
-        by_model = isinstance(reward, ModelReward)
+        by_model = isinstance(reward, ModelReward) and not scoring
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
         stages = parts["stages"]
         check_stages(stages, STAGES)
@@ -140,9 +140,6 @@ class QRagConfig:
         parts["train"] = dataclasses.replace(parts["train"], steps=imitated + steps)
         total = {"total_steps": max(steps, 1)}
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
-        llm = dict(config.llm.items()) if by_model and not scoring else {}
-        if llm.get("url"):
-            llm.pop("server", None)  # no server is started
         if scoring and not parts["env"].max_steps:
             raise InputError(
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
@@ -158,7 +155,7 @@ class QRagConfig:
         return cls(
             imitated=imitated,
             reward=reward,
-            llm=fill(LlmConfig, llm, "llm") if llm else None,
+            llm=LAYOUT.llm_settings(config) if by_model else None,
             **parts,
         )
 

@@ -127,19 +127,9 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
         raise InputError(commandline.sentence(error, argv)) from None
 
 
-def workdir() -> Path:
-    """The run's folder."""
-    return Path(flags.FLAGS.workdir)
-
-
-def checkpoint() -> str:
-    """The run's checkpoint to read, such as "best" or "last"."""
-    return flags.FLAGS.checkpoint
-
-
 def given_checkpoint() -> str:
     """The checkpoint that the command line names; "": it names none."""
-    return checkpoint() if flags.FLAGS["checkpoint"].present else ""
+    return flags.FLAGS.checkpoint if flags.FLAGS["checkpoint"].present else ""
 
 
 def argument(argv: Sequence[str], name: str) -> str | None:
@@ -223,8 +213,10 @@ def define(
         if file:
             _replace_fields(config, file)
     else:
-        read = _CONFIGS[system].load_config if system in _CONFIGS else _plain_config
-        config = read(path)
+        if system in _CONFIGS:
+            config = _CONFIGS[system].load_config(path)
+        else:
+            config = ml_collections.ConfigDict(read_fields(path))
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     if plays:
@@ -240,10 +232,6 @@ def _refuse_unscored(workdir: Path) -> None:
             f"{workdir} has no evaluation of trained weights yet, so none are its best; give "
             "--checkpoint=last, train on, or give --checkpoint=best for the untrained weights."
         )
-
-
-def _plain_config(path: Path) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict(read_fields(path))
 
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
