@@ -24,6 +24,7 @@ from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.evaluators.log_record import Retriever, check_log, log_record
 from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.facts import summarise
@@ -288,11 +289,8 @@ def score_lengths(
         results.append(
             about | {"samples": len(rows)} | means | result | {"intervals": scores} | cut
         )
-        print(
-            lengths_table(results[-1:])
-            if len(results) == 1
-            else lengths_table(results[-1:]).split("\n")[1]
-        )
+        print(_table(results[-1:]))  # one may take minutes
+    print(_table(results))
     _write_lengths(out, label, results, config)
     return results
 
@@ -347,20 +345,13 @@ def _documents_digest(documents: Sequence[Sample]) -> str:
     return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
 
 
-def lengths_table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as text: a heading and one line for each length."""
-    lines = [" ".join(name.rjust(_width(name)) for name in COLUMNS)]
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    """A heading and one line for each length."""
+    lines = [[*COLUMNS]]
     for result in results:
-        cells = (
-            ("" if result[name] is None else format(result[name], form)).rjust(_width(name))
-            for name, form in COLUMNS.items()
-        )
-        lines.append(" ".join(cells))
-    return "\n".join(lines)
-
-
-def _width(name: str) -> int:
-    return max(len(name), 9)
+        cells = ((result[name], form) for name, form in COLUMNS.items())
+        lines.append(["" if value is None else format(value, form) for value, form in cells])
+    return "\n".join(columns_text(lines))
 
 
 def _write_lengths(out: Path, label: str, results: Sequence[dict], config: Any) -> None:
