@@ -43,21 +43,15 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Everything that a run reads.
-
-    Attributes:
-        searched: None: nothing will be searched.
-        train: those that are trained on.
-        drawn: of all evaluation questions, those of `dev`.
-        data: content keys: of all training questions, by source, of the corpus, and of the choice
-            of questions if there is one.
-    """
+    """Everything that a run reads."""
 
     encoder: LoadedEncoder
-    searched: ExactIndex | None
-    train: Sequence[Asked]
+    searched: ExactIndex | None  # None: nothing will be searched
+    train: Sequence[Asked]  # those that are trained on
     dev: Sequence[Asked]
-    drawn: Drawn
+    drawn: Drawn  # of all evaluation questions, those of `dev`
+    # Content keys: of all training questions, by source, of the corpus, and of the choice of
+    # questions if there is one
     data: dict[str, str]
 
     @property

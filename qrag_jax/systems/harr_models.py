@@ -74,19 +74,12 @@ def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class AgentRewards:
-    """Gives episodes their rewards.
+    """Gives episodes their rewards."""
 
-    Attributes:
-        mixture: which ones.
-        corpus: the passages that were searched.
-        judge: for the reward `llm`.
-        reranker: for the reward `relevance`.
-    """
-
-    mixture: Mixture
-    corpus: Corpus
-    judge: Judge | None = None
-    reranker: Asks | None = None
+    mixture: Mixture  # which ones
+    corpus: Corpus  # the passages that were searched
+    judge: Judge | None = None  # for the reward `llm`
+    reranker: Asks | None = None  # for the reward `relevance`
 
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks

@@ -7,11 +7,12 @@ whose reward varies between episodes of one policy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
 from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, Asked, load_inputs
-from qrag_jax.systems.harr_models import open_models
+from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, are_others, of_others, write_summary
 
@@ -54,23 +55,17 @@ _STATELESS = "untrained, the sub-query alone"
 
 def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    if not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
+    _check_trained(workdir)
     given = given.copy_and_resolve_references()
     are_others(workdir, given, DATA, options.out)
     others = bool(of_others(workdir, given, _OF_QUESTIONS))
     chose = report_on(given, options.samples, others=others)
     given.questions.kept = ""  # only training needs it
     config = HarrConfig.of(given)
-    if told := determinism.ask(config.runtime.deterministic):
-        print(told)
-    mesh = make_mesh(config.runtime.mesh)
-    with open_models(config, workdir) as models, StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, stop, is_kept=True)
-        models.wait(stop)
-        system = Harr(config, mesh, inputs, models)
+    with _opened(config, workdir) as (system, models, stop):
+        inputs = system.inputs
         alone = dataclasses.replace(config.state, stateful=False)
-        stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs, models)
+        stateless = Harr(dataclasses.replace(config, state=alone), system.mesh, inputs, models)
         params, step = checkpoint_params(system, workdir, options.checkpoint)
         first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
         label = f"trained, {options.checkpoint} checkpoint of step {step}"
@@ -101,6 +96,23 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
     print(summary["questions"]["line"])
     print(f"logs and summary: {out}")
     return summary
+
+
+@contextlib.contextmanager
+def _opened(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, HarrModels, StopSignal]]:
+    """The system with the encoder and the index of a folder."""
+    if told := determinism.ask(config.runtime.deterministic):
+        print(told)
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop, open_models(config, folder) as models:
+        inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
+        models.wait(stop)
+        yield Harr(config, mesh, inputs, models), models, stop
+
+
+def _check_trained(workdir: Path) -> None:
+    if not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 
 
 def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
@@ -212,23 +224,14 @@ _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "
 
 @dataclasses.dataclass(frozen=True)
 class FilterOptions:
-    """What is played, and where the rewards are written.
+    """What is played, and where the rewards are written."""
 
-    Attributes:
-        out: the log, `….jsonl`.
-        rollouts: episodes of each question.
-        least_std: a question is kept if its rewards have a greater standard deviation.
-        workdir: folder of a trained run, whose checkpoint plays; None: the config's first encoder.
-        checkpoint: "best" or "last", of this run.
-        restart: throw the log away instead of going on with it.
-    """
-
-    out: Path
-    rollouts: int = 8
-    least_std: float = 0.0
-    workdir: Path | None = None
-    checkpoint: str = "best"
-    restart: bool = False
+    out: Path  # the log, `….jsonl`
+    rollouts: int = 8  # episodes of each question
+    least_std: float = 0.0  # a question is kept if its rewards have a greater standard deviation
+    workdir: Path | None = None  # of a run, whose checkpoint plays; None: the first encoder
+    checkpoint: str = "best"  # or "last", of this run
+    restart: bool = False  # throw the log away instead of going on with it
 
     def __post_init__(self) -> None:
         if self.out.suffix != ".jsonl":
@@ -257,36 +260,26 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
     given = given.copy_and_resolve_references()
     given.questions.kept = ""  # also those that were left out are played again
     config, log = HarrConfig.of(given), options.out
-    if options.workdir and not (options.workdir / FOLDER).exists():
-        raise InputError(
-            f"{options.workdir} holds no encoder; --workdir must be a run that was trained."
-        )
-    if told := determinism.ask(config.runtime.deterministic):
-        print(told)
-    with StopSignal() as stop:
-        settings = _settings(given, options.rollouts)
-        if options.restart:
-            log.unlink(missing_ok=True)
-        agent_log.refuse_other(log, settings)  # before anything is computed
-        folder = options.folder
-        if not options.workdir:
-            _prepare_folder(options, settings)
-        mesh = make_mesh(config.runtime.mesh)
-        with open_models(config, folder) as models:
-            inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
-            models.wait(stop)
-            system = Harr(config, mesh, inputs, models)
-            params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-            if options.workdir:
-                params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
-            weights = encoder_key((params, inputs.encoder.stored), {})
-            own = {
-                "data": inputs.data,
-                "weights": weights,
-                "answers depend on": json.loads(json.dumps(models.provenance)),
-            }
-            _judge_again(log, options.least_std)
-            _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
+    if options.workdir:
+        _check_trained(options.workdir)
+    settings = _settings(given, options.rollouts)
+    if options.restart:
+        log.unlink(missing_ok=True)
+    agent_log.refuse_other(log, settings)  # before anything is computed
+    if not options.workdir:
+        _prepare_folder(options, settings)
+    with _opened(config, options.folder) as (system, models, stop):
+        inputs = system.inputs
+        params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+        if options.workdir:
+            params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
+        own = {
+            "data": inputs.data,
+            "weights": encoder_key((params, inputs.encoder.stored), {}),
+            "answers depend on": json.loads(json.dumps(models.provenance)),
+        }
+        _judge_again(log, options.least_std)
+        _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
     return answer_log.read_partial(log, RewardRow)
 
 

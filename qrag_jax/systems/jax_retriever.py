@@ -29,17 +29,7 @@ from qrag_jax.systems.saved_run import SavedRun
 
 
 class RunTowers:
-    """The towers of a run's checkpoint.
-
-    Attributes:
-        config: how the retriever searches; it names no files of weights.
-        towers: the encoders.
-
-    Args:
-        workdir: the run's folder.
-        checkpoint: "best" or "last"; "": "best", if that is a trained one.
-        dtype: of the computation (`config.encoder.dtype`); "": that of the run.
-    """
+    """The towers of a run's checkpoint; see `retriever.Backend` and `LoadSettings`."""
 
     def __init__(self, workdir: Path, checkpoint: str = "", dtype: str = "") -> None:
         given = load_config(workdir / CONFIG_NAME)
@@ -87,16 +77,7 @@ def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig)
 
 
 class ExportedTowers:
-    """Exported towers on all devices of this process.
-
-    Attributes:
-        config: `retriever.json`.
-        towers: the encoders.
-
-    Args:
-        folder: of the export.
-        dtype: of the computation (`config.encoder.dtype`); "": the faster one here.
-    """
+    """Exported towers on all devices of this process; see `retriever.Backend`."""
 
     def __init__(self, folder: Path, dtype: str = "") -> None:
         self._folder, self._dtype = folder, dtype or AUTO

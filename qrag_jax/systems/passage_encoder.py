@@ -44,16 +44,11 @@ PIECE = 1024  # passages tokenised at a time
 
 
 class Rows(NamedTuple):
-    """Rows of tokens.
+    """Rows of tokens."""
 
-    tokens: int32 `[total]`, all rows one after the other, special tokens included.
-    lengths: int32 `[rows]`.
-    cut: number of passages that were longer than a row.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    cut: int
+    tokens: np.ndarray  # int32 `[total]`, all rows one after the other, special tokens included
+    lengths: np.ndarray  # int32 `[rows]`
+    cut: int  # number of passages that were longer than a row
 
     def each(self) -> list[np.ndarray]:
         """The rows, int32 `[length]` each."""
@@ -62,20 +57,13 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PassageRows:
-    """Makes the rows of passages; the same in every thread and process.
+    """Makes the rows of passages; the same in every thread and process."""
 
-    Attributes:
-        folder: of the stored corpus; worker processes open it for themselves.
-        opening: ids that every row begins with.
-        row_tokens: length of the longest row, special tokens counted.
-        title_separator: between title and text.
-    """
-
-    folder: Path
+    folder: Path  # of the stored corpus; worker processes open it for themselves
     tokenizer: TextTokenizer
-    opening: tuple[int, ...]
-    row_tokens: int
-    title_separator: str = TITLE_SEPARATOR
+    opening: tuple[int, ...]  # ids that every row begins with
+    row_tokens: int  # length of the longest row, special tokens counted
+    title_separator: str = TITLE_SEPARATOR  # between title and text
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         """The rows of the passages with these numbers."""

@@ -68,23 +68,14 @@ def noted(index: Path, encoder: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """Where exported towers are served.
+    """Where exported towers are served."""
 
-    Attributes:
-        url: of the server of states, such as http://127.0.0.1:8000/v1.
-        state_model: name of the tower of states on it.
-        chunk_model: name of the tower of chunks. A search asks it for the vector of STOP alone.
-        chunk_url: of the server of chunks; "": `url`.
-        api_key_env: name of the environment variable with the API key; "": no key is needed.
-        wait_limit: seconds that an outage may last.
-    """
-
-    url: str
-    state_model: str = "state"
-    chunk_model: str = "chunk"
-    chunk_url: str = ""
-    api_key_env: str = ""
-    wait_limit: float = 60.0
+    url: str  # of the server of states, such as http://127.0.0.1:8000/v1
+    state_model: str = "state"  # name of the tower of states on it
+    chunk_model: str = "chunk"  # of the tower of chunks; only the vector of STOP is asked for
+    chunk_url: str = ""  # of the server of chunks; "": `url`
+    api_key_env: str = ""  # environment variable with the API key; "": no key is needed
+    wait_limit: float = 60.0  # seconds that an outage may last
 
     def client(self, model: str, url: str) -> ClientConfig:
         """How one of the towers is asked."""
@@ -145,24 +136,15 @@ class Backend(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LoadSettings:
-    """How a retriever's towers are computed.
+    """How a retriever's towers are computed."""
 
-    Attributes:
-        backend: "jax"; "torch", for exports, without jax; or "endpoint", a server of embeddings.
-        checkpoint: of a run: "best" or "last"; "": "best", if that is a trained one.
-        dtype: of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an
-            export.
-        device: of torch, such as "cuda:0"; "": the best one.
-        endpoints: where an export's towers are served.
-        per_step: passages found at each step (`multi_step.Rules`).
-    """
-
-    backend: str = JAX
-    checkpoint: str = ""
+    backend: str = JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
+    checkpoint: str = ""  # of a run: "best" or "last"; "": "best", if that is a trained one
+    # Of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an export
     dtype: str = ""
-    device: str = ""
-    endpoints: Endpoints | None = None
-    per_step: int = 1
+    device: str = ""  # of torch, such as "cuda:0"; "": the best one
+    endpoints: Endpoints | None = None  # where an export's towers are served
+    per_step: int = 1  # passages found at each step (`multi_step.Rules`)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -175,18 +157,11 @@ class LoadSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """What opens a retriever again, in another process or from a file.
+    """What opens a retriever again, in another process or from a file."""
 
-    Attributes:
-        folder: of the export, or of the run.
-        index: folder of the index; "": none is open.
-        engine, url: as for `Retriever.open`.
-        settings: as it was loaded.
-    """
-
-    folder: str
-    index: str = ""
-    engine: str = ""
+    folder: str  # of the export, or of the run
+    index: str = ""  # its folder; "": none is open
+    engine: str = ""  # as for `Retriever.open`
     url: str = ""
     settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
 
@@ -203,14 +178,6 @@ class Retriever:
 
     Copies share weights and index. A pickle holds the `deployment` alone, whose folders must be
     there where it is read.
-
-    Attributes:
-        deployment: what opens it again.
-
-    Args:
-        backend: computes the towers.
-        origin: the folder that it comes from, for messages.
-        settings: as it was loaded.
     """
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:

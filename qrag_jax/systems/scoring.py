@@ -40,23 +40,14 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where logs and scores are written.
+    """What is scored, and where logs and scores are written."""
 
-    Attributes:
-        checkpoint: "best" or "last".
-        samples: number of questions or queries, 0 for all.
-        sampled: episodes drawn for a question, for pass@k and vote@k; 0: none besides the usual.
-        retrievers: of RLVR's tools; (): the run's own.
-        out: folder; None: `eval` in the run's folder.
-        restart: throw partial logs away.
-    """
-
-    checkpoint: str
-    samples: int = 0
-    sampled: int = 0
-    retrievers: tuple[str, ...] = ()
-    out: Path | None = None
-    restart: bool = False
+    checkpoint: str  # "best" or "last"
+    samples: int = 0  # number of questions or queries, 0 for all
+    sampled: int = 0  # episodes drawn for a question, for pass@k and vote@k, besides the usual
+    retrievers: tuple[str, ...] = ()  # of RLVR's tools; (): the run's own
+    out: Path | None = None  # folder; None: `eval` in the run's folder
+    restart: bool = False  # throw partial logs away
 
 
 def resumable(play: Callable[[], object], kept: str) -> int:

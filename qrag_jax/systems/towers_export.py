@@ -58,21 +58,13 @@ ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
 
 
 class Tower(NamedTuple):
-    """One of the two encoders of a run, as it is written.
+    """One of the two encoders of a run, as it is written."""
 
-    Attributes:
-        name: name of its folder.
-        number: its index on axis 0 of the parameters.
-        opening: token ids that every row begins with.
-        max_tokens: length of the longest row.
-        plain: True if a text is one part, False if it is parts joined by the separator.
-    """
-
-    name: str
-    number: int
-    opening: tuple[int, ...]
-    max_tokens: int
-    plain: bool
+    name: str  # of its folder
+    number: int  # its index on axis 0 of the parameters
+    opening: tuple[int, ...]  # token ids that every row begins with
+    max_tokens: int  # length of the longest row
+    plain: bool  # whether a text is one part, not parts joined by the separator
 
 
 def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
