@@ -44,23 +44,14 @@ SYSTEMS = {
 
 
 class System(Protocol):
-    """What the training loop asks of a system.
+    """What the training loop asks of a system."""
 
-    Attributes:
-        train: section `train` of the config.
-        profile: number of steps to trace.
-        data: content key of the training data, by source.
-        provenance: what the rewards depend on besides the data.
-        line: one line for the screen: what is trained, and on what.
-        told: what the log of steps shows besides the metrics.
-    """
-
-    train: TrainConfig
-    profile: int
-    data: Mapping[str, str]
-    provenance: Mapping[str, Any]
-    line: str
-    told: Told
+    train: TrainConfig  # section `train` of the config
+    profile: int  # number of steps to trace
+    data: Mapping[str, str]  # content key of the training data, by source
+    provenance: Mapping[str, Any]  # what the rewards depend on besides the data
+    line: str  # one line for the screen: what is trained, and on what
+    told: Told  # what the log of steps shows besides the metrics
 
     def first_state(self) -> Any:
         """The first state of training, built in place; it has a field `params`."""

@@ -243,19 +243,15 @@ def open_system(
 
 @dataclasses.dataclass
 class Harr:
-    """See `systems.System`.
-
-    Attributes:
-        models: what the agent and the rewards ask; None: nothing will be played.
-        placed: else the mesh's devices are described, and only shapes are made.
-        own: of this host's devices, which play without the other hosts; None: there is one host.
-    """
+    """See `systems.System`."""
 
     config: HarrConfig
     mesh: Mesh
     inputs: Inputs
+    # What the agent and the rewards ask; None: nothing will be played
     models: HarrModels | None = None
-    placed: bool = True
+    placed: bool = True  # else the mesh's devices are described, and only shapes are made
+    # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
 
     def __post_init__(self) -> None:

@@ -169,11 +169,7 @@ PATHS = ("data.path", "eval.path", "corpus.path", "questions.kept")
 
 @dataclasses.dataclass(frozen=True)
 class HarrConfig:
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        llm: of the agent's language model, and of the reward `llm`; None if nothing asks it.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     seed: int
     profile: int
@@ -192,6 +188,7 @@ class HarrConfig:
     eval: AgentEvalConfig
     runtime: RuntimeConfig
     log: LogConfig
+    # Of the agent's language model, and of the reward `llm`; None if nothing asks it
     llm: LlmConfig | None = None
 
     @classmethod

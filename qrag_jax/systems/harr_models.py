@@ -243,16 +243,11 @@ def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages
 
 @dataclasses.dataclass
 class HarrModels:
-    """What a run asks.
-
-    Attributes:
-        provenance: what answers depend on, as JSON.
-        reranker: for the reward `relevance`.
-    """
+    """What a run asks."""
 
     config: HarrConfig
-    provenance: dict[str, Any]
-    reranker: Asks | None
+    provenance: dict[str, Any]  # what answers depend on, as JSON
+    reranker: Asks | None  # for the reward `relevance`
     _pending: PendingModel | None
     own_agent: OwnAgent | None = None  # the user's, if the config names one
     _open: OpenModel | None = None

@@ -38,22 +38,14 @@ NUMBERING = {
 
 
 class Facts(NamedTuple):
-    """What the card says about a run.
-
-    Attributes:
-        about: what `retriever.json` says.
-        checkpoint: "best" or "last".
-        step: optimizer step of the checkpoint.
-        scored: the data of the run's own evaluation.
-        summary: content of `summary.json`; {} if the run was not scored.
-    """
+    """What the card says about a run."""
 
     run: SavedRun
-    about: RetrieverConfig
-    checkpoint: str
-    step: int
-    scored: DataConfig
-    summary: Mapping[str, Any]
+    about: RetrieverConfig  # what `retriever.json` says
+    checkpoint: str  # "best" or "last"
+    step: int  # optimizer step of the checkpoint
+    scored: DataConfig  # the data of the run's own evaluation
+    summary: Mapping[str, Any]  # content of `summary.json`; {} if the run was not scored
 
     @property
     def are_own_scores(self) -> bool:

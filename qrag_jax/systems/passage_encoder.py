@@ -119,29 +119,22 @@ USUAL_TOKENS = 512  # longest row of a model whose folder says nothing
 
 @dataclasses.dataclass(frozen=True)
 class PassageEncoder:
-    """A tower on the devices of a mesh, and how its rows are made.
-
-    Attributes:
-        params: the parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an
-            `Adapted`, only the adapters are stacked.
-        shardings: where they live.
-        row_tokens: length of the longest row, special tokens counted; longer passages are cut.
-        blocks: how rows are packed (block_tokens, length_buckets, block_sizes are read).
-        origin: the folder that it comes from, for messages.
-        title_separator: between a passage's title and its text.
-        exported: gives the digest of the exported tower that it is, of several hosts on all of
-            them together; None: it is none, or has other settings.
-    """
+    """A tower on the devices of a mesh, and how its rows are made."""
 
     mesh: Mesh
+    # The parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`,
+    # only the adapters are stacked
     params: Params | Adapted
-    shardings: Params | Adapted
+    shardings: Params | Adapted  # where they live
     encoder: TextEncoder
     tokenizer: TextTokenizer
-    row_tokens: int
+    row_tokens: int  # length of the longest row, special tokens counted; longer passages are cut
+    # How rows are packed (block_tokens, length_buckets, block_sizes are read)
     blocks: EncoderConfig
-    origin: str
-    title_separator: str = TITLE_SEPARATOR
+    origin: str  # the folder that it comes from, for messages
+    title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
+    # Gives the digest of the exported tower that it is, of several hosts on all of them together;
+    # None: it is none, or has other settings
     exported: Callable[[], str] | None = None
 
     @classmethod

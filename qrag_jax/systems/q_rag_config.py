@@ -87,14 +87,7 @@ default_config, help_lines = LAYOUT.default, LAYOUT.help_lines
 
 @dataclasses.dataclass(frozen=True)
 class QRagConfig:
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        llm: settings of the language model that gives the rewards; None if the supporting facts
-            give them, or if the run is only scored.
-        imitate: settings of imitation; None if it is none of the stages.
-        imitated: steps of imitation, with which the run begins.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     seed: int
     profile: int
@@ -110,9 +103,11 @@ class QRagConfig:
     eval: EvalConfig
     runtime: RuntimeConfig
     log: LogConfig
-    imitate: ImitateConfig | None = None
+    imitate: ImitateConfig | None = None  # settings of imitation; None if it is none of the stages
+    # Settings of the language model that gives the rewards; None if the supporting facts give them,
+    # or if the run is only scored
     llm: LlmConfig | None = None
-    imitated: int = internal(0)
+    imitated: int = internal(0)  # steps of imitation, with which the run begins
 
     @classmethod
     @refusing_types("the config")

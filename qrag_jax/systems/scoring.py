@@ -118,26 +118,17 @@ class PlayedParts(Generic[Asked, Row]):
 
     The draws of a row depend on the numbers of its part and of its place there alone. What is
     computed may depend on all of a part, so a log goes on behind its last whole part.
-
-    Attributes:
-        rows: writes and reads the log.
-        asked: all of it.
-        size: asked of a part.
-        play: (a part, number of its first) → the rows of the part, `draws` of each asked.
-        is_of: whether a row is of this.
-        names: what is asked, such as ("query", "queries").
-        draws: rows of each asked.
-        resumed: is told how many asked the log has.
     """
 
-    rows: RowLog[Row]
-    asked: Sequence[Asked]
-    size: int
+    rows: RowLog[Row]  # writes and reads the log
+    asked: Sequence[Asked]  # all of it
+    size: int  # asked of a part
+    # (a part, number of its first) → the rows of the part, `draws` of each asked
     play: Callable[[Sequence[Asked], int], Sequence[Row]]
-    is_of: Callable[[Row, Asked], bool]
-    names: tuple[str, str]
-    draws: int = 1
-    resumed: Callable[[int], None] = lambda done: None
+    is_of: Callable[[Row, Asked], bool]  # whether a row is of this
+    names: tuple[str, str]  # what is asked, such as ("query", "queries")
+    draws: int = 1  # rows of each asked
+    resumed: Callable[[int], None] = lambda done: None  # is told how many asked the log has
 
     def into(
         self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
@@ -173,38 +164,24 @@ class PlayedParts(Generic[Asked, Row]):
 
 @dataclasses.dataclass(frozen=True)
 class Way(Generic[Row]):
-    """One way to write queries.
+    """One way to write queries."""
 
-    Attributes:
-        name: of its log, such as "last-2140".
-        told: what people are told of it.
-        play: plays what is asked; a text says why the way is not here.
-        by_model: whether a model writes.
-        by: a digest of the weights or the prompt that writes, where these are known before.
-    """
-
-    name: str
-    told: str
-    play: Callable[[], list[Row] | str]
-    by_model: bool = True
-    by: str = ""
+    name: str  # of its log, such as "last-2140"
+    told: str  # what people are told of it
+    play: Callable[[], list[Row] | str]  # plays what is asked; a text says why the way is not here
+    by_model: bool = True  # whether a model writes
+    by: str = ""  # a digest of the weights or the prompt that writes, where these are known before
 
 
 @dataclasses.dataclass(frozen=True)
 class WayLogs(Generic[Row]):
-    """The logs of the ways.
+    """The logs of the ways."""
 
-    Attributes:
-        folder: that has them.
-        rows: writes them.
-        read: reads the log of a way, and refuses one of others than are asked.
-        record: all that the rows of a way depend on.
-    """
-
-    folder: Path
-    rows: RowLog[Row]
+    folder: Path  # that has them
+    rows: RowLog[Row]  # writes them
+    # Reads the log of a way, and refuses one of others than are asked
     read: Callable[[Path], list[Row]]
-    record: Callable[[Way[Row]], dict[str, Any]]
+    record: Callable[[Way[Row]], dict[str, Any]]  # all that the rows of a way depend on
 
     def played(
         self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool
