@@ -74,25 +74,25 @@ def define_flags(argv: Sequence[str]) -> None:
 def main() -> int:
     """Reads the flags, plays the questions and says where the episodes are."""
     workdir, config = _config()
-    given = Path(OUT.value) if OUT.value else None
-    if given and given.suffix != ".jsonl":
-        raise InputError(f"--out={given} is not named as JSON lines; give a name.jsonl.")
+    file = Path(OUT.value) if OUT.value else None
+    if file and file.suffix != ".jsonl":
+        raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
     if workdir is None or config.system == rlvr_config.NAME:
-        return _answerer(workdir, config, given)
+        return _answerer(workdir, config, file)
     if config.system == leret_config.NAME:
-        return _query_writer(workdir, config, given)
-    return _rewriter(workdir, config, given)
+        return _query_writer(workdir, config, file)
+    return _rewriter(workdir, config, file)
 
 
-def _answerer(workdir: Path | None, config: ConfigDict, given: Path | None) -> int:
-    folder = workdir or _own_folder(Path(str(given)))
+def _answerer(workdir: Path | None, config: ConfigDict, file: Path | None) -> int:
+    folder = workdir or _own_folder(Path(str(file)))
     retriever, sampled = config.tools.retriever, SAMPLED.value
     with (
-        commandline.writing(given or folder, "--out"),
+        commandline.writing(file or folder, "--out"),
         open_player(config, workdir, folder) as player,
     ):
         weights = _weights(player, workdir)
-        out = given or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
+        out = file or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
         asked = len(player.system.inputs.dev)
         status = resumable(
             lambda: player.predict(weights, out, retriever, sampled, restart=RESTART.value),
@@ -103,18 +103,18 @@ def _answerer(workdir: Path | None, config: ConfigDict, given: Path | None) -> i
     return status
 
 
-def _query_writer(workdir: Path, config: ConfigDict, given: Path | None) -> int:
+def _query_writer(workdir: Path, config: ConfigDict, file: Path | None) -> int:
     """The same for a run of LeReT."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     with (
-        commandline.writing(given or workdir, "--out"),
-        open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, given)) as predictor,
+        commandline.writing(file or workdir, "--out"),
+        open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, file)) as predictor,
     ):
         weights = _weights(predictor, workdir)
-        out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
         asked, restart = len(predictor.system.inputs.dev), RESTART.value
         status = resumable(lambda: predictor.predict(weights, out, restart=restart), str(out))
     if not status:
@@ -122,16 +122,16 @@ def _query_writer(workdir: Path, config: ConfigDict, given: Path | None) -> int:
     return status
 
 
-def _rewriter(workdir: Path, config: ConfigDict, given: Path | None) -> int:
+def _rewriter(workdir: Path, config: ConfigDict, file: Path | None) -> int:
     """The same for a run of DeepRetrieval."""
     queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-    search, samples = search_beside(workdir, config, queries, given), SAMPLES.value
+    search, samples = search_beside(workdir, config, queries, file), SAMPLES.value
     with (
-        commandline.writing(given or workdir, "--out"),
+        commandline.writing(file or workdir, "--out"),
         open_rewriter(config, workdir, queries=queries, samples=samples, search=search) as rewriter,
     ):
         weights = _weights(rewriter, workdir)
-        out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
         rows: list[RewriteRow] = []
         status = resumable(
             lambda: rows.extend(rewriter.predict(weights, out, restart=RESTART.value)), str(out)

@@ -121,20 +121,20 @@ class Plan(NamedTuple):
                 raise InputError(f"{run.settings}: {error}") from None
 
 
-def seeds_of(given: Sequence[str]) -> list[int]:
+def seeds_of(words: Sequence[str]) -> list[int]:
     """The numbers of `--seeds`."""
-    seeds = [int(word) for word in given if re.fullmatch(r"[0-9]{1,10}", word)]
-    if not seeds or len({*seeds}) < len(given) or max(seeds) >= 2**32:
+    seeds = [int(word) for word in words if re.fullmatch(r"[0-9]{1,10}", word)]
+    if not seeds or len({*seeds}) < len(words) or max(seeds) >= 2**32:
         raise InputError(
-            f"--seeds={','.join(given)} must be different whole numbers below 2³², such as 42,43."
+            f"--seeds={','.join(words)} must be different whole numbers below 2³², such as 42,43."
         )
     return seeds
 
 
-def sets_of(given: Sequence[str]) -> dict[str, list[str]]:
+def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
     """The fields and values of `FIELD=V1,V2`; commas inside of brackets and quotes part nothing."""
     sets: dict[str, list[str]] = {}
-    for word in given:
+    for word in words:
         field, equals, text = word.removeprefix("config.").partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", field):
             raise InputError(f"--set={word} is not of the form FIELD=VALUE,VALUE.")
@@ -363,7 +363,7 @@ def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
     questions = [name for name in scores[0] if all(name in other for other in scores)]
     if not questions:
         return {}
-    values = np.array([[each[name] for name in questions] for each in scores])
+    values = np.array([[run[name] for name in questions] for run in scores])
     interval = dict(zip(("mean", "low", "high"), crossed_interval(values), strict=True))
     return {"questions": len(questions), **interval}
 
@@ -404,12 +404,12 @@ def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Reads the flags, runs what is left of the plan, and shows the table."""
-    given = [*filter(None, [OUT.value, *WORDS])]
-    if len(given) != 1 or (WORDS and not TABLE.value):
+    folders = [*filter(None, [OUT.value, *WORDS])]
+    if len(folders) != 1 or (WORDS and not TABLE.value):
         raise InputError(
             "give the sweep's folder once, for example --out=runs/sweep, or --table runs/sweep."
         )
-    folder = Path(given[0])
+    folder = Path(folders[0])
     plan = _read(folder) if TABLE.value else _plan(folder)
     if COMMANDS.value:
         for run in plan.runs():
@@ -441,12 +441,12 @@ def _read(folder: Path) -> Plan:
 
 def _plan(folder: Path) -> Plan:
     """The plan of the flags, checked and kept, or that of the folder where they give none."""
-    given = [name for name in _OF_PLAN if flags.FLAGS[name].present]
-    if not given:
+    present = [name for name in _OF_PLAN if flags.FLAGS[name].present]
+    if not present:
         return _read(folder)
     if not CONFIG.value:
         raise InputError(
-            f"--{given[0]} is given without --config; give --config=FILE, too, or only --out to go "
+            f"--{present[0]} is without --config; give --config=FILE, too, or only --out to go "
             "on with the plan of that folder."
         )
     seeds, sets = seeds_of(SEEDS.value), sets_of(SET.value)
