@@ -64,20 +64,6 @@ class FeedbackLost(RuntimeError):
     """No more rewards can be obtained; the message is one sentence for the user."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Watch:
-    """What is looked at while a language model works: a signal, and why its server is given up."""
-
-    stop: StopSignal
-    lost: Callable[[], str]
-
-    def check(self) -> None:
-        """See `StopSignal.check`; raises `FeedbackLost` if the server was given up."""
-        self.stop.check()
-        if why := self.lost():
-            raise FeedbackLost(why)
-
-
 @dataclasses.dataclass
 class Asked:
     """Episodes whose rewards were asked for.
@@ -150,10 +136,12 @@ class Rewards:
             Stopped: the run is to stop.
             FeedbackLost: the server was given up, or too many episodes would fail again.
         """
-        pause, watch = FIRST_PAUSE, Watch(stop, self._lost)
+        pause = FIRST_PAUSE
         while True:
             while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
-                watch.check()
+                stop.check()
+                if lost := self._lost():
+                    raise FeedbackLost(lost)
             rewards = asked.future.result()
             episodes = self._completion.episodes(rewards, asked.steps)
             failed = [episode for episode in episodes if isinstance(episode, Unscored)]

@@ -24,7 +24,7 @@ from qrag_jax.feedback.deferred_reward import metrics_of_all
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.questions import JUDGE
 from qrag_jax.feedback.rag import LLM, OF_HOPS, RELEVANCE, Gold, Mixture, Scored
-from qrag_jax.feedback.service import Watch
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.outcomes import Outcome, Request
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
@@ -283,11 +283,23 @@ class HarrModels:
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return Watch(stop, self._open.lost) if self._open is not None else stop
+        return _Watch(stop, self._open.lost) if self._open is not None else stop
 
     def counts(self) -> dict[str, float]:
         """Of the language model's clients, as metrics; all hosts call this together."""
         return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    stop: StopSignal
+    lost: Callable[[], str]
+
+    def check(self) -> None:
+        """See `StopSignal.check`."""
+        self.stop.check()
+        if why := self.lost():
+            raise FeedbackLost(why)
 
 
 @contextlib.contextmanager

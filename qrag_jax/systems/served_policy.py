@@ -8,6 +8,7 @@ server, if it is restarted, is asked for nothing until it has the weights again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import tempfile
@@ -23,7 +24,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, Watch
+from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
@@ -177,7 +178,7 @@ class ServedPolicy:
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return Watch(stop, lambda: self._server.failure)
+        return _Watch(stop, self._server)
 
     def counts(self) -> dict[str, float]:
         """Of the clients and of the hand-overs, as metrics; all hosts call this together.
@@ -331,6 +332,18 @@ def open_served(
         made.append(policy)
         with contextlib.closing(policy):
             yield policy
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    stop: StopSignal
+    server: Server | Existing
+
+    def check(self) -> None:
+        """See `StopSignal.check`."""
+        self.stop.check()
+        if why := self.server.failure:
+            raise FeedbackLost(why)
 
 
 def _pause(seconds: float, watch: Checks) -> None:
