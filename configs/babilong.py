@@ -16,7 +16,7 @@ documents of 4,600. `:qa2-minilm` (300 steps) reaches 0.95 and 0.89. Both are in
 AMD EPYC, 2026-11-22). The paper's run needs a GPU and was not measured.
 
 Score a run at other lengths:
-python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,4600,40000
+python -m qrag_jax.evaluate --workdir=RUN --chunks=50,4600,40000
 """
 
 from configs import common

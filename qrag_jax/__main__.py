@@ -9,20 +9,16 @@ from qrag_jax.runtime.output import lasting_output
 
 COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",
-    "evaluate": "score a trained retriever, agent or language model beside the untrained one",
+    "evaluate": "score a run beside the untrained one, or on long documents; tune when to stop",
     "sweep": "train and score one experiment with several seeds and settings, and compare them",
     "predict": "let a language model answer with tools, or write queries, and keep what it did",
     "show": "show runs on one page of HTML: learning curves, episodes step by step",
-    "evaluate_lengths": "score it on documents of several lengths",
-    "tune_stopping": "find the Q-value below which to stop",
-    "filter_log": "cut the chunks in a retrieval log down",
     "filter_data": "find the questions whose reward varies, to train an agent's retriever on",
     "answer": "have a language model answer with the chunks taken, and score the answers",
     "export": "write the towers as sentence-transformers models",
     "index": "embed a corpus, so that it can be searched",
     "search": "search an index, in several steps with a trained retriever",
-    "validate_data": "check a data file before a training does",
-    "convert_data": "write any data in the neutral schema of your own data",
+    "validate_data": "check a data file before a training does, or write it in the neutral schema",
     "serve": "serve a search over HTTP, or as a tool over MCP",
     "serve_llm": "serve a language model for trainers on other terminals",
 }

@@ -7,13 +7,29 @@ system of your own, by its own `evaluate`.
 Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
 given by `--eval_config`, then the run's saved config.
+
+    python -m qrag_jax.evaluate --workdir=RUN --chunks=50,160,1200,4600,40000
+
+scores Q-RAG on documents of several lengths. Every length asks the same questions: those of the
+stories that fit the shortest length; with `--every_story`, all stories that fit it. One table and
+one plot show accuracy, seconds and peak memory for each length.
+
+    python -m qrag_jax.evaluate --log=HELD_OUT_LOG --test=OTHER_LOG
+
+tunes the Q-value at which Q-RAG stops on one retrieval log. Its scores on both logs are reported
+beside every fixed budget, the full budget and the oracle `early_stop`. Without `--test` a hash of
+the ids splits the log into two halves. Writes `stopping.json` and `stopping.png`.
+
+    python -m qrag_jax.evaluate --log=LOG --filter=NAME --out=NEW.jsonl
+
+writes a copy of a log in which a filter has chosen the chunks of each row. (To choose training
+questions: `qrag filter_data`.)
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,28 +38,21 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics import retrieval_log, stop_threshold
+from qrag_jax.metrics.bootstrap import columns_text, interval_text
+from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
+from qrag_jax.metrics.facts import fact_columns, with_intervals
+from qrag_jax.metrics.stopping import COLUMNS, StoppingOptions, tune
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems import (
-    deepretrieval_config,
-    harr_config,
-    leret_config,
-    q_rag_config,
-    rlvr_config,
-    run_flags,
-)
-from qrag_jax.systems.deepretrieval_scoring import score_rewriter
-from qrag_jax.systems.harr_scoring import score_agent
-from qrag_jax.systems.leret_scoring import score_query_writer
-from qrag_jax.systems.q_rag_scoring import DATA, score_run
-from qrag_jax.systems.rlvr_scoring import score_language_model
-from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, are_others
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, resumable
 
-SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
+SAMPLES = flags.DEFINE_list(
+    "samples", [], "Questions to score, 0 or none for all; of --chunks: documents of each length."
+)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
 SAMPLED = flags.DEFINE_integer(
     "sampled",
@@ -53,82 +62,149 @@ SAMPLED = flags.DEFINE_integer(
 )
 RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
-WRITERS = leret_config.NAME, deepretrieval_config.NAME
+CHUNKS = flags.DEFINE_list("chunks", [], "Of Q-RAG: lengths of documents, in chunks.")
+EMBEDDINGS = flags.DEFINE_string(
+    "embeddings",
+    None,
+    "With --chunks: folder that keeps embeddings; on a CPU their table is mapped from its disk.",
+)
+EVERY_STORY = flags.DEFINE_bool(
+    "every_story", False, "With --chunks: all stories that fit, not those that fit the shortest."
+)
+LOG = flags.DEFINE_string("log", None, "Retrieval log to tune stopping on, or to filter.")
+TEST = flags.DEFINE_string("test", None, "With --log: log to report on; default: half of it.")
+BUDGETS = flags.DEFINE_list("budgets", None, "Fixed budgets to compare with; default 1,2,…,all.")
+OBJECTIVE = flags.DEFINE_enum(
+    "objective", "fact_f1", stop_threshold.OBJECTIVES, "What the threshold and budget maximise."
+)
+FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(FILTERS)}.")
+THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
+STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
+
+# config.system → what scores its runs: module, function of (workdir, config, options).
 SCORED = {
-    harr_config.NAME: score_agent,
-    rlvr_config.NAME: score_language_model,
-    leret_config.NAME: score_query_writer,
-    deepretrieval_config.NAME: score_rewriter,
+    "q_rag": ("qrag_jax.systems.q_rag_scoring", "score_run"),
+    "harr": ("qrag_jax.systems.harr_scoring", "score_agent"),
+    "rlvr": ("qrag_jax.systems.rlvr_scoring", "score_language_model"),
+    "leret": ("qrag_jax.systems.leret_scoring", "score_query_writer"),
+    "deepretrieval": ("qrag_jax.systems.deepretrieval_scoring", "score_rewriter"),
 }
+# Flag → the systems that read it.
+READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_rag",)}
 
 
 def main() -> int:
     """Reads the flags and scores."""
-    workdir, config = run_flags.workdir(), flags.FLAGS.config
+    if LOG.value:
+        return _of_log(Path(LOG.value))
+    workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     system = config.get("system")
-    if RETRIEVERS.value and system != rlvr_config.NAME:
-        raise InputError(f"--retrievers is for runs of {rlvr_config.NAME}; leave it out.")
-    if SAMPLED.value and system in WRITERS:
-        raise InputError("--sampled is for runs of agents; leave it out.")
-    if system in SCORED:
-        return _score_episodes(workdir, config)
-    if SAMPLED.value:
-        raise InputError("--sampled is for runs of agents; leave it out.")
-    if system not in (None, run_flags.Q_RAG):
-        return _score_outside(workdir, config)
-    saved = q_rag_config.load_config(workdir / CONFIG_NAME)
-    options = _options()
-    are_others(workdir, config, DATA, options.out)
-    hold_out = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
-    with commandline.writing(OUT.value or workdir / "eval", "--out"):
-        score_run(SavedRun.open(workdir, config), options, hold_out=hold_out)
-    return 0
-
-
-def _options() -> ScoreOptions:
-    return ScoreOptions(
-        checkpoint=run_flags.checkpoint(),
-        samples=SAMPLES.value,
+    for name, readers in READ_BY.items():
+        if flags.FLAGS[name].value and system not in readers:
+            raise InputError(f"--{name} is for runs of {' and '.join(readers)}; leave it out.")
+    counts = _counts("samples", SAMPLES.value, least=0)
+    if CHUNKS.value:
+        return _lengths(workdir, config, counts or [100])
+    if len(counts) > 1:
+        raise InputError("--samples has several numbers, which are for --chunks; give one.")
+    options = ScoreOptions(
+        checkpoint=flags.FLAGS.checkpoint,
+        samples=counts[0] if counts else 0,
         sampled=SAMPLED.value,
         retrievers=tuple(RETRIEVERS.value),
         out=Path(OUT.value) if OUT.value else None,
         restart=RESTART.value,
     )
-
-
-def _score_episodes(workdir: Path, config: ConfigDict) -> int:
+    if system not in SCORED:
+        return _score_outside(workdir, config, options)
+    module, name = SCORED[system]
+    score = getattr(importlib.import_module(module), name)
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
-        try:
-            SCORED[config.system](workdir, config, _options())
-        except Stopped as stopped:
-            print(f"{stopped}: stopped, what is scored is kept; give the same command to go on.")
-            return 128 + signal.Signals[str(stopped)]
-        except FeedbackLost as error:
-            reason = str(error).rstrip(".")
-            print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
-            return 1
+        return resumable(lambda: score(workdir, config, options), "what is scored")
+
+
+def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> int:
+    """Scores a run of a system outside the package, as its training does."""
+    if options.samples:
+        raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
+    out = options.out or workdir / "eval"
+    opened = systems.saved_system(workdir, config, options.checkpoint)
+    with opened as (system, state, step), StopSignal() as stop:
+        found = system.evaluate(state, step, stop)
+        summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
+        with commandline.writing(out, "--out"):
+            write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        print(f"{found.line}\nsummary: {out / SUMMARY}")
     return 0
 
 
-def _score_outside(workdir: Path, config: ConfigDict) -> int:
-    """Scores a run of a system outside the package, as its training does."""
-    if SAMPLES.value:
-        raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
-    out = Path(OUT.value) if OUT.value else workdir / "eval"
-    opened = systems.saved_system(workdir, config, run_flags.checkpoint())
-    with opened as (system, state, step), StopSignal() as stop:
-        found = system.evaluate(state, step, stop)
-        summary = {"checkpoint": run_flags.checkpoint(), "step": step, "scores": found.scores}
-        with commandline.writing(out, "--out"):
-            out.mkdir(parents=True, exist_ok=True)
-            write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        print(f"{found.line}\nsummary: {out / 'summary.json'}")
+def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
+    from qrag_jax.systems.q_rag_scoring import score_lengths
+    from qrag_jax.systems.saved_run import SavedRun
+
+    chunks = _counts("chunks", CHUNKS.value)
+    if len(counts) > len(chunks) or not min(counts):
+        raise InputError(
+            f"--samples={','.join(SAMPLES.value)} must be one count for each length of --chunks, "
+            "or one for all, from 1 up."
+        )
+    counts += counts[-1:] * (len(chunks) - len(counts))
+    samples = dict(sorted(zip(chunks, counts, strict=True)))
+    out = Path(OUT.value) if OUT.value else workdir / "lengths"
+    options = ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value)
+    embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
+    run, every = SavedRun.open(workdir, config), EVERY_STORY.value
+    with commandline.writing(out, "--out"):
+        score_lengths(run, options, samples, every_story=every, embeddings=embeddings)
+    return 0
+
+
+def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:
+    try:
+        counts = [int(word.replace("_", "")) for word in words]
+    except ValueError:
+        counts = [-1]
+    if min(counts, default=least) < least:
+        raise InputError(
+            f"--{name}={','.join(words)}: give counts from {least} up, with commas between."
+        )
+    return counts
+
+
+def _of_log(log: Path) -> int:
+    """Tunes a threshold on a log, or writes a filtered copy of it."""
+    out = Path(OUT.value) if OUT.value else None
+    if not FILTER.value:
+        test = Path(TEST.value) if TEST.value else None
+        tune(StoppingOptions(log, test, out, BUDGETS.value, OBJECTIVE.value))
+        return 0
+    if out is None:
+        raise InputError("give the log to write, for example --out=NEW.jsonl.")
+    parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
+    keep = chunk_filter(FILTER.value, parameters)
+    rows, meta = retrieval_log.read(log), retrieval_log.read_meta(log)
+    kept = [keep(row) for row in rows]
+    applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
+    meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
+    with commandline.writing(out, "--out"), log_locks(out):
+        for path in (out, retrieval_log.meta_path(out)):
+            if path.exists():
+                raise InputError(f"{path} exists already; delete it or give another --out")
+        retrieval_log.check_meta(out, meta)
+        retrieval_log.append(out, kept)
+    lines = [["", *COLUMNS]]
+    for name, shown in (("before", rows), ("after", kept)):
+        scores = with_intervals(fact_columns(shown))
+        lines.append([name, *(interval_text(scores[column]) for column in COLUMNS)])
+    print("\n".join(columns_text(lines)))
+    print(f"{len(kept)} rows: {out}")
     return 0
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, *SCORED), outside=True)
+    """Defines the flags that a run's config gives; a log alone needs none."""
+    if run_flags.argument(argv, "log") is None:
+        run_flags.define(argv, tuple(SCORED), outside=True)
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def main() -> int:
     if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
-    workdir, config = run_flags.workdir(), flags.FLAGS.config
+    workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     if config.get("system") in EXPORTED:
         with commandline.writing(out, "--out"):
-            export_language_model(workdir, config, run_flags.checkpoint(), out)
+            export_language_model(workdir, config, flags.FLAGS.checkpoint, out)
     elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
-        with systems.saved_system(workdir, config, run_flags.checkpoint()) as (system, state, _):
+        with systems.saved_system(workdir, config, flags.FLAGS.checkpoint) as (system, state, _):
             if not hasattr(system, "export"):
                 raise InputError(f"the system {config.system!r} has no export(state, out).")
             with commandline.writing(out, "--out"):

@@ -6,13 +6,11 @@ Every training question is played --rollouts times by the experiment's first enc
 checkpoint of the run --workdir, whose config is then used. All are in --out, with the mean and the
 standard deviation of their rewards. Training learns from those that are kept, with
 `--config.questions.kept=varied.jsonl`. Give the same command again to go on after a stop. (To cut
-the chunks in a log of retrievals: `qrag filter_log`.)
+the chunks in a log of retrievals: `qrag evaluate --log`.)
 """
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +19,12 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics.summaries import reward_lines
+from qrag_jax.metrics import reward_log
+from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import harr_config, run_flags
 from qrag_jax.systems.harr_scoring import FilterOptions, filter_questions
+from qrag_jax.systems.scoring import resumable
 
 EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
@@ -37,55 +37,33 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of the experiment, or of the run that is named."""
-    given = {word.lstrip("-").partition("=")[0] for word in argv if word.startswith("-")}
-    if "workdir" not in given:
-        run_flags.define_experiment()
-        flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
-        flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which of its checkpoints.")
-        return
-    if "config" in given:
-        raise InputError(
-            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
-            "--config.FIELD=VALUE."
-        )
-    run_flags.define(argv, (harr_config.NAME,))
+    run_flags.define_experiment_or_run(argv, (harr_config.NAME,))
 
 
 def main() -> int:
     """Reads the flags, plays the questions and prints what is kept."""
-    workdir = flags.FLAGS.workdir
-    if workdir:
-        config = flags.FLAGS.config
-    else:
-        config = run_flags.given_experiment(flags.FLAGS["config"], EXAMPLE)
+    workdir, config = run_flags.experiment_or_run(EXAMPLE)
     if config.get("system") != harr_config.NAME:
         raise InputError(
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
             f"{harr_config.NAME}, for example --config={EXAMPLE}."
         )
-    if not workdir and flags.FLAGS["checkpoint"].present:
-        raise InputError("--checkpoint is of a run; give its folder with --workdir.")
     if not OUT.value:
         raise InputError("give the file to write, for example --out=varied.jsonl.")
     options = FilterOptions(
         out=Path(OUT.value),
         rollouts=ROLLOUTS.value,
         least_std=LEAST_STD.value,
-        workdir=run_flags.workdir() if workdir else None,
-        checkpoint=run_flags.checkpoint(),
+        workdir=workdir,
+        checkpoint=flags.FLAGS.checkpoint,
         restart=RESTART.value,
     )
+    rows: list[RewardRow] = []
     with commandline.writing(options.out, "--out"):
-        try:
-            rows = filter_questions(config, options)
-        except Stopped as stopped:
-            print(f"{stopped}: stopped, {options.out} is kept; give the same command to go on.")
-            return 128 + signal.Signals[str(stopped)]
-        except FeedbackLost as error:
-            reason = str(error).rstrip(".")
-            print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
-            return 1
-    print("\n".join([*reward_lines(rows, options.least_std), f"rewards: {options.out}"]))
+        status = resumable(lambda: rows.extend(filter_questions(config, options)), str(options.out))
+    if status:
+        return status
+    print("\n".join([*reward_log.summary(rows, options.least_std), f"rewards: {options.out}"]))
     return 0
 
 

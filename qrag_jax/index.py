@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -31,14 +29,11 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
-from qrag_jax.retrieval.exported import chunk_digest
-from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.runtime import commandline, compilation, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
-from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.indexing import (
     DTYPES,
@@ -48,9 +43,7 @@ from qrag_jax.systems.indexing import (
     index_corpus,
     vectors_are_finished,
 )
-from qrag_jax.systems.jax_retriever import run_chunk_digest
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.retriever import write_note
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
@@ -108,14 +101,7 @@ def _settings() -> IndexSettings:
     )
 
 
-class _Tower(NamedTuple):
-    """What embeds the passages, and the digest of the exported tower that it is; None: of none."""
-
-    encoder: PassageEncoder
-    digest: Callable[[], str] | None = None
-
-
-def _tower(engine: str, out: Path) -> _Tower | None:
+def _encoder(engine: str, out: Path) -> PassageEncoder | None:
     """The encoder that the flags name; None where none is needed."""
     given = flags.FLAGS
     if engine == BM25 and (given.workdir or given.encoder):
@@ -129,7 +115,8 @@ def _tower(engine: str, out: Path) -> _Tower | None:
             f"--{named[0]} is for --encoder; {own if given.workdir else 'leave it out'}."
         )
     if given.workdir:
-        return _of_run()
+        run = SavedRun.open(Path(flags.FLAGS.workdir), given.config, host_mesh)
+        return PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
     if not given.encoder:
         return None
     compilation.enable_persistent_cache()
@@ -137,23 +124,12 @@ def _tower(engine: str, out: Path) -> _Tower | None:
         sizes = tuple(map(int, given.mesh))
     except ValueError:
         raise InputError(f"--mesh is {','.join(given.mesh)}; give three numbers.") from None
-    encoder = PassageEncoder.of_folder(
+    return PassageEncoder.of_folder(
         given.encoder,
         EncoderConfig(dtype=given.compute, pooling=given.pooling, chunk_prefix=given.chunk_prefix),
         host_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
         given.max_chunk_tokens,
     )
-    exported = Path(encoder.origin)
-    changed = given.pooling or given.chunk_prefix or given.max_chunk_tokens
-    if changed or not (exported.parent / RETRIEVER).is_file():
-        return _Tower(encoder)
-    return _Tower(encoder, partial(chunk_digest, exported))
-
-
-def _of_run() -> _Tower:
-    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config, host_mesh)
-    encoder = PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
-    return _Tower(encoder, partial(run_chunk_digest, run, encoder.params))
 
 
 def main() -> int:
@@ -169,17 +145,12 @@ def _build() -> int:
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
     settings = _settings()
     with StopSignal() as stop, commandline.writing(out, "--index"):
-        tower = _tower(settings.engine, out)
-        encoder = tower.encoder if tower else None
+        encoder = _encoder(settings.engine, out)
         try:
             indexed = index_corpus(source, out, encoder, settings, stop)
         except Stopped as stopped:
             print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
             return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
-        # Parts of a tower on several hosts are not gathered for the note: `search` writes it then.
-        whole = tower is not None and not tower.encoder.mesh.is_multi_process
-        if tower and tower.digest and whole and jax.process_index() == 0:
-            write_note(out, read_manifest(indexed.folder).encoder, tower.digest())
     if jax.process_index() == 0:
         print("\n".join(_report(indexed, encoder)))
     return 0

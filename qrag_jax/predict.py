@@ -22,10 +22,9 @@ that was read from it and what that found, where the run has something to search
 from __future__ import annotations
 
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -34,14 +33,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics.rows import RewriteRow
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_player
 from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
+from qrag_jax.systems.scoring import resumable
 
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
@@ -70,100 +70,88 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of go
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of the experiment, or of the run that is named."""
-    given = {word.lstrip("-").partition("=")[0] for word in argv if word.startswith("-")}
-    if "workdir" in given:
-        if "config" in given:
-            raise InputError(
-                "--workdir has a config of its own; leave out --config=FILE, and change fields "
-                "with --config.FIELD=VALUE."
-            )
-        run_flags.define(argv, SYSTEMS, CHECKPOINTS)
-        return
-    run_flags.define_experiment()
-    flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
-    flags.DEFINE_enum("checkpoint", FIRST, [*CHECKPOINTS], "Which of the run's checkpoints.")
+    run_flags.define_experiment_or_run(argv, SYSTEMS, CHECKPOINTS)
 
 
 def main() -> int:
     """Reads the flags, plays the questions and says where the episodes are."""
-    workdir = Path(flags.FLAGS.workdir) if flags.FLAGS.workdir else None
-    config = _config(workdir)
-    if OUT.value and Path(OUT.value).suffix != ".jsonl":
-        raise InputError(f"--out={OUT.value} is not named as JSON lines; give a name.jsonl.")
-    if workdir and config.system == leret_config.NAME:
-        return _query_writer(workdir, config)
-    if workdir and config.system == deepretrieval_config.NAME:
-        return _rewriter(workdir, config)
-    folder = workdir or _own_folder(Path(str(OUT.value)))
-    retriever = config.tools.retriever
+    workdir, config = _config()
+    file = Path(OUT.value) if OUT.value else None
+    if file and file.suffix != ".jsonl":
+        raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
+    if workdir is None or config.system == rlvr_config.NAME:
+        return _answerer(workdir, config, file)
+    if config.system == leret_config.NAME:
+        return _query_writer(workdir, config, file)
+    return _rewriter(workdir, config, file)
+
+
+def _answerer(workdir: Path | None, config: ConfigDict, file: Path | None) -> int:
+    folder = workdir or _own_folder(Path(str(file)))
+    retriever, sampled = config.tools.retriever, SAMPLED.value
     with (
-        commandline.writing(OUT.value or folder, "--out"),
+        commandline.writing(file or folder, "--out"),
         open_player(config, workdir, folder) as player,
     ):
-        weights = player.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
-        asked, draws = len(player.system.inputs.dev), SAMPLED.value or 1
-        status = _played(
-            out,
-            lambda: player.predict(weights, out, retriever, SAMPLED.value, restart=RESTART.value),
+        weights = _weights(player, workdir)
+        out = file or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
+        asked = len(player.system.inputs.dev)
+        status = resumable(
+            lambda: player.predict(weights, out, retriever, sampled, restart=RESTART.value),
+            str(out),
         )
-        if status:
-            return status
-    print(f"{asked * draws} episodes of {asked} questions, {weights.told}: {out}")
-    return 0
+    if not status:
+        print(f"{asked * (sampled or 1)} episodes of {asked} questions, {weights.told}: {out}")
+    return status
 
 
-def _query_writer(workdir: Path, config: ConfigDict) -> int:
+def _query_writer(workdir: Path, config: ConfigDict, file: Path | None) -> int:
     """The same for a run of LeReT."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
-    pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
     with (
-        commandline.writing(OUT.value or workdir, "--out"),
-        open_hop_predictor(config, workdir, pool=pool) as predictor,
+        commandline.writing(file or workdir, "--out"),
+        open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, file)) as predictor,
     ):
-        weights = predictor.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
-        asked = len(predictor.system.inputs.dev)
-
-        if status := _played(out, lambda: predictor.predict(weights, out, restart=RESTART.value)):
-            return status
-    print(f"{asked} questions hop by hop, {weights.told}: {out}")
-    return 0
+        weights = _weights(predictor, workdir)
+        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
+        asked, restart = len(predictor.system.inputs.dev), RESTART.value
+        status = resumable(lambda: predictor.predict(weights, out, restart=restart), str(out))
+    if not status:
+        print(f"{asked} questions hop by hop, {weights.told}: {out}")
+    return status
 
 
-def _rewriter(workdir: Path, config: ConfigDict) -> int:
+def _rewriter(workdir: Path, config: ConfigDict, file: Path | None) -> int:
     """The same for a run of DeepRetrieval."""
     queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-    given = Path(OUT.value) if OUT.value else None
-    search = search_beside(workdir, config, queries, given)
+    search, samples = search_beside(workdir, config, queries, file), SAMPLES.value
     with (
-        commandline.writing(given or workdir, "--out"),
-        open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, search=search
-        ) as rewriter,
+        commandline.writing(file or workdir, "--out"),
+        open_rewriter(config, workdir, queries=queries, samples=samples, search=search) as rewriter,
     ):
-        weights = rewriter.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        weights = _weights(rewriter, workdir)
+        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
         rows: list[RewriteRow] = []
+        status = resumable(
+            lambda: rows.extend(rewriter.predict(weights, out, restart=RESTART.value)), str(out)
+        )
+    if not status:
+        print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
+        print("\n".join(rewritten_lines(rows)))
+    return status
 
-        def play() -> None:
-            rows.extend(rewriter.predict(weights, out, restart=RESTART.value))
 
-        if status := _played(out, play):
-            return status
-    print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
-    for line in rewritten_lines(rows):
-        print(line)
-    return 0
+def _weights(player: Any, workdir: Path | None) -> Weights:
+    weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
+    if weights is None:
+        raise InputError(
+            f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last "
+            "or first."
+        )
+    return weights
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
@@ -179,37 +167,11 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
     return 0
 
 
-def _played(out: Path, play: Callable[[], object]) -> int:
-    """Plays; the exit status."""
-    try:
-        play()
-    except Stopped as stopped:
-        print(f"{stopped}: stopped, {out} is kept; give the same command to go on.")
-        return 128 + signal.Signals[str(stopped)]
-    except FeedbackLost as error:
-        reason = str(error).rstrip(".")
-        print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _no_imitation(workdir: Path | None) -> InputError:
-    return InputError(
-        f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last or "
-        "first."
-    )
-
-
-def _config(workdir: Path | None) -> ConfigDict:
-    """The config, with the questions and the retriever of the command line."""
-    if workdir:
-        config = flags.FLAGS.config
-    else:
-        config = run_flags.given_experiment(flags.FLAGS["config"], EXAMPLE)
-        if flags.FLAGS["checkpoint"].present:
-            raise InputError("--checkpoint is of a run; give its folder with --workdir.")
-        if not OUT.value:
-            raise InputError("give the file to write, for example --out=predictions.jsonl.")
+def _config() -> tuple[Path | None, ConfigDict]:
+    """The run's folder and the config, with the questions and the retriever of the command line."""
+    workdir, config = run_flags.experiment_or_run(EXAMPLE)
+    if not workdir and not OUT.value:
+        raise InputError("give the file to write, for example --out=predictions.jsonl.")
     system = config.get("system")
     if not workdir and system in WRITERS:
         raise InputError(
@@ -233,7 +195,7 @@ def _config(workdir: Path | None) -> ConfigDict:
         config.questions.dev = QUESTIONS.value
     if RETRIEVER.value and system == rlvr_config.NAME:
         config.tools.retriever = RETRIEVER.value
-    return config
+    return workdir, config
 
 
 def _own_folder(out: Path) -> Path:
@@ -242,10 +204,6 @@ def _own_folder(out: Path) -> Path:
     if RESTART.value or not out.exists():
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return folder
-
-
-def _default_out(workdir: Path, weights: Weights, retriever: str) -> Path:
-    return workdir / "predictions" / f"{weights.name}-{retriever}.jsonl"
 
 
 if __name__ == "__main__":

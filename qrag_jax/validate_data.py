@@ -1,13 +1,17 @@
 """Checks a data file before training: python -m qrag_jax.validate_data --source S --path P.
 
+With --out=FILE.jsonl the usable records are also written in the neutral schema of
+`data.sources.own`, one JSON object a line.
+
 The exit status is 0 if every record is usable (mended records count as usable), 1 if some are
-skipped, and 2 if nothing can be read. For the source babilong all story files of a folder are
-checked, and one bad line gives status 2.
+skipped, and 2 if nothing can be read or written. For the source babilong all story files of a
+folder are checked, and one bad line gives status 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,7 +21,12 @@ from qrag_jax.data import babi
 from qrag_jax.data.reading import ReadReport, load_samples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns
+from qrag_jax.data.files import babi
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.own import Columns, neutral_record
+from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
 
 

@@ -36,7 +36,7 @@ def scored(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     # In another order: lengths are played from the shortest up, with the samples given for each.
     commands.succeed(
-        *("evaluate_lengths", f"--workdir={workdir}", "--chunks=300,12,20", "--samples=3,16"),
+        *("evaluate", f"--workdir={workdir}", "--chunks=300,12,20", "--samples=3,16"),
         f"--embeddings={workdir.parent / 'embeddings'}",
     )
     return workdir
@@ -104,7 +104,7 @@ def test_killed_midway_and_again_with_what_was_kept(
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(lines[0] + lines[1][:50])
     commands.succeed(
-        *("evaluate_lengths", f"--workdir={copied}", "--chunks=12,300", "--samples=16,3"),
+        *("evaluate", f"--workdir={copied}", "--chunks=12,300", "--samples=16,3"),
         f"--embeddings={scored.parent / 'embeddings'}",
     )
     for row, other in zip(rows(log), whole, strict=True):
@@ -120,7 +120,7 @@ def test_logs_of_other_settings_texts_or_processes_are_refused(
     scored: Path, copied: Path, commands: Commands
 ) -> None:
     def refused(*words: str) -> str:
-        return refusal(commands.run("evaluate_lengths", f"--workdir={copied}", *SHORT, *words))
+        return refusal(commands.run("evaluate", f"--workdir={copied}", *SHORT, *words))
 
     assert "config.eval.beam" in refused("--config.eval.beam=3")
     # One sentence in the middle of the books, which neither end of the set shows.
@@ -154,7 +154,7 @@ def test_books_of_training_are_never_scored_on(
     trained = set(json.loads((scored / "books.json").read_text())["babilong"])
     now = {book.name for book in books_of(NoiseConfig(str(books)), "dev")}
     assert trained & now  # the split has changed
-    for name, *words in (("evaluate_lengths", "--chunks=12"), ("evaluate",)):
-        text = refusal(commands.run(name, f"--workdir={scored}", *words, *more))
+    for words in (("--chunks=12",), ()):
+        text = refusal(commands.run("evaluate", f"--workdir={scored}", *words, *more))
         assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)

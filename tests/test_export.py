@@ -11,16 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import LoraConfig
-from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.systems import model_card, towers_export
-from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems import towers_export
+from qrag_jax.systems.q_rag_config import load_config
+from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.support.parity import our_vectors
 from tests.systems.parts import chunks_of, opened
@@ -62,29 +59,6 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
         taken, value = json.loads(line)
         assert taken == row["pred_idx"]
         assert value == pytest.approx(row["q_values"][-1], abs=TOLERANCE)
-
-
-def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
-    run = opened(scored_run)
-    params, _ = run.trained("last")
-    texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in towers_export.towers(run.loaded, run.config):
-        library = model(exported / tower.name)
-        assert library.max_seq_length == tower.max_tokens
-        assert library.similarity_fn_name == "dot"
-        found = library.encode(texts)
-        expected = our_vectors(run.loaded, params, tower, [[text] for text in texts])
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-        # An exported tower is an encoder to start another run from.
-        again = load_encoder(exported / tower.name)
-        assert (run.loaded.encoder.scale, again.encoder.scale) == (0.1, 1.0)
-        one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
-        scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
-        jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
-        assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
-    # The towers were trained apart.
-    one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
-    assert np.abs(one - other).max() > 100 * TOLERANCE
 
 
 def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> None:
@@ -192,37 +166,18 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
-def test_a_card_has_no_path_of_the_machine_and_says_how_rows_are_made() -> None:
-    config = hotpotqa.get_config("tiny")
-    config.data.update(max_question_tokens=9, max_chunk_tokens=20, max_chunk_tokens_in_state=9)
+def test_a_card_has_no_path_of_the_machine_and_says_how_rows_are_made(
+    scored_run: Path, tmp_path: Path
+) -> None:
+    config = load_config(scored_run / "config.json")
+    config.data.update(max_question_tokens=9, max_chunk_tokens_in_state=9)
     config.env.update(positions="relative", stop_action=True, sort_by_index=True)
     config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
-    config.encoder.path = "/home/me/models/e5"
-    card = model_card.card(
-        model_card.Facts(
-            name="run",
-            config=QRagConfig.of(config),
-            fields=config.to_dict(),
-            base_model="intfloat/multilingual-e5-large",
-            checkpoint="best",
-            step=3,
-            seconds=None,
-            scored=QRagConfig.of(config).dev_data,
-            summary={},
-            pooling="mean",
-            normalise=True,
-            scale=1.0,
-            width=8,
-            lora=LoraConfig(4, 8.0),
-            prefixes={"state": "query:", "chunk": ""},
-            separator="</s>",
-            state_tokens=64,
-            chunk_tokens=32,
-        )
-    )
-    assert huggingface_hub.ModelCard(card).data.eval_results is None
+    config.encoder.update(path="/home/me/models/e5", state_prefix="query:")
+    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
     assert "hotpotqa=hotpot,musique=x" in card
     assert "/home" not in card
     assert "~/" not in card
-    for words in ("query:", "relative", "STOP", "first(question, 9)", "sorted(taken)", "rank 4"):
+    for words in ("query:", "relative", "STOP", "first(question, 9)", "sorted(taken)", "`e5`"):
         assert words in card

@@ -167,28 +167,6 @@ def test_one_step_searches_join_titles_as_the_export_says(exported: Path, tmp_pa
     assert PassageEncoder.of_folder(str(exported / "chunk")).digest() != encoder.digest()
 
 
-def test_the_file_says_what_the_run_did(scored_run: Path, exported: Path) -> None:
-    run, found = opened(scored_run), RetrieverConfig.read(exported)
-    config, encoder = run.config, run.loaded.encoder
-    assert found.base_model == ""  # from scratch
-    own = towers_export.towers(run.loaded, config)
-    for tower, its in zip((found.state, found.chunk), own, strict=True):
-        assert (tower.max_tokens, tower.width) == (its.max_tokens, encoder.width)
-        assert (tower.prefix, tower.scale) == ("", 1.0)
-    assert found.state.weights != found.chunk.weights
-    assert found.separator_id == encoder.sep_id
-    assert run.loaded.tokenizer.backend.token_to_id(found.separator) == encoder.sep_id
-    data, search = config.data, found.search
-    assert found.title_separator == data.passage_separator
-    assert found.max_question_tokens == data.max_question_tokens
-    assert found.max_chunk_tokens_in_state == data.max_chunk_tokens_in_state
-    assert found.sort_by_index is config.env.sort_by_index
-    assert found.positions.kind == config.env.positions
-    assert (search.max_steps, search.stop_action) == (config.env.max_steps, False)
-    assert (search.gamma, search.alpha) == (config.pqn.gamma, config.policy.alpha)
-    assert search.stop_threshold is None
-
-
 def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     scored_run: Path, tmp_path: Path
 ) -> None:

@@ -74,7 +74,7 @@ def test_scores_with_and_without_the_facts(run: Path, commands: Commands, tmp_pa
         assert other["sf_idx"]
         assert not {"em", "f1", "return"} & one.keys()
     # What needs facts refuses them.
-    assert "sf_idx" in refusal(commands.run("tune_stopping", f"--log={hidden}"))
+    assert "sf_idx" in refusal(commands.run("evaluate", f"--log={hidden}"))
     gold = ("--config=configs/own.py:tiny", f"--workdir={tmp_path / 'gold'}", HIDDEN)
     assert "support" in refusal(commands.run("train", *gold))
 

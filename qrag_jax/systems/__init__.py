@@ -1,8 +1,6 @@
 """The systems that can be trained: each is one module, which assembles the parts a config chooses.
 
-The module has three functions. `check(config)` refuses a config that is wrong for any data.
-`before_devices(config, …)` sets what JAX reads when it looks for devices. `open_system(config, run,
-dry=…)` is a context manager that gives a `System`.
+The module has the functions `check`, `before_devices` and `open_system`, as they are here.
 
 In all of these modules, what takes a `StopSignal` raises `Stopped` when a signal came, what plays
 raises `FeedbackLost` when too many episodes fail, and what writes raises `OSError`.
@@ -46,23 +44,14 @@ SYSTEMS = {
 
 
 class System(Protocol):
-    """What the training loop asks of a system.
+    """What the training loop asks of a system."""
 
-    Attributes:
-        train: section `train` of the config.
-        profile: number of steps to trace.
-        data: content key of the training data, by source.
-        provenance: what the rewards depend on besides the data.
-        line: one line for the screen: what is trained, and on what.
-        told: what the log of steps shows besides the metrics.
-    """
-
-    train: TrainConfig
-    profile: int
-    data: Mapping[str, str]
-    provenance: Mapping[str, Any]
-    line: str
-    told: Told
+    train: TrainConfig  # section `train` of the config
+    profile: int  # number of steps to trace
+    data: Mapping[str, str]  # content key of the training data, by source
+    provenance: Mapping[str, Any]  # what the rewards depend on besides the data
+    line: str  # one line for the screen: what is trained, and on what
+    told: Told  # what the log of steps shows besides the metrics
 
     def first_state(self) -> Any:
         """The first state of training, built in place; it has a field `params`."""
@@ -98,14 +87,11 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets what JAX reads when it looks for devices, so it is called before anything asks for them.
+    """Sets what JAX reads when it looks for devices; returns a sentence for the user, or "".
 
     Args:
         dry: nothing will be trained, so no server needs memory.
         described: programs are compiled for devices that are not here.
-
-    Returns:
-        A sentence for the user; "" if there is nothing to say.
     """
     return _module(config).before_devices(config, dry=dry, described=described)
 
@@ -121,8 +107,8 @@ def open_system(
 
     Args:
         dry: nothing will be trained, so no server is started.
-        devices: those of the mesh; None: all of this process. In a dry run they may be described
-            ones (`runtime.targets`), on which nothing can be placed.
+        devices: of the mesh; None: all of this process. In a dry run they may be described ones
+            (`runtime.targets`), on which nothing can be placed.
     """
     return _module(config).open_system(config, run, dry=dry, devices=devices)
 
@@ -150,11 +136,7 @@ def register(name: str, where: str) -> None:
 def saved_system(
     workdir: Path, config: ConfigDict, checkpoint: str
 ) -> Iterator[tuple[System, Any, int]]:
-    """Opens the system of a trained run with the weights of a checkpoint.
-
-    Returns:
-        The system; its first state with these weights; the updates that they have seen.
-    """
+    """The system of a trained run, its first state with a checkpoint's weights, and their step."""
     from qrag_jax.runtime.checkpoints import Checkpoints
     from qrag_jax.runtime.run import Run
 
@@ -182,9 +164,7 @@ def _module(config: ConfigDict) -> Any:
     except ModuleNotFoundError as error:
         if error.name != SYSTEMS[name]:
             raise
-        raise InputError(
-            f"the system {name!r} is module {error.name}, which is not there."
-        ) from None
+        module = None
     if not hasattr(module, "open_system"):
-        raise InputError(f"the system {name!r} is {module.__name__}, which has no open_system.")
+        raise InputError(f"the system {name!r} is module {SYSTEMS[name]}, with no open_system.")
     return module

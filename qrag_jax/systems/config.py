@@ -77,25 +77,16 @@ class HalvedEvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ConfigLayout:
-    """The parts of a system's config. Every section is always there, whatever the values.
+    """The parts of a system's config. Every section is always there, whatever the values."""
 
-    Attributes:
-        system: its name.
-        fields: those outside sections, with their defaults and comments.
-        sections: the dataclass of each, but for `data` and `llm`.
-        llm: the dataclass of section `llm`, which only some values read.
-        later: sections that `parts` leaves to the system.
-        has_data: whether there is a section `data`.
-        blocks: the field that bounds the memory of a step, where micro-batches do not; "": these
-            do.
-    """
-
-    system: str
+    system: str  # its name
+    # Those outside sections, with their defaults and comments
     fields: Mapping[str, tuple[Any, str]]
-    sections: Mapping[str, type]
-    llm: type
-    later: tuple[str, ...] = ()
-    has_data: bool = False
+    sections: Mapping[str, type]  # the dataclass of each, but for `data` and `llm`
+    llm: type  # the dataclass of section `llm`, which only some values read
+    later: tuple[str, ...] = ()  # sections that `parts` leaves to the system
+    has_data: bool = False  # whether there is a section `data`
+    # The field that bounds the memory of a step, where micro-batches do not; "": these do
     blocks: str = ""
 
     def default(self, *sources: str) -> ConfigDict:
@@ -146,6 +137,13 @@ class ConfigLayout:
                 f"in blocks of config.{self.blocks}, which bound the memory: set it to 1."
             )
         return found
+
+    def llm_settings(self, config: ConfigDict) -> Any:
+        """The settings of section `llm`; with an address, no server is started."""
+        fields = dict(config.llm.items())
+        if fields["url"]:
+            fields.pop("server")
+        return fill(self.llm, fields, "llm")
 
     def help_lines(self) -> list[tuple[str, Any, str]]:
         """Name, default and comment of every field that a config can have."""

@@ -62,28 +62,22 @@ class Inputs(Protocol):
 
 @dataclasses.dataclass
 class EpisodePlayer:
-    """Plays lists of episodes until few of them have failed.
+    """Plays lists of episodes until few of them have failed."""
 
-    Attributes:
-        config: with the seed of the draws, and how turns are sampled.
-        section: of the config: `attempts`, since an episode that fails is played again, so often in
-            all; and `max_failed_share` of a list of episodes, above which the play pauses.
-        turn: most tokens that a turn may sample in episodes that are learned from; 0: as in others.
-        mesh: where parameters play, devices of this host; each samples rows of its own.
-        base: of adapters, on these; None: all weights are trained.
-        served: what samples episodes that are learned from; None: the device.
-        counts: over all that was played on this host.
-        here: brings parameters of training to the mesh; all hosts call it together.
-    """
-
-    config: TokenConfig
+    config: TokenConfig  # with the seed of the draws, and how turns are sampled
+    # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
+    # `max_failed_share` of a list of episodes, above which the play pauses
     section: str
     inputs: Inputs
+    # Most tokens that a turn may sample in episodes that are learned from; 0: as in others
     turn: int
-    mesh: Mesh
-    base: Params | None
+    mesh: Mesh  # where parameters play, devices of this host; each samples rows of its own
+    base: Params | None  # of adapters, on these; None: all weights are trained
+    # What samples episodes that are learned from; None: the device
     served: ServedPolicy | None = None
+    # Over all that was played on this host
     counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
+    # Brings parameters of training to the mesh; all hosts call it together
     here: Callable[[Params], Params] = lambda params: params
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:

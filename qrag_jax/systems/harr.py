@@ -75,40 +75,25 @@ from qrag_jax.systems.harr_models import (
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Where parameters live that play.
+    """Where parameters live that play."""
 
-    Attributes:
-        mesh: of devices of this host.
-        params: the shardings of what is trained.
-        base_shardings: of the base of adapters; None: all weights are trained.
-        base: this base, placed; None likewise.
-        is_apart: whether the mesh is another one than that of training.
-    """
-
-    mesh: Mesh
-    params: Any
-    base_shardings: Any
-    base: Any
-    is_apart: bool
+    mesh: Mesh  # of devices of this host
+    params: Any  # the shardings of what is trained
+    base_shardings: Any  # of the base of adapters; None: all weights are trained
+    base: Any  # this base, placed; None likewise
+    is_apart: bool  # whether the mesh is another one than that of training
 
 
 @dataclasses.dataclass
 class HarrPlayer:
-    """Plays episodes by given parameters.
-
-    Attributes:
-        models: what the agent asks; None: it asks no model.
-        rows: how states are cut to rows of tokens.
-        device: held while programs of the encoder are begun.
-        counts: of all that was played.
-    """
+    """Plays episodes by given parameters."""
 
     config: HarrConfig
     inputs: Inputs
-    models: HarrModels | None
-    rows: QueryRows
+    models: HarrModels | None  # what the agent asks; None: it asks no model
+    rows: QueryRows  # how states are cut to rows of tokens
     home: Home
-    device: threading.Lock
+    device: threading.Lock  # held while programs of the encoder are begun
     counts: Counts = dataclasses.field(default_factory=Counts)
 
     def here(self, params: Any) -> Any:
@@ -251,19 +236,15 @@ def open_system(
 
 @dataclasses.dataclass
 class Harr:
-    """See `systems.System`.
-
-    Attributes:
-        models: what the agent and the rewards ask; None: nothing will be played.
-        placed: else the mesh's devices are described, and only shapes are made.
-        own: of this host's devices, which play without the other hosts; None: there is one host.
-    """
+    """See `systems.System`."""
 
     config: HarrConfig
     mesh: Mesh
     inputs: Inputs
+    # What the agent and the rewards ask; None: nothing will be played
     models: HarrModels | None = None
-    placed: bool = True
+    placed: bool = True  # else the mesh's devices are described, and only shapes are made
+    # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
-from qrag_jax.runtime.config_fields import fill, refusing_types
+from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
@@ -169,11 +169,7 @@ PATHS = ("data.path", "eval.path", "corpus.path", "questions.kept")
 
 @dataclasses.dataclass(frozen=True)
 class HarrConfig:
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        llm: of the agent's language model, and of the reward `llm`; None if nothing asks it.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     seed: int
     profile: int
@@ -192,6 +188,7 @@ class HarrConfig:
     eval: AgentEvalConfig
     runtime: RuntimeConfig
     log: LogConfig
+    # Of the agent's language model, and of the reward `llm`; None if nothing asks it
     llm: LlmConfig | None = None
 
     @classmethod
@@ -243,10 +240,7 @@ def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig 
     """The section `llm`, if the agent or a reward asks its model."""
     if LLM not in rewards.weights and agent.name in WITHOUT_MODEL:
         return None
-    fields = dict(config.llm.items())
-    if fields["url"]:
-        fields.pop("server")  # no server is started
-    elif not fields["server"]["model"]:
+    if not config.llm.url and not config.llm.server.model:
         asks = f"agent.name is {agent.name}"
         if agent.name in WITHOUT_MODEL:
             asks = f"reward.mixture has {LLM}"
@@ -254,7 +248,7 @@ def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig 
             f"config.{asks}, which needs a language model; give config.llm.url and "
             "config.llm.model of a server that runs, or config.llm.server.model to start one."
         )
-    return fill(LlmConfig, fields, "llm")
+    return LAYOUT.llm_settings(config)
 
 
 def unread(fields: Mapping[str, Any]) -> list[str]:

@@ -43,21 +43,15 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Everything that a run reads.
-
-    Attributes:
-        searched: None: nothing will be searched.
-        train: those that are trained on.
-        drawn: of all evaluation questions, those of `dev`.
-        data: content keys: of all training questions, by source, of the corpus, and of the choice
-            of questions if there is one.
-    """
+    """Everything that a run reads."""
 
     encoder: LoadedEncoder
-    searched: ExactIndex | None
-    train: Sequence[Asked]
+    searched: ExactIndex | None  # None: nothing will be searched
+    train: Sequence[Asked]  # those that are trained on
     dev: Sequence[Asked]
-    drawn: Drawn
+    drawn: Drawn  # of all evaluation questions, those of `dev`
+    # Content keys: of all training questions, by source, of the corpus, and of the choice of
+    # questions if there is one
     data: dict[str, str]
 
     @property
@@ -101,7 +95,10 @@ def load_inputs(
     )
     for line in questions.report:
         log(line)
-    kept = _Kept.of(config.questions.kept, questions.train) if config.questions.kept else None
+    kept: Sequence[int] = range(len(questions.train))
+    choice: dict[str, str] = {}
+    if config.questions.kept:
+        kept, choice = _kept(config.questions.kept, questions.train)
     every = (*questions.train, *questions.dev)
     texts = (text for each in every for text in (each.question, *each.chunks))
     encoder = prepare_encoder(
@@ -127,51 +124,35 @@ def load_inputs(
     return Inputs(
         encoder=encoder,
         searched=index,
-        train=[asked[number] for number in kept.numbers] if kept else asked,
+        train=[asked[number] for number in kept],
         dev=[Asked(questions.dev[i], dev[i]) for i in shown.places],
         drawn=shown,
-        data={**keys, **(kept.key if kept else {})},
+        data=keys | choice,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """Those of the training questions that are trained on.
-
-    Attributes:
-        numbers: theirs, ascending.
-        key: content key of the choice.
-    """
-
-    numbers: Sequence[int]
-    key: dict[str, str]
-
-    @classmethod
-    def of(cls, path: str, train: Sequence[Sample]) -> _Kept:
-        """Reads a file of `qrag filter_data`."""
-        field = "config.questions.kept"
-        file = Path(path).expanduser()
-        if not file.is_file():
-            raise InputError(f"{field} is {path}, which is no file; give one of qrag filter_data.")
-        rows = REWARDS.read(file)
-        chosen = {(row.id, row.question): row.kept for row in rows}
-        for each in train:
-            if (each.id, each.question) not in chosen:
-                raise InputError(
-                    f"{field} is {path}, which lacks the training question {each.id}: it "
-                    "is of other data or not finished; give the command qrag filter_data again, "
-                    "or the file of these data."
-                )
-        numbers = [n for n, each in enumerate(train) if chosen[each.id, each.question]]
-        if not numbers:
+def _kept(path: str, train: Sequence[RagQuestion]) -> tuple[list[int], dict[str, str]]:
+    """The training questions that a file of `qrag filter_data` keeps, and the choice's key."""
+    field = "config.questions.kept"
+    rows = reward_log.read(Path(path).expanduser(), field)
+    chosen = {(row.id, row.question): row.kept for row in rows}
+    samples = [each.sample for each in train]
+    for sample in samples:
+        if (sample.id, sample.question) not in chosen:
             raise InputError(
-                f"{field} is {path}, which keeps none of the {len(train)} training questions; "
-                "give the command qrag filter_data a lower --least_std, or leave the field out."
+                f"{field} is {path}, which lacks the training question {sample.id}: it is of other "
+                "data or not finished; give the command qrag filter_data again, or the file of "
+                "these data."
             )
-        log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
-        names = json.dumps([(train[n].id, train[n].question) for n in numbers])
-        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
-        return cls(numbers, {field: digest})
+    numbers = [n for n, each in enumerate(samples) if chosen[each.id, each.question]]
+    if not numbers:
+        raise InputError(
+            f"{field} is {path}, which keeps none of the {len(train)} training questions; give the "
+            "command qrag filter_data a lower --least_std, or leave the field out."
+        )
+    log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
+    names = json.dumps([(samples[n].id, samples[n].question) for n in numbers])
+    return numbers, {field: hashlib.sha256(names.encode()).hexdigest()[:16]}
 
 
 def _index(

@@ -72,19 +72,12 @@ def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class AgentRewards:
-    """Gives episodes their rewards.
+    """Gives episodes their rewards."""
 
-    Attributes:
-        mixture: which ones.
-        corpus: the passages that were searched.
-        judge: for the reward `llm`.
-        reranker: for the reward `relevance`.
-    """
-
-    mixture: Mixture
-    corpus: Corpus
-    judge: Judge | None = None
-    reranker: Asks | None = None
+    mixture: Mixture  # which ones
+    corpus: Corpus  # the passages that were searched
+    judge: Judge | None = None  # for the reward `llm`
+    reranker: Asks | None = None  # for the reward `relevance`
 
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
@@ -248,16 +241,11 @@ def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages
 
 @dataclasses.dataclass
 class HarrModels:
-    """What a run asks.
-
-    Attributes:
-        provenance: what answers depend on, as JSON.
-        reranker: for the reward `relevance`.
-    """
+    """What a run asks."""
 
     config: HarrConfig
-    provenance: dict[str, Any]
-    reranker: Asks | None
+    provenance: dict[str, Any]  # what answers depend on, as JSON
+    reranker: Asks | None  # for the reward `relevance`
     _pending: PendingModel | None
     own_agent: OwnAgent | None = None  # the user's, if the config names one
     _open: OpenModel | None = None

@@ -7,11 +7,12 @@ whose reward varies between episodes of one policy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, pair
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
+from qrag_jax.metrics import agent_log, answer_log, reward_log
+from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
+from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
+from qrag_jax.metrics.prediction_scores import numbers_of_draws
+from qrag_jax.metrics.reward_log import RewardRow
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
-from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -41,7 +47,7 @@ from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
 from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, Asked, load_inputs
-from qrag_jax.systems.harr_models import open_models
+from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, are_others, of_others, write_summary
 
@@ -53,23 +59,17 @@ _STATELESS = "untrained, the sub-query alone"
 
 def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    if not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
+    _check_trained(workdir)
     given = given.copy_and_resolve_references()
     are_others(workdir, given, DATA, options.out)
     others = bool(of_others(workdir, given, _OF_QUESTIONS))
     chose = report_on(given, options.samples, others=others)
     given.questions.kept = ""  # only training needs it
     config = HarrConfig.of(given)
-    if told := determinism.ask(config.runtime.deterministic):
-        print(told)
-    mesh = make_mesh(config.runtime.mesh)
-    with open_models(config, workdir) as models, StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, stop, is_kept=True)
-        models.wait(stop)
-        system = Harr(config, mesh, inputs, models)
+    with _opened(config, workdir) as (system, models, stop):
+        inputs = system.inputs
         alone = dataclasses.replace(config.state, stateful=False)
-        stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs, models)
+        stateless = Harr(dataclasses.replace(config, state=alone), system.mesh, inputs, models)
         params, step = checkpoint_params(system, workdir, options.checkpoint)
         first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
         label = f"trained, {options.checkpoint} checkpoint of step {step}"
@@ -100,6 +100,23 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
     print(summary["questions"]["line"])
     print(f"logs and summary: {out}")
     return summary
+
+
+@contextlib.contextmanager
+def _opened(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, HarrModels, StopSignal]]:
+    """The system with the encoder and the index of a folder."""
+    if told := determinism.ask(config.runtime.deterministic):
+        print(told)
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop, open_models(config, folder) as models:
+        inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
+        models.wait(stop)
+        yield Harr(config, mesh, inputs, models), models, stop
+
+
+def _check_trained(workdir: Path) -> None:
+    if not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 
 
 def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
@@ -177,15 +194,13 @@ def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, An
 
 
 def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
-    found = {}
-    k = 1
-    while k <= sampled:
-        known = [row for row in rows if row.right is not None and row.sampled >= k]
-        if known:
-            each = [pass_at(k, row.right or 0, row.sampled) for row in known]
-            found[str(k)] = float(np.mean(each))
-        k *= 2
-    return found
+    """Of 1, 2, 4, … draws; a question counts where so many are whole."""
+    known = [row for row in rows if row.right is not None]
+    passes = {
+        str(k): [pass_at(k, row.right or 0, row.sampled) for row in known if row.sampled >= k]
+        for k in numbers_of_draws(sampled)
+    }
+    return {k: float(np.mean(values)) for k, values in passes.items() if values}
 
 
 def _table(summary: dict[str, Any]) -> str:
@@ -212,23 +227,14 @@ _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "
 
 @dataclasses.dataclass(frozen=True)
 class FilterOptions:
-    """What is played, and where the rewards are written.
+    """What is played, and where the rewards are written."""
 
-    Attributes:
-        out: the log, `….jsonl`.
-        rollouts: episodes of each question.
-        least_std: a question is kept if its rewards have a greater standard deviation.
-        workdir: folder of a trained run, whose checkpoint plays; None: the config's first encoder.
-        checkpoint: "best" or "last", of this run.
-        restart: throw the log away instead of going on with it.
-    """
-
-    out: Path
-    rollouts: int = 8
-    least_std: float = 0.0
-    workdir: Path | None = None
-    checkpoint: str = "best"
-    restart: bool = False
+    out: Path  # the log, `….jsonl`
+    rollouts: int = 8  # episodes of each question
+    least_std: float = 0.0  # a question is kept if its rewards have a greater standard deviation
+    workdir: Path | None = None  # of a run, whose checkpoint plays; None: the first encoder
+    checkpoint: str = "best"  # or "last", of this run
+    restart: bool = False  # throw the log away instead of going on with it
 
     def __post_init__(self) -> None:
         if self.out.suffix != ".jsonl":
@@ -257,37 +263,27 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
     given = given.copy_and_resolve_references()
     given.questions.kept = ""  # also those that were left out are played again
     config, log = HarrConfig.of(given), options.out
-    if options.workdir and not (options.workdir / FOLDER).exists():
-        raise InputError(
-            f"{options.workdir} holds no encoder; --workdir must be a run that was trained."
-        )
-    if told := determinism.ask(config.runtime.deterministic):
-        print(told)
-    with StopSignal() as stop:
-        settings = _settings(given, options.rollouts)
-        if options.restart:
-            log.unlink(missing_ok=True)
-        refuse_other(log, settings)  # before anything is computed
-        folder = options.folder
-        if not options.workdir:
-            _prepare_folder(options, settings)
-        mesh = make_mesh(config.runtime.mesh)
-        with open_models(config, folder) as models:
-            inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
-            models.wait(stop)
-            system = Harr(config, mesh, inputs, models)
-            params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-            if options.workdir:
-                params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
-            weights = encoder_key((params, inputs.encoder.stored), {})
-            own = {
-                "data": inputs.data,
-                "weights": weights,
-                "answers depend on": json.loads(json.dumps(models.provenance)),
-            }
-            _judge_again(log, options.least_std)
-            _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
-    return REWARDS.read(log)
+    if options.workdir:
+        _check_trained(options.workdir)
+    settings = _settings(given, options.rollouts)
+    if options.restart:
+        log.unlink(missing_ok=True)
+    agent_log.refuse_other(log, settings)  # before anything is computed
+    if not options.workdir:
+        _prepare_folder(options, settings)
+    with _opened(config, options.folder) as (system, models, stop):
+        inputs = system.inputs
+        params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+        if options.workdir:
+            params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
+        own = {
+            "data": inputs.data,
+            "weights": encoder_key((params, inputs.encoder.stored), {}),
+            "answers depend on": json.loads(json.dumps(models.provenance)),
+        }
+        _judge_again(log, options.least_std)
+        _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
+    return answer_log.read_partial(log, RewardRow)
 
 
 def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
@@ -320,7 +316,7 @@ def _filtered(
     count = options.rollouts
 
     def play(part: Sequence[Asked], first: int) -> list[RewardRow]:
-        starts = _starts(system.config.seed, first, part, count)
+        starts = system.player.starts(part, count, _FILTERED, first)
         rewards = _rewards(system, params, part, starts, stop)
         return [
             reward_row(
@@ -339,18 +335,6 @@ def _filtered(
         is_of=lambda row, each: (row.id, row.question) == (each.gold.id, each.gold.question),
         names=("question", "questions"),
     )
-
-
-def _starts(seed: int, first: int, asked: Sequence[Asked], rollouts: int) -> list[Start]:
-    """Episodes of the questions `first`, `first + 1`, …"""
-    key = jax.random.fold_in(jax.random.key(seed), _FILTERED)
-    numbers = np.arange(first, first + len(asked), dtype=np.uint32)
-    data = np.asarray(draw_keys(key, numbers, rollouts))
-    return [
-        Start(Task(each.gold.id, each.gold.question), first + place, data[place, member])
-        for place, each in enumerate(asked)
-        for member in range(rollouts)
-    ]
 
 
 def _rewards(

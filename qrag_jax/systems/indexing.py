@@ -45,19 +45,14 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, Rows
+from qrag_jax.systems.retriever import write_note
 
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSource:
-    """Files of a corpus, and how they are read.
-
-    Attributes:
-        path: file or folder (see `corpora.corpus_files`).
-        columns: the fields of its records.
-        skip_empty: passages without title and text are left out; else they are errors.
-    """
+    """Files of a corpus, and how they are read; see `IndexSettings` and `corpora.corpus_files`."""
 
     path: Path
     columns: Columns
@@ -141,13 +136,7 @@ FURTHER = (FAISS, QDRANT)
 def make_engine(
     engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
-    """Makes one of `FURTHER` in its folder, or goes on with it; what is whole stays as it is.
-
-    Args:
-        out: the index's folder.
-        settings: of Qdrant.
-        stop: checked after every batch that is sent.
-    """
+    """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
         _make_faiss(out / FAISS, corpus, stored)
@@ -203,27 +192,17 @@ _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 @dataclasses.dataclass(frozen=True)
 class IndexSettings:
-    """How an index is built.
+    """How an index is built."""
 
-    Attributes:
-        engine: one of `ENGINES`.
-        qdrant: where the engine qdrant is, and how.
-        dtype: a name of `DTYPES`.
-        columns: the fields of the corpus' records.
-        language: of the words, for the engine bm25 (see `BM25Config.of_language`).
-        skip_empty: passages without title and text are left out; else they are errors.
-        part: passages embedded and written at a time; 0: as many as suit the devices.
-        workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it. A
-            program that uses processes needs the line `if __name__ == "__main__":`.
-    """
-
-    engine: str = EXACT
+    engine: str = EXACT  # one of `ENGINES`
     qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
-    dtype: str = "float32"
-    columns: Columns = dataclasses.field(default_factory=Columns)
-    language: str = "english"
-    skip_empty: bool = False
-    part: int = 0
+    dtype: str = "float32"  # a name of `DTYPES`
+    columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
+    language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
+    skip_empty: bool = False  # passages without title and text are left out; else they are errors
+    part: int = 0  # passages embedded and written at a time; 0: as many as suit the devices
+    # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
+    # uses processes needs the line `if __name__ == "__main__":`
     workers: int = 0
 
     def __post_init__(self) -> None:
@@ -235,23 +214,14 @@ class IndexSettings:
 
 
 class Indexed(NamedTuple):
-    """A finished index.
-
-    corpus: its passages.
-    folder: of the engine, which holds the manifest.
-    embedded: number of passages that this call embedded.
-    tokens: of all rows that this call embedded, special ones included.
-    cut: number of passages that were longer than a row, of all; None: unknown, for the index was
-        finished before.
-    seconds: of embedding, from the first rows to the last file.
-    """
+    """A finished index."""
 
     corpus: StoredCorpus
-    folder: Path
-    embedded: int = 0
-    tokens: int = 0
-    cut: int | None = None
-    seconds: float = 0.0
+    folder: Path  # of the engine, which holds the manifest
+    embedded: int = 0  # number of passages that this call embedded
+    tokens: int = 0  # of all rows that this call embedded, special ones included
+    cut: int | None = None  # passages longer than a row, of all; None: it was finished before
+    seconds: float = 0.0  # of embedding, from the first rows to the last file
 
 
 def index_corpus(
@@ -294,6 +264,10 @@ def index_corpus(
             further = settings.engine, out, stored, settings.qdrant, stop
             hosts.first_does(lambda: make_engine(*further))
             indexed = indexed._replace(folder=out / settings.engine)
+        if encoder is not None and encoder.exported is not None:
+            digest = encoder.exported()
+            if first:
+                write_note(out, read_manifest(indexed.folder).encoder, digest)
         return indexed
 
 
@@ -393,19 +367,6 @@ def _index_vectors(
     return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
 
 
-class _Running(NamedTuple):
-    """A part that the devices compute.
-
-    result: `[N, width]`, on the mesh.
-    places: where each of the part's rows is in this host's share of the result.
-    """
-
-    number: int
-    rows: Rows
-    result: jax.Array
-    places: np.ndarray
-
-
 class _Embedding:
     """Embeds the parts that are not finished: one of each host at a time."""
 
@@ -430,18 +391,19 @@ class _Embedding:
         with tqdm(
             total=total, initial=total - left, unit=" passages", unit_scale=True, disable=hidden
         ) as bar:
-            running: tuple[int, _Running] | None = None
-            made = self._rows.ahead(passages, workers)
-            for each, number, rows in zip(due, own, made, strict=True):
-                dispatched = self._dispatch(number, rows)
+            write: Callable[[], int] | None = None
+            tokenised = self._rows.ahead(passages, workers)
+            for numbers, number, rows in zip(due, own, tokenised, strict=True):
+                together = sum(len(self._parts.passages(n)) for n in numbers)
+                next_write = self._dispatch(number, rows, together)
                 # The device computes this part while the host writes the one before.
-                if running is not None:
-                    bar.update(self._write(*running))
-                running = sum(len(self._parts.passages(n)) for n in each), dispatched
+                if write is not None:
+                    bar.update(write())
+                write = next_write
                 if hosts.any_of(stop.requested):
                     break
-            if running is not None:
-                bar.update(self._write(*running))
+            if write is not None:
+                bar.update(write())
         hosts.together("all parts are written")
         seconds = time.perf_counter() - started
         notes = self._parts.finished()
@@ -459,22 +421,26 @@ class _Embedding:
         # Where hosts compute together the vectors of a part depend on the other parts of its round.
         return [each for each in rounds if not finished.issuperset(each)]
 
-    def _dispatch(self, number: int, rows: Rows) -> _Running:
-        """Begins to compute a part; a number beyond the last part has no rows."""
+    def _dispatch(self, number: int, rows: Rows, together: int) -> Callable[[], int]:
+        """Begins to compute a part of this host; a number beyond the last part has no rows.
+
+        Returns:
+            waits for it and writes it; returns `together`, the passages of all hosts.
+        """
         encoder = self._encoder
         devices = encoder.mesh.local_mesh.size
         group = laid_out(rows.each(), self._shape, devices, encoder.encoder.pad_id)
         given = shard_batch(encoder.mesh, (group.tokens, group.lengths))
-        return _Running(number, rows, self._embed(encoder.params, *given), group.places)
+        result = self._embed(encoder.params, *given)
 
-    def _write(self, passages: int, running: _Running) -> int:
-        """Writes a part of this host when it is computed; returns `passages`, of all hosts."""
-        rows = running.rows
-        vectors = _own(running.result)[running.places]
-        if running.number in self._parts.numbers:
-            note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
-            self._parts.write(running.number, vectors, note)
-        return passages
+        def write() -> int:
+            vectors = _own(result)[group.places]
+            if number in self._parts.numbers:
+                note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
+                self._parts.write(number, vectors, note)
+            return together
+
+        return write
 
 
 def _own(result: jax.Array) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.precision import AUTO, NAMES
+from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import load_encoder
@@ -30,17 +29,7 @@ from qrag_jax.systems.saved_run import SavedRun
 
 
 class RunTowers:
-    """The towers of a run's checkpoint.
-
-    Attributes:
-        config: how the retriever searches; it names no files of weights.
-        towers: the encoders.
-
-    Args:
-        workdir: the run's folder.
-        checkpoint: "best" or "last"; "": "best", if that is a trained one.
-        dtype: of the computation (`config.encoder.dtype`); "": that of the run.
-    """
+    """The towers of a run's checkpoint; see `retriever.Backend` and `LoadSettings`."""
 
     def __init__(self, workdir: Path, checkpoint: str = "", dtype: str = "") -> None:
         given = load_config(workdir / CONFIG_NAME)
@@ -52,31 +41,17 @@ class RunTowers:
         self._params = params
         label = checkpoint_label(self._checkpoint, step)
         threshold = towers_export.stop_threshold(run, label, params)
-        both = towers_export.towers(run.loaded, run.config)
         # There are no files yet: the weights are those of the checkpoint.
-        self.config = towers_export.retriever_config(run, both, workdir / "not exported", threshold)
+        self.config = towers_export.retriever_config(run, workdir / "not exported", threshold)
         self.towers = run_towers(run, params, self.config)
 
     def chunk_digest(self) -> str:
         """The digest of the tower of chunks, as it would be exported."""
-        return run_chunk_digest(self._run, self._params)
+        return towers_export.run_chunk_digest(self._run, self._params)
 
     def passage_encoder(self) -> PassageEncoder:
         """Embeds the passages of an index."""
         return PassageEncoder.of_run(self._run, self._checkpoint)
-
-    def embedded(self, encoder: str) -> bool:
-        """Whether an index with this digest of its encoder has the vectors of this tower."""
-        return encoder == self.passage_encoder().digest()
-
-
-def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
-    """The digest of a run's tower of chunks, as it would be exported; writes it for a moment."""
-    _, tower = towers_export.towers(run.loaded, run.config)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / tower.name
-        towers_export.write_tower(run.loaded, tower, params, out)
-        return chunk_digest(out)
 
 
 def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig) -> Towers:
@@ -102,16 +77,7 @@ def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig)
 
 
 class ExportedTowers:
-    """Exported towers on all devices of this process.
-
-    Attributes:
-        config: `retriever.json`.
-        towers: the encoders.
-
-    Args:
-        folder: of the export.
-        dtype: of the computation (`config.encoder.dtype`); "": the faster one here.
-    """
+    """Exported towers on all devices of this process; see `retriever.Backend`."""
 
     def __init__(self, folder: Path, dtype: str = "") -> None:
         self._folder, self._dtype = folder, dtype or AUTO
@@ -149,14 +115,4 @@ class ExportedTowers:
 
     def passage_encoder(self) -> PassageEncoder:
         """Embeds the passages of an index."""
-        return self._passages(self._dtype)
-
-    def embedded(self, encoder: str) -> bool:
-        """Whether an index with this digest of its encoder has the vectors of this tower.
-
-        They may have been computed in any dtype.
-        """
-        return any(encoder == self._passages(name).digest() for name in (self._dtype, *NAMES))
-
-    def _passages(self, dtype: str) -> PassageEncoder:
-        return PassageEncoder.of_folder(str(self._folder), EncoderConfig(dtype=dtype))
+        return PassageEncoder.of_folder(str(self._folder), EncoderConfig(dtype=self._dtype))

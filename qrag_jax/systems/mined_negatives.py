@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -40,11 +39,7 @@ _AT_ONCE = 256  # questions searched side by side
 _SPARE = 8  # passages asked for beyond those wanted, since some are the question's own
 
 
-class Search(Protocol):
-    """What searches an index."""
-
-    def __call__(self, questions: Sequence[str], k: int, /) -> list[list[Hit]]:
-        """At least the k best passages of each question, as far as there are so many."""
+Search = Callable[[Sequence[str], int], list[list[Hit]]]  # (questions, k) → their hits
 
 
 def with_negatives(
@@ -185,7 +180,7 @@ def _stepwise(retriever: Retriever) -> Search:
     beam = dataclasses.replace(retriever.rules.beam, beam=1, stop_threshold=-math.inf)
     rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
 
-    def search(questions: Sequence[str], k: int, /) -> list[list[Hit]]:
+    def search(questions: Sequence[str], k: int) -> list[list[Hit]]:
         retriever.rules = dataclasses.replace(rules, per_step=k)
         with warnings.catch_warnings():  # a long question is told of when it is tokenised
             warnings.simplefilter("ignore", UserWarning)

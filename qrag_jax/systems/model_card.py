@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -15,9 +14,11 @@ from qrag_jax.data.sources import SOURCES
 from qrag_jax.environments import positions
 from qrag_jax.learners.optimizers import MUON
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET, UNTIL_FOUND
-from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
+from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_scoring import training_seconds
+from qrag_jax.systems.saved_run import SavedRun
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
 # How the card explains the positions of chunks, by the value of config.env.positions.
@@ -36,78 +37,50 @@ NUMBERING = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What the card says about a run.
+class Facts(NamedTuple):
+    """What the card says about a run."""
 
-    Attributes:
-        name: name of the run.
-        config: the run's config.
-        fields: the fields of that config, as they were saved.
-        base_model: what training started from: a hub name, or the last part of a path; "": random
-            weights.
-        checkpoint: "best" or "last".
-        step: optimizer step of the checkpoint.
-        seconds: seconds of training, from `training.json`; None without that file.
-        scored: the data of the run's own evaluation.
-        summary: content of `summary.json`; {} if the run was not scored.
-        pooling, normalise, scale, width: settings of the encoder.
-        lora: sizes of the adapters; None if there are no adapters.
-        prefixes: the text that each tower's rows begin with.
-        separator: the token between the parts of a state.
-        state_tokens, chunk_tokens: length of the longest row of each tower, in tokens.
-        stop_threshold: a search may stop before a chunk whose Q is not above it; None: none is
-            known.
-    """
+    run: SavedRun
+    about: RetrieverConfig  # what `retriever.json` says
+    checkpoint: str  # "best" or "last"
+    step: int  # optimizer step of the checkpoint
+    scored: DataConfig  # the data of the run's own evaluation
+    summary: Mapping[str, Any]  # content of `summary.json`; {} if the run was not scored
 
-    name: str
-    config: QRagConfig
-    fields: Mapping[str, Any]
-    base_model: str
-    checkpoint: str
-    step: int
-    seconds: float | None
-    scored: DataConfig
-    summary: Mapping[str, Any]
-    pooling: str
-    normalise: bool
-    scale: float
-    width: int
-    lora: LoraConfig | None
-    prefixes: Mapping[str, str]
-    separator: str
-    state_tokens: int
-    chunk_tokens: int
-    stop_threshold: float | None = None
+    @property
+    def are_own_scores(self) -> bool:
+        """Whether the run was scored with the checkpoint that is exported."""
+        summary = self.summary
+        return bool(summary) and (summary["checkpoint"], summary["step"]) == (
+            self.checkpoint,
+            self.step,
+        )
 
 
 def card(facts: Facts) -> str:
     """The card as Markdown, with the metadata that model hubs read."""
+    name = facts.run.workdir.resolve().name
+    untrained = (
+        "**These are the untrained weights.** The best checkpoint of the run is that of step 0,\n"
+        "the encoder that it started from."
+    )
     sections = [
-        front_matter(facts.name, facts.scored, facts.summary if _are_own_scores(facts) else {})
-        + f"# {facts.name}: a retriever that searches in several steps",
-        _warning(facts),
+        front_matter(name, facts.scored, facts.summary if facts.are_own_scores else {})
+        + f"# {name}: a retriever that searches in several steps",
+        "" if facts.step else untrained,
         _use(facts),
-        _positions(facts.config),
+        _positions(facts.run.config),
         _training(facts),
         _scores(facts),
-        _config(facts.fields),
+        _config(facts.run.given),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _warning(facts: Facts) -> str:
-    if facts.step:
-        return ""
-    return (
-        "**These are the untrained weights.** The best checkpoint of the run is that of step 0,\n"
-        "the encoder that it started from."
-    )
-
-
 def _use(facts: Facts) -> str:
-    data, env = facts.config.data, facts.config.env
-    separator, titled = json.dumps(facts.separator), json.dumps(data.passage_separator)
+    config, about = facts.run.config, facts.about
+    data, env = config.data, config.env
+    separator, titled = json.dumps(about.separator), json.dumps(data.passage_separator)
     order = "document order" if env.sort_by_index else "the order they were taken in"
     taken = "sorted(taken)" if env.sort_by_index else "taken"
     return f"""\
@@ -142,24 +115,26 @@ for _ in range({env.max_steps}):
 
 - A state's text is the question and the chunks taken, in {order}, with {separator}
   between them and no spaces around it.
-- Rows have at most {facts.state_tokens} (`state`) and {facts.chunk_tokens} tokens (`chunk`), \
-special ones counted; longer
-  texts are cut there.
-- Vectors have {facts.width} numbers: {facts.pooling} pooling{_vectors(facts)}{_prefixes(facts)}\
+- Rows have at most {about.state.max_tokens} (`state`) and {about.chunk.max_tokens} tokens \
+(`chunk`), special ones counted;
+  longer texts are cut there.
+- Vectors have {about.state.width} numbers: {facts.run.loaded.encoder.pooling} pooling\
+{_vectors(facts)}{_prefixes(about)}\
 {_adapters(facts)}{_stop(facts)}
 - `retriever.json` holds these settings and those of a planned search, for programs."""
 
 
 def _vectors(facts: Facts) -> str:
-    if facts.normalise and facts.scale != 1:
+    encoder = facts.run.loaded.encoder
+    if encoder.normalise and encoder.scale != 1:
         return (
-            f", normalised, times {facts.scale:g}. The factor is the\n"
+            f", normalised, times {encoder.scale:g}. The factor is the\n"
             "  module `3_Dense`: servers that skip it (text-embeddings-inference and vLLM did) "
-            f"give vectors\n  of length 1, to be multiplied by {facts.scale:g}."
+            f"give vectors\n  of length 1, to be multiplied by {encoder.scale:g}."
         )
-    if facts.normalise:
+    if encoder.normalise:
         return ", normalised."
-    times = "" if facts.scale == 1 else f", times {facts.scale:g} (already in the weights)"
+    times = "" if encoder.scale == 1 else f", times {encoder.scale:g} (already in the weights)"
     return (
         f"{times}. Compare them\n"
         "  by the inner product as they are; normalised ones may rank otherwise."
@@ -167,18 +142,21 @@ def _vectors(facts: Facts) -> str:
 
 
 def _adapters(facts: Facts) -> str:
-    if facts.lora is None:
+    lora = facts.run.loaded.lora
+    if lora is None:
         return ""
     return f"""
-- `state` and `chunk` hold the trained adapters merged in (rank {facts.lora.rank}, alpha \
-{facts.lora.alpha:g}). `adapter-state` and `adapter-chunk`
+- `state` and `chunk` hold the trained adapters merged in (rank {lora.rank}, alpha \
+{lora.alpha:g}). `adapter-state` and `adapter-chunk`
   hold them alone: `peft.PeftModel.from_pretrained(base, "adapter-state")`, where `base` is the
   model that training started from; rows, pooling and scale are then yours to make."""
 
 
-def _prefixes(facts: Facts) -> str:
+def _prefixes(about: RetrieverConfig) -> str:
     told = [
-        f"rows of `{name}` with {json.dumps(text)}" for name, text in facts.prefixes.items() if text
+        f"rows of `{tower.folder}` with {json.dumps(tower.prefix)}"
+        for tower in (about.state, about.chunk)
+        if tower.prefix
     ]
     if not told:
         return ""
@@ -188,14 +166,12 @@ def _prefixes(facts: Facts) -> str:
 
 def _stop(facts: Facts) -> str:
     told = ""
-    if facts.config.env.stop_action:
+    if facts.about.search.stop_action:
         told += (
             "\n- The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
         )
-    if facts.stop_threshold is not None:
-        told += (
-            f"\n- The search may stop before a chunk whose Q is not above {facts.stop_threshold!r}."
-        )
+    if (threshold := facts.about.search.stop_threshold) is not None:
+        told += f"\n- The search may stop before a chunk whose Q is not above {threshold!r}."
     return told
 
 
@@ -214,8 +190,7 @@ are.
 
 
 def _training(facts: Facts) -> str:
-    config = facts.config
-    base = facts.base_model
+    config, base, lora = facts.run.config, facts.about.base_model, facts.run.loaded.lora
     encoder = f"`{base}`" if base else "random initialisation, a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
@@ -226,7 +201,8 @@ def _training(facts: Facts) -> str:
     place = f"from `{path}`" if path else "from the hub" if on_hub else "invented"
     muon = config.optimizer.matrices == MUON
     method = "Muon on the layers' linear maps, else AdamW" if muon else "AdamW"
-    minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
+    seconds = training_seconds(facts.run.workdir)
+    minutes = "" if seconds is None else f", {seconds / 60:.1f} minutes of training"
     lines = {
         "started from": encoder,
         "data": f"{sources}, {place}",
@@ -239,19 +215,12 @@ def _training(facts: Facts) -> str:
         f"{config.optimizer.weight_decay}, {config.optimizer.schedule}",
         "seed": str(config.seed),
     }
-    if facts.lora is not None:
-        targets = facts.lora.targets
+    if lora is not None:
+        targets = lora.targets
         names = targets if isinstance(targets, str) else ", ".join(targets)
-        lines["trained"] = f"low-rank adapters (LoRA), rank {facts.lora.rank}, on {names}"
+        lines["trained"] = f"low-rank adapters (LoRA), rank {lora.rank}, on {names}"
     rows = [f"| {name} | {value} |" for name, value in lines.items()]
     return "\n".join(["## Training", "", "| | |", "|---|---|", *rows])
-
-
-def _are_own_scores(facts: Facts) -> bool:
-    """Whether the run was scored with the checkpoint that is exported."""
-    summary = facts.summary
-    own = facts.checkpoint, facts.step
-    return bool(summary) and (summary["checkpoint"], summary["step"]) == own
 
 
 def _scores(facts: Facts) -> str:
@@ -259,7 +228,7 @@ def _scores(facts: Facts) -> str:
     if not summary:
         return "## Scores\n\nNot scored yet: `python -m qrag_jax.evaluate` does it."
     told = f"{summary['samples']} questions of the run's evaluation data"
-    if not _are_own_scores(facts):
+    if not facts.are_own_scores:
         told += (
             f", scored with **another checkpoint** than the one here: {summary['checkpoint']}, "
             f"step {summary['step']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from qrag_jax.models.files.sentence_transformers import prompts, read_inputs
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.mesh_tower import MeshTower
@@ -43,16 +44,11 @@ PIECE = 1024  # passages tokenised at a time
 
 
 class Rows(NamedTuple):
-    """Rows of tokens.
+    """Rows of tokens."""
 
-    tokens: int32 `[total]`, all rows one after the other, special tokens included.
-    lengths: int32 `[rows]`.
-    cut: number of passages that were longer than a row.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    cut: int
+    tokens: np.ndarray  # int32 `[total]`, all rows one after the other, special tokens included
+    lengths: np.ndarray  # int32 `[rows]`
+    cut: int  # number of passages that were longer than a row
 
     def each(self) -> list[np.ndarray]:
         """The rows, int32 `[length]` each."""
@@ -61,20 +57,13 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PassageRows:
-    """Makes the rows of passages; the same in every thread and process.
+    """Makes the rows of passages; the same in every thread and process."""
 
-    Attributes:
-        folder: of the stored corpus; worker processes open it for themselves.
-        opening: ids that every row begins with.
-        row_tokens: length of the longest row, special tokens counted.
-        title_separator: between title and text.
-    """
-
-    folder: Path
+    folder: Path  # of the stored corpus; worker processes open it for themselves
     tokenizer: TextTokenizer
-    opening: tuple[int, ...]
-    row_tokens: int
-    title_separator: str = TITLE_SEPARATOR
+    opening: tuple[int, ...]  # ids that every row begins with
+    row_tokens: int  # length of the longest row, special tokens counted
+    title_separator: str = TITLE_SEPARATOR  # between title and text
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         """The rows of the passages with these numbers."""
@@ -130,27 +119,23 @@ USUAL_TOKENS = 512  # longest row of a model whose folder says nothing
 
 @dataclasses.dataclass(frozen=True)
 class PassageEncoder:
-    """A tower on the devices of a mesh, and how its rows are made.
-
-    Attributes:
-        params: the parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an
-            `Adapted`, only the adapters are stacked.
-        shardings: where they live.
-        row_tokens: length of the longest row, special tokens counted; longer passages are cut.
-        blocks: how rows are packed (block_tokens, length_buckets, block_sizes are read).
-        origin: the folder that it comes from, for messages.
-        title_separator: between a passage's title and its text.
-    """
+    """A tower on the devices of a mesh, and how its rows are made."""
 
     mesh: Mesh
+    # The parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`,
+    # only the adapters are stacked
     params: Params | Adapted
-    shardings: Params | Adapted
+    shardings: Params | Adapted  # where they live
     encoder: TextEncoder
     tokenizer: TextTokenizer
-    row_tokens: int
+    row_tokens: int  # length of the longest row, special tokens counted; longer passages are cut
+    # How rows are packed (block_tokens, length_buckets, block_sizes are read)
     blocks: EncoderConfig
-    origin: str
-    title_separator: str = TITLE_SEPARATOR
+    origin: str  # the folder that it comes from, for messages
+    title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
+    # Gives the digest of the exported tower that it is, of several hosts on all of them together;
+    # None: it is none, or has other settings
+    exported: Callable[[], str] | None = None
 
     @classmethod
     def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
@@ -159,10 +144,13 @@ class PassageEncoder:
         Args:
             which: "best" or "last", the checkpoint.
         """
-        loaded = run.loaded
+        # This module is on the way to trainings, which need no model cards.
+        from qrag_jax.systems.towers_export import run_chunk_digest
+
+        loaded, params = run.loaded, run.trained(which)[0]
         return cls(
             run.mesh,
-            run.trained(which)[0],
+            params,
             run.shardings,
             loaded.encoder,
             loaded.tokenizer,
@@ -170,6 +158,7 @@ class PassageEncoder:
             run.config.encoder,
             str(run.workdir),
             run.config.data.passage_separator,
+            functools.partial(run_chunk_digest, run, params),
         )
 
     @classmethod
@@ -212,6 +201,7 @@ class PassageEncoder:
         params = placement.both_towers(shardings, loaded.stored)
         about = folder.parent / retriever_config.NAME
         exported = folder.name == EXPORTED and about.is_file()
+        as_it_is = exported and not (config.pooling or config.chunk_prefix or max_tokens)
         return cls(
             mesh,
             params,
@@ -222,6 +212,7 @@ class PassageEncoder:
             config,
             str(folder),
             RetrieverConfig.read(folder.parent).title_separator if exported else TITLE_SEPARATOR,
+            functools.partial(chunk_digest, folder) if as_it_is else None,
         )
 
     @property

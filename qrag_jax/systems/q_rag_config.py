@@ -88,14 +88,7 @@ default_config, help_lines = LAYOUT.default, LAYOUT.help_lines
 
 @dataclasses.dataclass(frozen=True)
 class QRagConfig:
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        llm: settings of the language model that gives the rewards; None if the supporting facts
-            give them, or if the run is only scored.
-        imitate: settings of imitation; None if it is none of the stages.
-        imitated: steps of imitation, with which the run begins.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     seed: int
     profile: int
@@ -111,9 +104,11 @@ class QRagConfig:
     eval: EvalConfig
     runtime: RuntimeConfig
     log: LogConfig
-    imitate: ImitateConfig | None = None
+    imitate: ImitateConfig | None = None  # settings of imitation; None if it is none of the stages
+    # Settings of the language model that gives the rewards; None if the supporting facts give them,
+    # or if the run is only scored
     llm: LlmConfig | None = None
-    imitated: int = internal(0)
+    imitated: int = internal(0)  # steps of imitation, with which the run begins
 
     @classmethod
     @refusing_types("the config")
@@ -125,7 +120,7 @@ class QRagConfig:
         """
         parts = LAYOUT.parts(config)
         reward = _filled_reward(config.reward)
-        by_model = isinstance(reward, ModelReward)
+        by_model = isinstance(reward, ModelReward) and not scoring
         parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
         stages = parts["stages"]
         check_stages(stages, STAGES)
@@ -141,9 +136,6 @@ class QRagConfig:
         parts["train"] = dataclasses.replace(parts["train"], steps=imitated + steps)
         total = {"total_steps": max(steps, 1)}
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
-        llm = dict(config.llm.items()) if by_model and not scoring else {}
-        if llm.get("url"):
-            llm.pop("server", None)  # no server is started
         if scoring and not parts["env"].max_steps:
             raise InputError(
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
@@ -159,7 +151,7 @@ class QRagConfig:
         return cls(
             imitated=imitated,
             reward=reward,
-            llm=fill(LlmConfig, llm, "llm") if llm else None,
+            llm=LAYOUT.llm_settings(config) if by_model else None,
             **parts,
         )
 

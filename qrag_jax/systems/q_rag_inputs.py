@@ -39,19 +39,13 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """The samples of a run, with what its reward reads.
+    """The samples of a run, with what its reward reads."""
 
-    Attributes:
-        train: what is trained on.
-        dev: the evaluation questions as they are played; the chunks are those of the loaded ones.
-        scored: numbers of the evaluation questions that training may score.
-        has_facts: whether what training counts as found are supporting facts, of every question.
-    """
-
-    train: LoadedSamples
+    train: LoadedSamples  # what is trained on
+    # The evaluation questions as they are played; the chunks are those of the loaded ones
     dev: Sequence[Sample]
-    scored: Sequence[int]
-    has_facts: bool
+    scored: Sequence[int]  # numbers of the evaluation questions that training may score
+    has_facts: bool  # whether what training counts as found are supporting facts, of every question
 
 
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.data import noise
@@ -22,6 +23,9 @@ from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.evaluators.log_record import Retriever, log_record
+from qrag_jax.evaluators.log_record import Retriever, check_log, log_record
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.facts import summarise
@@ -35,9 +39,13 @@ from qrag_jax.runtime.device_memory import PeakMemory
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
+from qrag_jax.runtime.process import PeakMemory
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.threshold_plot import plot_lengths
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, ScoreOptions
+from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, are_others
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 
@@ -57,15 +65,17 @@ class Scene:
     restart: bool
 
 
-def score_run(run: SavedRun, options: ScoreOptions, *, hold_out: bool) -> dict[str, Any]:
+def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
-    Args:
-        hold_out: the data are those of the training run. If they are one file, only the part held
-            out for evaluation is scored.
+    If the data are those of the training run, and one file, only the part held out for evaluation
+    is scored.
     """
-    config, workdir = run.config, run.workdir
-    hold_out = hold_out and not config.eval.path
+    are_others(workdir, given, DATA, options.out)
+    saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, given)
+    config = run.config
+    same = (given.data.path, given.eval.path) == (saved.data.path, saved.eval.path)
+    hold_out = same and not config.eval.path
     loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)
@@ -280,11 +290,8 @@ def score_lengths(
         results.append(
             about | {"samples": len(rows)} | means | result | {"intervals": scores} | cut
         )
-        print(
-            lengths_table(results[-1:])
-            if len(results) == 1
-            else lengths_table(results[-1:]).split("\n")[1]
-        )
+        print(_table(results[-1:]))  # one may take minutes
+    print(_table(results))
     _write_lengths(out, label, results, config)
     return results
 
@@ -339,20 +346,13 @@ def _documents_digest(documents: Sequence[Sample]) -> str:
     return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
 
 
-def lengths_table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as text: a heading and one line for each length."""
-    lines = [" ".join(name.rjust(_width(name)) for name in COLUMNS)]
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    """A heading and one line for each length."""
+    lines = [[*COLUMNS]]
     for result in results:
-        cells = (
-            ("" if result[name] is None else format(result[name], form)).rjust(_width(name))
-            for name, form in COLUMNS.items()
-        )
-        lines.append(" ".join(cells))
-    return "\n".join(lines)
-
-
-def _width(name: str) -> int:
-    return max(len(name), 9)
+        cells = ((result[name], form) for name, form in COLUMNS.items())
+        lines.append(["" if value is None else format(value, form) for value, form in cells])
+    return "\n".join(columns_text(lines))
 
 
 def _write_lengths(out: Path, label: str, results: Sequence[dict], config: Any) -> None:

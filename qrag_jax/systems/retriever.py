@@ -12,7 +12,6 @@ This module needs no jax; `Retriever.load` imports what the backend needs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,35 +19,28 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, NoReturn, Protocol, overload
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.exported import rules_of
-from qrag_jax.retrieval.manifest import read_manifest
+from qrag_jax.retrieval.exported import chunk_digest, read_rows, rules_of
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import VectorIndex, Where
-from qrag_jax.retrieval.tower_rows import Towers
+from qrag_jax.retrieval.torch_tower import TorchTower
+from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.whole_files import write_whole
 
 if TYPE_CHECKING:
     from qrag_jax.systems.indexing import IndexSettings
     from qrag_jax.systems.passage_encoder import PassageEncoder
 
-
-from typing import NoReturn
-
-from qrag_jax.llm.config import ClientConfig
-from qrag_jax.retrieval.exported import chunk_digest, read_rows
-from qrag_jax.retrieval.torch_tower import TorchTower
-from qrag_jax.retrieval.tower_rows import RowEncoder
-from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.whole_files import write_whole
-
-NOTE = "chunk_tower.json"
+NOTE = "chunk_tower.json"  # in an index's folder: which exported tower its vectors are of
 
 
 def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
@@ -59,8 +51,8 @@ def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
         encoder: the digest in the manifest of its vectors.
         chunk_tower: the digest of the exported tower.
     """
-    said = {"encoder": encoder, "chunk_tower": chunk_tower}
-    write_whole(index / NOTE, json.dumps(said, indent=1) + "\n")
+    note = {"encoder": encoder, "chunk_tower": chunk_tower}
+    write_whole(index / NOTE, json.dumps(note, indent=1) + "\n")
 
 
 def noted(index: Path, encoder: str) -> str:
@@ -68,32 +60,22 @@ def noted(index: Path, encoder: str) -> str:
 
     A note on other vectors, which were in the folder before, is not read.
     """
-    try:
-        said = bounded_json.load(index / NOTE)
-        return str(said["chunk_tower"]) if said["encoder"] == encoder else ""
-    except (OSError, ValueError, KeyError, TypeError):
+    if not (index / NOTE).exists():
         return ""
+    note = bounded_json.load(index / NOTE)
+    return note["chunk_tower"] if note["encoder"] == encoder else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """Where exported towers are served.
+    """Where exported towers are served."""
 
-    Attributes:
-        url: of the server of states, such as http://127.0.0.1:8000/v1.
-        state_model: name of the tower of states on it.
-        chunk_model: name of the tower of chunks. A search asks it for the vector of STOP alone.
-        chunk_url: of the server of chunks; "": `url`.
-        api_key_env: name of the environment variable with the API key; "": no key is needed.
-        wait_limit: seconds that an outage may last.
-    """
-
-    url: str
-    state_model: str = "state"
-    chunk_model: str = "chunk"
-    chunk_url: str = ""
-    api_key_env: str = ""
-    wait_limit: float = 60.0
+    url: str  # of the server of states, such as http://127.0.0.1:8000/v1
+    state_model: str = "state"  # name of the tower of states on it
+    chunk_model: str = "chunk"  # of the tower of chunks; only the vector of STOP is asked for
+    chunk_url: str = ""  # of the server of chunks; "": `url`
+    api_key_env: str = ""  # environment variable with the API key; "": no key is needed
+    wait_limit: float = 60.0  # seconds that an outage may last
 
     def client(self, model: str, url: str) -> ClientConfig:
         """How one of the towers is asked."""
@@ -103,17 +85,7 @@ class Endpoints:
 
 
 class DeployedTowers:
-    """Exported towers that something else than jax computes.
-
-    Attributes:
-        config: `retriever.json`.
-        towers: the encoders.
-
-    Args:
-        folder: of the export. With endpoints, only its tokenizers and settings are used.
-        endpoints: where the towers are served; None: torch computes them here.
-        device: of torch, such as "cuda:0"; "": the best one.
-    """
+    """Exported towers that torch computes here, or the servers of `endpoints`."""
 
     def __init__(self, folder: Path, endpoints: Endpoints | None = None, device: str = "") -> None:
         self._folder, self.config = folder, RetrieverConfig.read(folder)
@@ -136,20 +108,13 @@ class DeployedTowers:
         self.towers = Towers(tokenizer, form, state, chunk)
 
     def chunk_digest(self) -> str:
-        """The digest of the tower of chunks."""
+        """See `Backend`."""
         return chunk_digest(self._folder / self.config.chunk.folder)
 
     def passage_encoder(self) -> NoReturn:
         """There is none."""
         raise InputError(
             "passages are embedded by jax; build the index with backend=jax (or qrag index)."
-        )
-
-    def embedded(self, encoder: str) -> NoReturn:
-        """That cannot be known: the digest is of weights as jax has them."""
-        raise InputError(
-            f"the index has no {NOTE} that says what embedded it; open it once with the backend "
-            "jax and this retriever, which then writes that file."
         )
 
 
@@ -168,30 +133,18 @@ class Backend(Protocol):
     def passage_encoder(self) -> PassageEncoder:
         """Embeds the passages of an index."""
 
-    def embedded(self, encoder: str) -> bool:
-        """Whether an index with this digest of its encoder has the vectors of this tower."""
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadSettings:
-    """How a retriever's towers are computed.
+    """How a retriever's towers are computed."""
 
-    Attributes:
-        backend: "jax"; "torch", for exports, without jax; or "endpoint", a server of embeddings.
-        checkpoint: of a run: "best" or "last"; "": "best", if that is a trained one.
-        dtype: of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an
-            export.
-        device: of torch, such as "cuda:0"; "": the best one.
-        endpoints: where an export's towers are served.
-        per_step: passages found at each step (`multi_step.Rules`).
-    """
-
-    backend: str = JAX
-    checkpoint: str = ""
+    backend: str = JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
+    checkpoint: str = ""  # of a run: "best" or "last"; "": "best", if that is a trained one
+    # Of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an export
     dtype: str = ""
-    device: str = ""
-    endpoints: Endpoints | None = None
-    per_step: int = 1
+    device: str = ""  # of torch, such as "cuda:0"; "": the best one
+    endpoints: Endpoints | None = None  # where an export's towers are served
+    per_step: int = 1  # passages found at each step (`multi_step.Rules`)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -204,18 +157,11 @@ class LoadSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """What opens a retriever again, in another process or from a file.
+    """What opens a retriever again, in another process or from a file."""
 
-    Attributes:
-        folder: of the export, or of the run.
-        index: folder of the index; "": none is open.
-        engine, url: as for `Retriever.open`.
-        settings: as it was loaded.
-    """
-
-    folder: str
-    index: str = ""
-    engine: str = ""
+    folder: str  # of the export, or of the run
+    index: str = ""  # its folder; "": none is open
+    engine: str = ""  # as for `Retriever.open`
     url: str = ""
     settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
 
@@ -232,14 +178,6 @@ class Retriever:
 
     Copies share weights and index. A pickle holds the `deployment` alone, whose folders must be
     there where it is read.
-
-    Attributes:
-        deployment: what opens it again.
-
-    Args:
-        backend: computes the towers.
-        origin: the folder that it comes from, for messages.
-        settings: as it was loaded.
     """
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
@@ -253,9 +191,9 @@ class Retriever:
         self._lock = threading.Lock()
 
     def __copy__(self) -> Retriever:
-        made = object.__new__(type(self))
-        made.__dict__ |= self.__dict__
-        return made
+        copied = object.__new__(type(self))
+        copied.__dict__ |= self.__dict__
+        return copied
 
     def __deepcopy__(self, memo: object) -> Retriever:
         return self.__copy__()
@@ -323,8 +261,7 @@ class Retriever:
         from qrag_jax.systems.indexing import index_corpus
 
         out = Path(folder).expanduser()
-        built = index_corpus(Path(corpus).expanduser(), out, encoder, settings)
-        write_note(out, read_manifest(built.folder).encoder, self._backend.chunk_digest())
+        index_corpus(Path(corpus).expanduser(), out, encoder, settings)
         self.open(out)
 
     def open(self, folder: str | Path, engine: str = "", url: str = "") -> None:
@@ -346,7 +283,12 @@ class Retriever:
             "index --workdir=RUN"
         )
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
-        self._check_tower(index.folder, index.encoder)
+        if noted(index.folder, index.encoder) != self._backend.chunk_digest():
+            raise InputError(
+                f"{index.folder} was embedded by another tower of chunks than that of "
+                f"{self.deployment.folder}, or by settings of its own (file {NOTE}); give the "
+                "retriever that embedded it, or index the corpus with this one."
+            )
         self._index, self._searches = index.open_vectors(), {}
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
@@ -423,28 +365,3 @@ class Retriever:
         if rules not in self._searches:
             self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
         return self._searches[rules]
-
-    def _check_tower(self, out: Path, encoder: str) -> None:
-        """Refuses vectors of another tower of chunks.
-
-        The note says which exported tower the vectors are of. Where it is missing, the encoder is
-        compared, which jax alone can do.
-        """
-        known = noted(out, encoder)
-        if known:
-            same = known == self._backend.chunk_digest()
-        else:
-            same = self._backend.embedded(encoder)
-            if same:
-                with contextlib.suppress(OSError):  # a read-only index
-                    write_note(out, encoder, self._backend.chunk_digest())
-        if not same:
-            run = (
-                "" if known else ", or by the run that it was exported from: open it with that once"
-            )
-            raise InputError(
-                f"{out} was embedded by another tower of chunks than that of "
-                f"{self.deployment.folder}, in another dtype{run} (field encoder of its "
-                "manifest.json); give the retriever that embedded it, or index the corpus with "
-                "this one."
-            )

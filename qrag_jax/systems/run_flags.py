@@ -73,7 +73,7 @@ def fields_help(argv: Sequence[str]) -> str:
 
     The value is that of the experiment on the command line, or the default if none is given.
     """
-    file, values = _argument(argv, "config"), {}
+    file, values = argument(argv, "config"), {}
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
@@ -127,28 +127,44 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
         raise InputError(commandline.sentence(error, argv)) from None
 
 
-def workdir() -> Path:
-    """The run's folder."""
-    return Path(flags.FLAGS.workdir)
-
-
-def checkpoint() -> str:
-    """The run's checkpoint to read, such as "best" or "last"."""
-    return flags.FLAGS.checkpoint
-
-
 def given_checkpoint() -> str:
     """The checkpoint that the command line names; "": it names none."""
-    return checkpoint() if flags.FLAGS["checkpoint"].present else ""
+    return flags.FLAGS.checkpoint if flags.FLAGS["checkpoint"].present else ""
 
 
-def _argument(argv: Sequence[str], name: str) -> str | None:
+def argument(argv: Sequence[str], name: str) -> str | None:
     """The value of `--name=value` or `--name value`, read before absl knows the config."""
     for i, word in enumerate(argv):
         flag, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == name:
             return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
     return None
+
+
+def define_experiment_or_run(
+    argv: Sequence[str], systems: Sequence[str], checkpoints: Sequence[str] = ("best", "last")
+) -> None:
+    """Defines the flags of the run `--workdir`, else those of an experiment; see `define`."""
+    if argument(argv, "workdir") is None:
+        define_experiment()
+        flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
+        flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which of its checkpoints.")
+        return
+    if argument(argv, "config") is not None:
+        raise InputError(
+            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
+            "--config.FIELD=VALUE."
+        )
+    define(argv, systems, checkpoints)
+
+
+def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
+    """The run's folder, if one is given, and the config."""
+    if flags.FLAGS.workdir:
+        return Path(flags.FLAGS.workdir), flags.FLAGS.config
+    if flags.FLAGS["checkpoint"].present:
+        raise InputError("--checkpoint is of a run; give its folder with --workdir.")
+    return None, given_experiment(flags.FLAGS["config"], example)
 
 
 def define(
@@ -174,18 +190,18 @@ def define(
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
-    folder = _argument(argv, "workdir")
+    folder = argument(argv, "workdir")
     if HELP & set(argv):
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    path, file = Path(folder) / CONFIG_NAME, _argument(argv, "eval_config")
-    if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
+    path, file = Path(folder) / CONFIG_NAME, argument(argv, "eval_config")
+    if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
     package = registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
     if outside and not package:
-        registry.register(system, _argument(argv, "system") or "")
+        registry.register(system, argument(argv, "system") or "")
     elif system not in systems:
         *others, last = systems
         known = f"{', '.join(others)} or {last}" if others else last
@@ -197,8 +213,10 @@ def define(
         if file:
             _replace_fields(config, file)
     else:
-        read = _CONFIGS[system].load_config if system in _CONFIGS else _plain_config
-        config = read(path)
+        if system in _CONFIGS:
+            config = _CONFIGS[system].load_config(path)
+        else:
+            config = ml_collections.ConfigDict(read_fields(path))
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     if plays:
@@ -216,10 +234,6 @@ def _refuse_unscored(workdir: Path) -> None:
         )
 
 
-def _plain_config(path: Path) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict(read_fields(path))
-
-
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     """Refuses to run code because a folder of a run says so: folders are not trusted."""
     values = flat(config.to_dict())
@@ -233,7 +247,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
             continue
         if name in CODE_FIELDS and not own_code.names_foreign(spec):
             continue
-        if _argument(argv, f"config.{name}") is None:
+        if argument(argv, f"config.{name}") is None:
             raise InputError(
                 f"the run's config names the code {spec}, which is not run because a folder says "
                 f"so; if you trust it, give --config.{name}={spec}."

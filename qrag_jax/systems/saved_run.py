@@ -32,21 +32,16 @@ from qrag_jax.systems.q_rag_config import QRagConfig, settled
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A saved run on the mesh of this machine.
-
-    Attributes:
-        given: the config, as it was given.
-        fields: the same config by names with dots, with all open fields settled.
-        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
-            adapters stacked, over one base.
-    """
+    """A saved run on the mesh of this machine."""
 
     workdir: Path
     config: QRagConfig
-    given: dict[str, Any]
-    fields: dict[str, Any]
+    given: dict[str, Any]  # the config, as it was given
+    fields: dict[str, Any]  # the same by names with dots, with all open fields settled
     mesh: Mesh
     loaded: LoadedEncoder
+    # Where the parameters live: two towers stacked on axis 0, or (`Adapted`) their adapters
+    # stacked, over one base
     shardings: Params | Adapted
 
     @classmethod

@@ -1,7 +1,7 @@
 """What scoring and prediction share: options, whose questions, logs that go on, the summary.
 
 What takes a `StopSignal` raises `Stopped` when a signal came; the same command then goes on with
-its log. What plays raises `FeedbackLost` when too many episodes fail.
+its log (`resumable`). What plays raises `FeedbackLost` when too many episodes fail.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,6 +22,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import is_free
 from qrag_jax.metrics.row_log import RowLog, begin, refuse_other
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics import agent_log
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
@@ -36,23 +42,32 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where logs and scores are written.
+    """What is scored, and where logs and scores are written."""
 
-    Attributes:
-        checkpoint: "best" or "last".
-        samples: number of questions or queries, 0 for all.
-        sampled: episodes drawn for a question, for pass@k and vote@k; 0: none besides the usual.
-        retrievers: of RLVR's tools; (): the run's own.
-        out: folder; None: `eval` in the run's folder.
-        restart: throw partial logs away.
+    checkpoint: str  # "best" or "last"
+    samples: int = 0  # number of questions or queries, 0 for all
+    sampled: int = 0  # episodes drawn for a question, for pass@k and vote@k, besides the usual
+    retrievers: tuple[str, ...] = ()  # of RLVR's tools; (): the run's own
+    out: Path | None = None  # folder; None: `eval` in the run's folder
+    restart: bool = False  # throw partial logs away
+
+
+def resumable(play: Callable[[], object], kept: str) -> int:
+    """Plays or scores; returns the exit status of the command.
+
+    Args:
+        kept: what is kept when it is stopped.
     """
-
-    checkpoint: str
-    samples: int = 0
-    sampled: int = 0
-    retrievers: tuple[str, ...] = ()
-    out: Path | None = None
-    restart: bool = False
+    try:
+        play()
+    except Stopped as stopped:
+        print(f"{stopped}: stopped, {kept} is kept; give the same command to go on.")
+        return 128 + signal.Signals[str(stopped)]
+    except FeedbackLost as error:
+        reason = str(error).rstrip(".")
+        print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
+        return 1
+    return 0
 
 
 def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
@@ -105,26 +120,17 @@ class PlayedParts(Generic[Asked, Row]):
 
     The draws of a row depend on the numbers of its part and of its place there alone. What is
     computed may depend on all of a part, so a log goes on behind its last whole part.
-
-    Attributes:
-        rows: writes and reads the log.
-        asked: all of it.
-        size: asked of a part.
-        play: (a part, number of its first) → the rows of the part, `draws` of each asked.
-        is_of: whether a row is of this.
-        names: what is asked, such as ("query", "queries").
-        draws: rows of each asked.
-        resumed: is told how many asked the log has.
     """
 
-    rows: RowLog[Row]
-    asked: Sequence[Asked]
-    size: int
+    rows: RowLog[Row]  # writes and reads the log
+    asked: Sequence[Asked]  # all of it
+    size: int  # asked of a part
+    # (a part, number of its first) → the rows of the part, `draws` of each asked
     play: Callable[[Sequence[Asked], int], Sequence[Row]]
-    is_of: Callable[[Row, Asked], bool]
-    names: tuple[str, str]
-    draws: int = 1
-    resumed: Callable[[int], None] = lambda done: None
+    is_of: Callable[[Row, Asked], bool]  # whether a row is of this
+    names: tuple[str, str]  # what is asked, such as ("query", "queries")
+    draws: int = 1  # rows of each asked
+    resumed: Callable[[int], None] = lambda done: None  # is told how many asked the log has
 
     def into(
         self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
@@ -160,38 +166,24 @@ class PlayedParts(Generic[Asked, Row]):
 
 @dataclasses.dataclass(frozen=True)
 class Way(Generic[Row]):
-    """One way to write queries.
+    """One way to write queries."""
 
-    Attributes:
-        name: of its log, such as "last-2140".
-        told: what people are told of it.
-        play: plays what is asked; a text says why the way is not here.
-        by_model: whether a model writes.
-        by: a digest of the weights or the prompt that writes, where these are known before.
-    """
-
-    name: str
-    told: str
-    play: Callable[[], list[Row] | str]
-    by_model: bool = True
-    by: str = ""
+    name: str  # of its log, such as "last-2140"
+    told: str  # what people are told of it
+    play: Callable[[], list[Row] | str]  # plays what is asked; a text says why the way is not here
+    by_model: bool = True  # whether a model writes
+    by: str = ""  # a digest of the weights or the prompt that writes, where these are known before
 
 
 @dataclasses.dataclass(frozen=True)
 class WayLogs(Generic[Row]):
-    """The logs of the ways.
+    """The logs of the ways."""
 
-    Attributes:
-        folder: that has them.
-        rows: writes them.
-        read: reads the log of a way, and refuses one of others than are asked.
-        record: all that the rows of a way depend on.
-    """
-
-    folder: Path
-    rows: RowLog[Row]
+    folder: Path  # that has them
+    rows: RowLog[Row]  # writes them
+    # Reads the log of a way, and refuses one of others than are asked
     read: Callable[[Path], list[Row]]
-    record: Callable[[Way[Row]], dict[str, Any]]
+    record: Callable[[Way[Row]], dict[str, Any]]  # all that the rows of a way depend on
 
     def played(
         self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool

@@ -58,15 +58,10 @@ _REFUSED = range(400, 500)
 
 
 class Versioned(NamedTuple):
-    """Weights that play.
+    """Weights that play."""
 
-    Attributes:
-        params: what is trained: adapters, or all weights.
-        updates: how many updates made them; it is their version.
-    """
-
-    params: Params
-    updates: int
+    params: Params  # what is trained: adapters, or all weights
+    updates: int  # how many updates made them; it is their version
 
 
 class VersionSampler:
@@ -89,19 +84,12 @@ class VersionSampler:
 
 
 class ServedSettings(NamedTuple):
-    """How a policy is served.
-
-    Attributes:
-        llm: the server.
-        sampling: of turns.
-        lora: sizes of the adapters; None: all weights are trained.
-        staleness: K; K + 2 versions stay loaded.
-    """
+    """How a policy is served."""
 
     llm: ServedConfig
-    sampling: SamplingConfig
-    lora: LoraConfig | None
-    staleness: int
+    sampling: SamplingConfig  # of turns
+    lora: LoraConfig | None  # sizes of the adapters; None: all weights are trained
+    staleness: int  # K; K + 2 versions stay loaded
 
 
 class ServedPolicy:

@@ -14,11 +14,13 @@ Normalised vectors lose a factor in the norm; theirs stays a module of its own.
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 import qrag_jax
 from qrag_jax.environments import positions
@@ -38,6 +40,7 @@ from qrag_jax.models.first_encoder import origin
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
@@ -47,7 +50,7 @@ from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whol
 from qrag_jax.systems import model_card
 from qrag_jax.systems.model_card import without_folders
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
-from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
+from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label
 from qrag_jax.systems.saved_run import SavedRun
 
 CARD = "README.md"
@@ -55,21 +58,13 @@ ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
 
 
 class Tower(NamedTuple):
-    """One of the two encoders of a run, as it is written.
+    """One of the two encoders of a run, as it is written."""
 
-    Attributes:
-        name: name of its folder.
-        number: its index on axis 0 of the parameters.
-        opening: token ids that every row begins with.
-        max_tokens: length of the longest row.
-        plain: True if a text is one part, False if it is parts joined by the separator.
-    """
-
-    name: str
-    number: int
-    opening: tuple[int, ...]
-    max_tokens: int
-    plain: bool
+    name: str  # of its folder
+    number: int  # its index on axis 0 of the parameters
+    opening: tuple[int, ...]  # token ids that every row begins with
+    max_tokens: int  # length of the longest row
+    plain: bool  # whether a text is one part, not parts joined by the separator
 
 
 def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
@@ -99,7 +94,15 @@ def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> 
 
 
 def _on_host(stacked: Params, number: int) -> Params:
-    return jax.tree.map(lambda leaf: np.asarray(leaf[number], np.float32), stacked)
+    """One tower of both; of several hosts, all call this together."""
+
+    def gathered(leaf: Any) -> np.ndarray:
+        part = leaf[number]
+        if isinstance(part, jax.Array) and not part.is_fully_addressable:
+            part = multihost_utils.process_allgather(part, tiled=True)
+        return np.asarray(part, np.float32)
+
+    return jax.tree.map(gathered, stacked)
 
 
 def scale_outside(encoder: TextEncoder) -> float:
@@ -153,6 +156,15 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     save_folder(family.table, one, config, out, out)
 
 
+def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
+    """The digest of a run's tower of chunks, as it would be exported; writes it for a moment."""
+    _, tower = towers(run.loaded, run.config)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / tower.name
+        write_tower(run.loaded, tower, params, out)
+        return chunk_digest(out)
+
+
 def export(run: SavedRun, which: str, out: Path) -> None:
     """Writes both towers of a checkpoint, their adapters and the model card.
 
@@ -162,26 +174,29 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     """
     check_is_free(out)
     params, step = run.trained(which)
-    both = towers(run.loaded, run.config)
     threshold = stop_threshold(run, checkpoint_label(which, step), params)
-    facts = _facts(run, which, step, both, threshold)
-    card = model_card.card(facts)
+    summary = run.workdir / SUMMARY
+    scores = read_fields(summary) if summary.exists() else {}
+    saved = load_config(run.workdir / CONFIG_NAME)  # `run.config` may have other data
+    scored = QRagConfig.of(saved, scoring=True).dev_data
     with whole_folder(out) as building:
-        for tower in both:
+        for tower in towers(run.loaded, run.config):
             write_tower(run.loaded, tower, params, building / tower.name)
             if isinstance(params, Adapted):
                 adapters = _on_host(params.adapters, tower.number)
                 save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+        about = retriever_config(run, building, threshold)
+        card = model_card.card(model_card.Facts(run, about, which, step, scored, scores))
         for folder in (building, *building.iterdir()):
             write_whole(folder / CARD, card)
-        retriever_config(run, both, building, threshold).write(building)
+        about.write(building)
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
     """The threshold on Q at which the run's searches stop; None: there is none.
 
-    It is the config's (`config.eval.stop_threshold`), else what `tune_stopping` found on the log of
-    this checkpoint. A report for other weights is not used, which is said.
+    It is the config's (`config.eval.stop_threshold`), else what `evaluate --log` found on the
+    log of this checkpoint. A report for other weights is not used, which is said.
 
     Args:
         label: the checkpoint's label, such as "best-160".
@@ -201,21 +216,13 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
     return report["threshold"]
 
 
-def retriever_config(
-    run: SavedRun, both: tuple[Tower, Tower], folder: Path, threshold: float | None
-) -> RetrieverConfig:
-    """What `retriever.json` says about exported towers.
-
-    Args:
-        both: the towers, state first.
-        folder: holds them.
-        threshold: see `stop_threshold`.
-    """
+def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> RetrieverConfig:
+    """What `retriever.json` says about towers exported to `folder`; see `stop_threshold`."""
     config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
     state, chunk = (
         retriever_file.Tower(
             folder=tower.name,
-            prefix=_prefixes(config)[tower.name],
+            prefix=getattr(config.encoder, f"{tower.name}_prefix"),
             max_tokens=tower.max_tokens,
             width=encoder.width,
             scale=scale_outside(encoder),
@@ -224,12 +231,13 @@ def retriever_config(
                 for path in sorted((folder / tower.name).glob("*.safetensors"))
             },
         )
-        for tower in both
+        for tower in towers(run.loaded, config)
     )
     return RetrieverConfig(
         format=retriever_file.FORMAT,
         library_version=qrag_jax.__version__,
-        base_model=_base_model(run),
+        # A hub name, or the last part of a path; "": random weights.
+        base_model=without_folders(origin(config.encoder.path, run.workdir)),
         state=state,
         chunk=chunk,
         title_separator=config.data.passage_separator,
@@ -256,43 +264,4 @@ def retriever_config(
             stop_action=config.env.stop_action,
             stop_threshold=threshold,
         ),
-    )
-
-
-def _base_model(run: SavedRun) -> str:
-    """What training started from: a hub name, or the last part of a path; "": random weights."""
-    return without_folders(origin(run.config.encoder.path, run.workdir))
-
-
-def _prefixes(config: QRagConfig) -> dict[str, str]:
-    return {"state": config.encoder.state_prefix, "chunk": config.encoder.chunk_prefix}
-
-
-def _facts(
-    run: SavedRun, which: str, step: int, both: tuple[Tower, Tower], threshold: float | None
-) -> model_card.Facts:
-    encoder, tokenizer = run.loaded.encoder, run.loaded.tokenizer
-    summary = run.workdir / SUMMARY
-    scores = read_fields(summary) if summary.exists() else {}
-    saved = load_config(run.workdir / CONFIG_NAME)  # `run.config` may have other data
-    return model_card.Facts(
-        name=run.workdir.resolve().name,
-        config=run.config,
-        fields=run.given,
-        base_model=_base_model(run),
-        checkpoint=which,
-        step=step,
-        seconds=training_seconds(run.workdir),
-        scored=QRagConfig.of(saved, scoring=True).dev_data,
-        summary=scores,
-        pooling=encoder.pooling,
-        normalise=encoder.normalise,
-        scale=encoder.scale,
-        width=encoder.width,
-        lora=run.loaded.lora,
-        prefixes=_prefixes(run.config),
-        separator=token_name(tokenizer, tokenizer.sep_id),
-        state_tokens=both[0].max_tokens,
-        chunk_tokens=both[1].max_tokens,
-        stop_threshold=threshold,
     )

@@ -63,12 +63,8 @@ STOP = StopSignal()
 Scores = Callable[[Path, ConfigDict, ScoreOptions], Any]
 
 
-def _scored_q_rag(workdir: Path, config: ConfigDict, options: ScoreOptions) -> None:
-    score_run(SavedRun.open(workdir, config), options, hold_out=True)
-
-
 SCORED: Mapping[str, Scores] = {
-    "q_rag": _scored_q_rag,
+    "q_rag": score_run,
     "harr": score_agent,
     "rlvr": score_language_model,
     "leret": score_query_writer,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.convert_data import main as convert
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import Columns, parse_own
 from qrag_jax.errors import InputError
+from qrag_jax.validate_data import main as convert
 from tests.support.worlds import record_of
 
 RECORDS: list[dict[str, Any]] = [

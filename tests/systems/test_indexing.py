@@ -386,19 +386,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> PassageRows:
     return PassageRows(folder / "corpus", tokenizer, (tokenizer.cls_id, 11), 12)
 
 
-def test_rows_hold_title_and_text(rows: PassageRows) -> None:
-    found = rows.of(range(COUNT_ROWS + 1))
-    cut = 0
-    for record, row in zip(records(COUNT_ROWS), found.each(), strict=False):
-        whole = f"{record['title']} {record['text']}".strip()
-        ids = rows.tokenizer.encode([whole])[0]
-        cut += len(ids) > 9
-        assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
-    assert 0 < cut <= found.cut <= cut + 1  # the odd one may be long
-    assert found.lengths.tolist() == [len(row) for row in found.each()]
-    assert max(found.lengths) == 12
-
-
 def test_rows_join_titles_as_the_run_did(rows: PassageRows) -> None:
     record = records(COUNT_ROWS)[3]
     (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()

@@ -83,12 +83,6 @@ def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_pa
         fit(config, tmp_path / "run", 4096)
 
 
-def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
-    config.data.limit = 4
-    assert len(samples_of(config, "train").all) == 4
-    assert len(samples_of(config, "dev").all) == 16
-
-
 def test_the_config_of_a_model_is_not_that_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 8}')
     with pytest.raises(InputError, match=r"config\.json"):
@@ -249,13 +243,6 @@ def test_a_new_run_does_as_the_folder_says(
         check_same_config(read, other, FREE_FIELDS)
 
 
-def test_encoders_from_scratch_are_used_as_qrag_uses_berts(tmp_path: Path) -> None:
-    config_settled = hotpotqa.get_config("tiny")
-    config_settled.data.cache = str(tmp_path / "cache")
-    samples = samples_of(config_settled, "train").all
-    assert of(prepared(config_settled, tmp_path / "run", samples).encoder) == QRAG
-
-
 def test_attention_drops_the_same_share_unless_it_is_told(tmp_path: Path) -> None:
     folder, config_settled = write_bert(tmp_path), hotpotqa.get_config("tiny")
 
@@ -293,13 +280,6 @@ def labels(
     config.eval.best_by = best_by
     splits = (LoadedSamples({"own": samples}, ["read"]) for samples in (train, dev))
     return with_labels(QRagConfig.of(config), *splits)
-
-
-def test_facts_stay_as_they_are() -> None:
-    found = labels("ground_truth", [KNOWN, MUTE], [KNOWN])
-    assert found.train.all == [KNOWN, MUTE]
-    assert found.dev == [KNOWN]
-    assert (list(found.scored), found.has_facts) == ([0], True)
 
 
 def test_a_language_model_needs_no_facts() -> None:
@@ -374,15 +354,6 @@ def config_scored(cache: Path) -> ConfigDict:
     made = hotpotqa_musique.get_config("tiny")
     made.data.cache = str(cache)
     return made
-
-
-def mixture(config_scored: ConfigDict) -> None:
-    assert config_scored.data.mixture == "size"
-    config_scored.data.mixture = "weights"
-
-
-def weight(config_scored: ConfigDict) -> None:
-    config_scored.data.sources.musique.weight = 5.0
 
 
 def no_musique(config_scored: ConfigDict) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import http.server
 import json
 import math
 import os
@@ -12,7 +11,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +31,7 @@ from qrag_jax.serving.searcher import Ask, MultiStep
 from qrag_jax.systems.indexing import make_engine
 from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
+from tests.json_server import Call, listening
 from tests.retrieval import qdrant_stand_in
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
@@ -119,33 +118,18 @@ def server(exported: Path) -> Iterator[str]:
         for tower in (config.state, config.chunk)
     }
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert self.path == "/v1/embeddings"
-            assert asked["encoding_format"] == "float"
-            if asked["model"] not in towers:
-                self.answer(404, {"error": {"message": f"no model {asked['model']}"}})
-                return
-            vectors = towers[asked["model"]](asked["input"])
-            rows = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
-            self.answer(200, {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": 1}})
+    def answer(call: Call) -> tuple[int, dict[str, Any]]:
+        asked = json.loads(call.body)
+        assert call.path == "/v1/embeddings"
+        assert asked["encoding_format"] == "float"
+        if asked["model"] not in towers:
+            return 404, {"error": {"message": f"no model {asked['model']}"}}
+        vectors = towers[asked["model"]](asked["input"])
+        rows = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
+        return 200, {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": 1}}
 
-        def answer(self, status: int, body: dict[str, Any]) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{made.server_port}/v1"
-        made.shutdown()
-        thread.join()
+    with listening(answer) as url:
+        yield f"{url}/v1"
 
 
 def served(url: str, state: str = "tower-state") -> LoadSettings:

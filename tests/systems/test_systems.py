@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
@@ -74,27 +73,6 @@ def test_it_is_scored_and_exported_if_the_command_line_names_its_code(
         assert "line_fit" in refusal(refused)
 
 
-def test_stopped_and_gone_on_with_it_is_the_run_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train.train(line_fit.get_config(), tmp_path / "whole")
-    update = line_fit.LineFit.update
-
-    def interrupted(self: line_fit.LineFit, state: line_fit.State, episodes: object):
-        if int(state.step) == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, state, episodes)
-
-    monkeypatch.setattr(line_fit.LineFit, "update", interrupted)
-    assert train.train(line_fit.get_config(), tmp_path / "run") == 128 + signal.SIGTERM
-    assert "SIGTERM: stopped, saved at step 7; give the same command" in capsys.readouterr().out
-    monkeypatch.setattr(line_fit.LineFit, "update", update)
-    assert train.train(line_fit.get_config(), tmp_path / "run") == 0
-    assert f"resumed {tmp_path / 'run'} at step 7" in capsys.readouterr().out
-    one, other = (saved_state_of(tmp_path / name) for name in ("run", "whole"))
-    np.testing.assert_array_equal(one, other)
-
-
 def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,13 +94,6 @@ def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
         train.train(config, tmp_path / "run")
     restored = Checkpoints(tmp_path / "run", read_only=True).restore_last(line_fit_state())
     assert (restored.step, int(restored.state.step)) == (7, 5)
-
-
-def saved_state_of(workdir: Path) -> np.ndarray:
-    from qrag_jax.runtime.run import Run
-
-    with Run.open(workdir, 0.0) as run:
-        return np.asarray(run.restore(line_fit_state, {"points": "2x+1"}, {}).params)
 
 
 def line_fit_state() -> line_fit.State:

@@ -27,6 +27,7 @@ from qrag_jax.metrics.rows import (
     Searched,
 )
 from qrag_jax.systems.sweep_plan import Plan, Scored, compared, markdown, scores_of, seeds_of
+from qrag_jax.sweep import Plan, compared, markdown, scores_of, seeds_of, sets_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
@@ -34,11 +35,12 @@ from tests.retrieval_logs import played_rows
 TINY = f"{ROOT}/configs/quickstart.py:tiny"
 
 
-RATES = {"optimizer.learning_rate": ("1e-5", "3e-5")}
+RATES = {"optimizer.learning_rate": ["1e-5", "3e-5"]}
 
 
 def test_runs_are_every_combination_with_every_seed() -> None:
-    plan = Plan("c.py", (1, 2), RATES | {"train.steps": ("6",), "eval.beam": ("1", "2")})
+    sets = sets_of(["config.optimizer.learning_rate=1e-5,3e-5", "train.steps=6", "eval.beam=1,2"])
+    plan = Plan("c.py", [1, 2], sets)
     runs = plan.runs()
     assert [run.name for run in runs[:3]] == [
         "learning_rate-1e-5-beam-1-seed1",
@@ -47,7 +49,7 @@ def test_runs_are_every_combination_with_every_seed() -> None:
     ]
     assert len(runs) == len({run.name for run in runs}) == 8
     assert runs[2].settings == "optimizer.learning_rate=1e-5, eval.beam=2"
-    assert plan.words(runs[2]) == [
+    assert runs[2].words == [
         "--config=c.py",
         "--config.seed=1",
         "--config.optimizer.learning_rate=1e-5",
@@ -57,55 +59,40 @@ def test_runs_are_every_combination_with_every_seed() -> None:
 
 
 def test_names_stay_apart_and_are_no_paths() -> None:
-    plan = Plan("c.py", (1,), {"data.path": ("a/b", "a_b", "../..", "x" * 300)})
+    plan = Plan("c.py", [1], {"data.path": ["a/b", "a_b", "../..", "x" * 300]})
     names = [run.name for run in plan.runs()]
     assert names[:3] == ["path-a_b-seed1", "path-a_b-2-seed1", "path-seed1"]
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]{1,100}", name) for name in names)
-    assert [run.name for run in Plan("c.py", (7,)).runs()] == ["base-seed7"]
+    assert [run.name for run in Plan("c.py", [7], {}).runs()] == ["base-seed7"]
 
 
 @pytest.mark.parametrize("given", [[], ["a"], ["-1"], ["1.5"], ["1", "1"], [str(2**32)], [""]])
 def test_seeds_that_are_refused(given: list[str]) -> None:
     with pytest.raises(InputError, match="--seeds="):
         seeds_of(given)
-    assert seeds_of(["0", "42"]) == (0, 42)
+    assert seeds_of(["0", "42"]) == [0, 42]
+
+
+@pytest.mark.parametrize("given", ["a", "a.=1", "seed=1", "a=1,1"])
+def test_values_that_are_refused(given: str) -> None:
+    with pytest.raises(InputError, match="--set="):
+        sets_of([given])
+    with pytest.raises(InputError, match="twice"):
+        sets_of(["a=1", "a=2"])
+    assert sets_of(["a=(1,2),'b,c',[3,{4,5}]"]) == {"a": ["(1,2)", "'b,c'", "[3,{4,5}]"]}
 
 
 def test_every_combination_is_checked_before_anything_starts() -> None:
-    Plan(TINY, (42,), {"optimizer.learning_rate": ("1e-5",), "reward.name": ("gt",)}).check()
-    with pytest.raises(InputError, match="learning_rat") as error:
-        Plan(TINY, (42,), {"optimizer.learning_rat": ("1e-5",)}).check()
-    assert "has no field" in str(error.value)
-    with pytest.raises(InputError, match=r"config\.train\.steps"):
-        Plan(TINY, (42,), {"train.steps": ("5", "0")}).check()
-    with pytest.raises(InputError, match=r"optimizer\.learning_rate"):
-        Plan(TINY, (42,), {"optimizer.learning_rate": ("1e-5", "fast")}).check()
-    with pytest.raises(InputError, match=r"nowhere\.py"):
-        Plan("nowhere.py", (42,)).check()
-    with pytest.raises(InputError, match="make 1002 runs; at most are 1000"):
-        Plan(TINY, tuple(range(501)), {"train.steps": ("5", "6")}).check()
-
-
-def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
-    plan = Plan(TINY, (42, 43), RATES, samples=8, checkpoint="last")
-    plan.write(tmp_path)
-    kept = Plan.read(tmp_path)
-    assert kept == plan
-    plan.refuse_other(kept, tmp_path)
-    for other, told in (
-        (Plan(TINY, (42,), RATES, 8, "last"), "(seeds: 42,43 there, 42 given)"),
-        (Plan("b.py", (42, 43), RATES, 8, "last"), f"(config: '{TINY}' there, 'b.py' given)"),
-        (
-            Plan(TINY, (42, 43), {}, 8, "last"),
-            "(sets: optimizer.learning_rate=1e-5,3e-5 there, none given)",
-        ),
-        (Plan(TINY, (42, 43), RATES, 9, "last"), "(samples: 8 there, 9 given)"),
+    Plan(TINY, [42], RATES | {"reward.name": ["gt"]}).check()
+    for field, values in (
+        ("optimizer.learning_rat", ["1e-5"]),
+        ("train.steps", ["5", "0"]),
+        ("optimizer.learning_rate", ["1e-5", "fast"]),
     ):
-        with pytest.raises(InputError, match="has another plan") as error:
-            other.refuse_other(kept, tmp_path)
-        assert told in str(error.value)
-    with pytest.raises(InputError, match="--config"):
-        Plan.read(tmp_path / "none")
+        with pytest.raises(InputError, match=field.replace(".", r"\.")):
+            Plan(TINY, [42], {field: values}).check()
+    with pytest.raises(InputError, match=r"nowhere\.py"):
+        Plan("nowhere.py", [42], {}).check()
 
 
 def questions(values: list[float], first: int = 0) -> dict[str, float]:
@@ -117,8 +104,7 @@ def test_means_intervals_and_paired_differences() -> None:
     hard = draws.random(40)  # how hard a question is for all
     one = {seed: questions([*hard + 0.01 * seed]) for seed in (1, 2)}
     other = {seed: questions([*hard + 0.01 * seed + 0.1]) for seed in (2, 1)}
-    table = compared(Scored("f1", ("a", "b"), {"a": one, "b": other}, {}))
-    first, second = table["settings"]
+    first, second = compared({"a": one, "b": other})
     values = np.array([[*one[1].values()], [*one[2].values()]])
     assert (first["mean"], first["low"], first["high"]) == crossed_interval(values)
     assert first["by_seed"] == {"1": pytest.approx(values[0].mean()), "2": values[1].mean()}
@@ -137,9 +123,9 @@ def test_only_common_questions_and_seeds_are_compared() -> None:
         "a": {1: questions([0.0, 0.0, 1.0]), 2: questions([0.0, 0.0, 1.0])},
         "b": {2: questions([1.0, 1.0], first=1), 3: questions([1.0, 1.0], first=1)},
         "c": {3: questions([1.0])},
+        "d": {},
     }
-    found = compared(Scored("f1", ("a", "b", "c", "d"), runs, {"d-seed1": "train: exit 1: no"}))
-    a, b, c, d = found["settings"]
+    a, b, c, d = rows = compared(runs)
     assert a["mean"] == pytest.approx(1 / 3)
     assert (b["questions"], b["mean"]) == (2, 1.0)
     assert b["difference"]["seeds"] == [2]
@@ -147,7 +133,8 @@ def test_only_common_questions_and_seeds_are_compared() -> None:
     assert b["difference"]["mean"] == 0.5  # of q1 and q2 alone: 1 - 0 and 1 - 1
     assert "difference" not in c  # no seed in common
     assert d == {"settings": "d", "seeds": []}  # and no mean of 0
-    text = markdown(Plan("c.py", (1, 2, 3)), found)
+    table = {"score": "f1", "settings": rows, "not_scored": {"d-seed1": "train: exit 1: no"}}
+    text = markdown(Plan("c.py", [1, 2, 3], {}), table)
     assert "| d | none |  |  |  |" in text
     assert "- d-seed1: train: exit 1: no" in text
 
@@ -162,14 +149,14 @@ def run(tmp_path: Path) -> Path:
 
 def test_chunks(run: Path) -> None:
     rows = played_rows(12, 0)
-    RETRIEVALS.append(run / "eval/best-10/eval_seed42.jsonl", rows)
-    RETRIEVALS.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
-    found = scores_of(run)
-    assert found.main == "fact_f1"
-    own = found.scores["fact_f1"]
+    retrieval_log.append(run / "eval/best-10/eval_seed42.jsonl", rows)
+    retrieval_log.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
+    main, scores = scores_of(run)
+    assert main == "fact_f1"
+    own = scores["fact_f1"]
     assert [*own] == [row.id for row in rows]
     assert sum(own.values()) / 12 == pytest.approx(summarise(rows)["fact_f1"]["mean"])
-    assert {"fact_em", "fact_recall", "fact_precision", "steps"} <= found.scores.keys()
+    assert {"fact_em", "fact_recall", "fact_precision", "steps"} <= scores.keys()
 
 
 def test_agents_that_failed_have_no_score(run: Path) -> None:
@@ -179,9 +166,9 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
         AgentRow("q3", "Where?", ("Oslo",), "Oslo", "", 1.0, 1.0, 0.25, ()),
         AgentRow("q4", "Where?", ("Oslo",), "", "no_retrieval", 0.0, 0.0, 0.0, ()),
     ]
-    AGENTS.append(run / "eval/last-4/agent_seed42.jsonl", rows)
-    found = scores_of(run)
-    assert found.scores == {
+    agent_log.append(run / "eval/last-4/agent_seed42.jsonl", rows)
+    _, scores = scores_of(run)
+    assert scores == {
         "f1": {"q1": 0.5, "q3": 1.0, "q4": 0.0},
         "em": {"q1": 0.0, "q3": 1.0, "q4": 0.0},
         "recall": {"q3": 0.25, "q4": 0.0},
@@ -191,11 +178,11 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
 def test_tokens(run: Path) -> None:
     log = run / "eval/last-9/bm25.jsonl"
     rows = [prediction(0, 0.75), prediction(1, 0.5), prediction(2, None, "timeout")]
-    PREDICTIONS.append(log, rows)
-    log.with_suffix(".json").write_text(json.dumps({"kind": TOOL_EPISODES}))
-    found = scores_of(run)
-    assert found.main == "f1"
-    assert [*found.scores["reward"].values()] == [0.75, 0.5]  # the third failed
+    answer_log.append(log, rows)
+    log.with_suffix(".json").write_text(json.dumps({"kind": predictions.KIND}))
+    main, scores = scores_of(run)
+    assert main == "f1"
+    assert [*scores["reward"].values()] == [0.75, 0.5]  # the third failed
 
 
 def test_hops_are_those_after_the_last(run: Path) -> None:
@@ -207,9 +194,9 @@ def test_hops_are_those_after_the_last(run: Path) -> None:
         Searched(f"q{n}", "Where?", ("Oslo",), ("d1",), (hop(0.0), hop(float(n)))) for n in (0, 1)
     ]
     (run / "eval").mkdir()
-    HOPS.write(run / "eval/last-4.jsonl", rows, {})
-    found = scores_of(run)
-    assert (found.main, found.scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
+    hop_log.LOG.write(run / "eval/last-4.jsonl", rows, {})
+    main, scores = scores_of(run)
+    assert (main, scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
 
 
 def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) -> None:
@@ -227,19 +214,16 @@ def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) ->
         ("b", {"1": {"d2": 1}, "2": {"d1": 1}, "3": {"d1": 1}}),
     ):
         trec.write_qrels(run / "eval/trec" / collection / "qrels.txt", qrels)
-    found = scores_of(run)
-    assert found.main == "recall@2"
-    recall, rank = found.scores["recall@2"], found.scores["rr@10"]
+    main, scores = scores_of(run)
+    assert main == "recall@2"
+    recall, rank = scores["recall@2"], scores["rr@10"]
     assert recall["a/1"] == 0.5
     assert recall["b/1"] == 1.0
     assert recall["b/2"] == 0.0  # no query was written, which is the model's own doing
     assert "b/3" not in recall  # its search failed: nobody knows
     assert (rank["a/1"], rank["b/1"]) == (0.5, 1.0)
-    (run / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="lacks a field"):
-        scores_of(run)
 
 
 def test_a_run_that_is_not_scored(run: Path) -> None:
-    with pytest.raises(InputError, match="has no log of an evaluation; score it with qrag eval"):
+    with pytest.raises(InputError, match="qrag evaluate"):
         scores_of(run)
