@@ -25,14 +25,16 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.eval_config import ALL
-from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
@@ -41,7 +43,7 @@ from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, ru
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_player
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
 
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
@@ -90,12 +92,9 @@ def main() -> int:
     config = _config(workdir)
     if OUT.value and Path(OUT.value).suffix != ".jsonl":
         raise InputError(f"--out={OUT.value} is not named as JSON lines; give a name.jsonl.")
-    if workdir and config.system == leret_config.NAME:
-        return _query_writer(workdir, config)
-    if workdir and config.system == deepretrieval_config.NAME:
-        return _rewriter(workdir, config)
+    if workdir and config.system in WRITERS:
+        return _writer(workdir, config)
     folder = workdir or _own_folder(Path(str(OUT.value)))
-    retriever = config.tools.retriever
     with (
         commandline.writing(OUT.value or folder, "--out"),
         open_player(config, workdir, folder) as player,
@@ -103,8 +102,9 @@ def main() -> int:
         weights = player.weights(run_flags.checkpoint())
         if weights is None:
             raise _no_imitation(workdir)
-        out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
-        asked, draws = len(player.system.inputs.dev), SAMPLED.value or 1
+        retriever, name = player.retriever, f"{weights.name}-{player.retriever}.jsonl"
+        out = Path(OUT.value or folder / "predictions" / name)
+        asked, draws = len(player.system.asked), SAMPLED.value or 1
         status = _played(
             out,
             lambda: player.predict(weights, out, retriever, SAMPLED.value, restart=RESTART.value),
@@ -115,55 +115,37 @@ def main() -> int:
     return 0
 
 
-def _query_writer(workdir: Path, config: ConfigDict) -> int:
-    """The same for a run of LeReT."""
+def _writer(workdir: Path, config: ConfigDict) -> int:
+    """The same for a run of LeReT or DeepRetrieval."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
-    pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
-    with (
-        commandline.writing(OUT.value or workdir, "--out"),
-        open_hop_predictor(config, workdir, pool=pool) as predictor,
-    ):
-        weights = predictor.weights(run_flags.checkpoint())
-        if weights is None:
-            raise _no_imitation(workdir)
-        out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
-        asked = len(predictor.system.inputs.dev)
-
-        if status := _played(out, lambda: predictor.predict(weights, out, restart=RESTART.value)):
-            return status
-    print(f"{asked} questions hop by hop, {weights.told}: {out}")
-    return 0
-
-
-def _rewriter(workdir: Path, config: ConfigDict) -> int:
-    """The same for a run of DeepRetrieval."""
-    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
     given = Path(OUT.value) if OUT.value else None
-    search = search_beside(workdir, config, queries, given)
-    with (
-        commandline.writing(given or workdir, "--out"),
-        open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, search=search
-        ) as rewriter,
-    ):
-        weights = rewriter.weights(run_flags.checkpoint())
+    with commandline.writing(given or workdir, "--out"), _opened(workdir, config, given) as opened:
+        weights = opened.weights(run_flags.checkpoint())
         if weights is None:
             raise _no_imitation(workdir)
         out = given or workdir / "predictions" / f"{weights.name}.jsonl"
-        rows: list[RewriteRow] = []
-
-        def play() -> None:
-            rows.extend(rewriter.predict(weights, out, restart=RESTART.value))
-
-        if status := _played(out, play):
+        if status := _played(out, lambda: opened.predict(weights, out, restart=RESTART.value)):
             return status
-    print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
-    for line in rewritten_lines(rows):
-        print(line)
+    rewrites = config.system == deepretrieval_config.NAME
+    what = "queries rewritten" if rewrites else "questions hop by hop"
+    print(f"{len(opened.asked)} {what}, {weights.told}: {out}")
+    if rewrites:
+        for line in rewritten_lines(rewrite_log.read(out)):
+            print(line)
     return 0
+
+
+def _opened(
+    workdir: Path, config: ConfigDict, out: Path | None
+) -> AbstractContextManager[Predictor[Any, Any, Any]]:
+    if config.system == leret_config.NAME:
+        return open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, out))
+    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
+    search = search_beside(workdir, config, queries, out)
+    return open_rewriter(config, workdir, queries=queries, samples=SAMPLES.value, search=search)
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
@@ -242,10 +224,6 @@ def _own_folder(out: Path) -> Path:
     if RESTART.value or not out.exists():
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return folder
-
-
-def _default_out(workdir: Path, weights: Weights, retriever: str) -> Path:
-    return workdir / "predictions" / f"{weights.name}-{retriever}.jsonl"
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
@@ -22,16 +21,13 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
-from qrag_jax.learners.optimizers import (
-    OptimizerConfig,
-    learning_rate_schedule,
-    make_optimizer,
-)
-from qrag_jax.learners.policy_state import Parts, PolicyState
+from qrag_jax.learners.optimizers import make_optimizer
+from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
@@ -43,8 +39,6 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
     PATHS,
@@ -67,8 +61,6 @@ from qrag_jax.systems.token_system import (
     Opening,
     Stage,
     StagedOrder,
-    StageRules,
-    check_server,
     imitation_optimizer,
     make_stage,
 )
@@ -80,13 +72,11 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     SECTION: ClassVar[str] = "rollout"
     NAME: ClassVar[str] = "deepretrieval"
+    SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".3f"}, self._advice, CAUSES["deepretrieval"]
-        )
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self.episodes = RewriteEpisodes(config, inputs)
         self.guard = RewriteGuard(config.guards)
@@ -109,16 +99,19 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
-        prompt = self.inputs.agent.prompt
-        check_server(self, (prompt.messages(task) for task in self.inputs.train), stop)
+        self.check_server(stop)
         return GuardedExperience(
             self._order,
-            self.playing(),
+            self._playing(),
             self._counted,
             self.guard,
             position=run.progress.batches,
             pending=run.progress.pending,
         )
+
+    def _openings(self) -> Iterable[Messages]:
+        prompt = self.inputs.agent.prompt
+        return (prompt.messages(task) for task in self.inputs.train)
 
     def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
         """See `System`."""
@@ -164,26 +157,39 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         patience = self.player.patience(stop, Failure)
         return self.episodes.trajectories(episodes, numbers, patience)
 
-    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
+    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
-        if self._stage_of(trajectories).kind != RL:
-            return super()._batch(trajectories)
-        self._shape = self.episodes.shape_of(trajectories)
-        if self.config.algorithm != PPO:
-            return super()._batch(trajectories)
-        return put_whole(self._arrays(trajectories), ppo_shardings(self.mesh))
+        if stage.kind == RL:
+            self._shape = self.episodes.shape_of(trajectories)
+        if not self._by_ppo(stage):
+            return super()._batch(stage, trajectories)
+        return put_whole(self._arrays(stage, trajectories), ppo_shardings(self.mesh))
+
+    def _by_ppo(self, stage: Stage) -> bool:
+        return stage.kind == RL and self.config.algorithm == PPO
 
     def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
-        if stage.kind == RL and self.config.algorithm == PPO:
+        if self._by_ppo(stage):
             return ppo_episodes(stage.policy, batch, shape)
         return super()._episodes(stage, batch, shape)
 
     def play(
-        self, params: Any, tasks: Sequence[RewriteTask], stop: StopSignal, *, greedy: bool
+        self,
+        params: Any,
+        tasks: Sequence[RewriteTask],
+        stop: StopSignal,
+        *,
+        greedy: bool,
+        stream: int = EVALUATED,
     ) -> list[TokenEpisode]:
-        """Plays queries for evaluation; they find as many documents as its measures need."""
+        """Plays queries for evaluation; they find as many documents as its measures need.
+
+        Args:
+            greedy: the likeliest tokens.
+            stream: another one has other draws.
+        """
         agent = agent_of(self.config, self.config.eval.depth)
-        starts = self.player.starts(tasks, 1, EVALUATED)
+        starts = self.player.starts(tasks, 1, stream)
         return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property
@@ -209,12 +215,12 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         measures, best_by = config.eval.measures, config.eval.best_by
         return RewriteScores(tasks, play, originals, measures, best_by, logged)
 
-    def _longest(self, stage: Stage) -> Any:
-        """A batch whose rows are as long as they may be."""
-        config, scripted = self.config, stage.kind == SCRIPT
-        groups = config.script.batch_size if scripted else config.groups
-        sampled = config.writing.query_tokens if scripted else config.learned_tokens
-        return self._arrays(self._full(stage, groups, sampled, scripted=scripted))
+    def _groups(self, stage: Stage) -> int:
+        return self.config.script.batch_size if stage.kind == SCRIPT else self.config.groups
+
+    def _sampled(self, stage: Stage) -> int:
+        config = self.config
+        return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
     def _counted(self) -> dict[str, float]:
         library = self.inputs.library
@@ -258,56 +264,34 @@ check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPEN
 
 def stages_of(config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order."""
-    found = []
-    if SCRIPT in config.stages:
+    return [_stage(kind, config, mesh, model) for kind in config.stages]
+
+
+def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
+    rl, ppo, optimizer = RL in config.stages, config.algorithm == PPO, config.optimizer
+    algorithm: Any = config.rule if kind == RL else config.script
+    if kind == SCRIPT:
         steps = config.script.steps * config.script.epochs
         optimizer = imitation_optimizer(config.optimizer, config.script, steps)
-        found.append(_rules(config, model, SCRIPT, optimizer))
-    if RL in config.stages:
-        found.append(_rules(config, model, RL, config.optimizer))
-    return [make_stage(config, mesh, model, rules) for rules in found]
-
-
-def _rules(
-    config: RewriteConfig, model: FirstLanguageModel, kind: str, optimizer: OptimizerConfig
-) -> StageRules:
-    learns, ppo = kind == RL, config.algorithm == PPO
-    algorithm: Any = config.rule if learns else config.script
-    first = config.first_steps if learns else 0
-    per_batch = algorithm.updates_per_batch if learns and ppo else algorithm.epochs
-    schedule, critic = learning_rate_schedule(optimizer), _critic(config)
-    return StageRules(
-        kind=kind,
-        algorithm=algorithm,
-        parts=_parts(config, make_optimizer(optimizer), critic, model),
-        weights=(1.0,),
-        schedule=lambda step: schedule(step - first * per_batch),
-        make_update=make_ppo_update if learns and ppo else make_token_update,
+    by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
+    per_batch = algorithm.updates_per_batch if by_ppo else algorithm.epochs
+    # One state serves all stages, so all of them have a reference and a critic if one does.
+    critic = None
+    if rl and ppo and config.ppo.critic != NONE:
+        rate = config.ppo.critic_learning_rate
+        critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+    return make_stage(
+        config,
+        mesh,
+        model,
+        kind,
+        algorithm,
+        optimizer=optimizer,
+        make_update=make_ppo_update if by_ppo else make_token_update,
         first=first,
+        step_of=lambda step: step - first * per_batch,
+        weights=(1.0,),
+        keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
         critic_optimizer=critic,
-        rests_until=first + config.ppo.critic_warmup if learns and ppo else 0,
-    )
-
-
-def _critic(config: RewriteConfig) -> optax.GradientTransformation | None:
-    if RL not in config.stages or config.algorithm != PPO or config.ppo.critic == NONE:
-        return None
-    rate = config.ppo.critic_learning_rate
-    return make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-
-
-def _parts(
-    config: RewriteConfig,
-    optimizer: optax.GradientTransformation,
-    critic: optax.GradientTransformation | None,
-    model: FirstLanguageModel,
-) -> Parts:
-    """One state serves all stages, so all of them have a reference and a critic if one does."""
-    ppo = config.algorithm == PPO
-    weight = config.ppo.kl if ppo else config.grpo.beta
-    return Parts(
-        optimizer,
-        critic,
-        keeps_reference=RL in config.stages and weight > 0,
-        width=model.loaded.model.trunk.config.hidden_size,
+        rests_until=first + config.ppo.critic_warmup if by_ppo else 0,
     )

@@ -25,7 +25,6 @@ from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, check_stages, sections_of
 from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.token_config import (
     ScriptConfig,
     TokenConfig,
@@ -92,6 +91,43 @@ class WritingConfig:
     def kind(self) -> PromptKind:
         """What the prompt asks for."""
         return prompt_kind(self.prompt, self.form, boolean=self.boolean)
+
+
+ANY, FREQUENT, RARE = KINDS = ("any", "frequent", "rare")
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedConfig:
+    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out."""
+
+    # What a demonstration leaves out, one of these drawn for each: any words, frequent ones alone,
+    # or rare ones alone
+    kinds: tuple[str, ...] = (ANY,)
+    share: float = 0.25  # probability with which any word is left out
+    frequent_share: float = 0.9  # a frequent word, of the kind frequent
+    rare_share: float = 0.25  # another word, of the kind rare
+    frequent_from: float = 0.1  # a word is frequent that more than this share of the texts have
+    least_words: int = 4  # of a demonstration
+    most_words: int = 30
+    # Of single sentences, of two neighbours, and so on up to so many. Long queries need long ones
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        check_least("dropped", self, least_words=1, most_words=self.least_words, together=1)
+        if not self.kinds or not {*self.kinds} <= {*KINDS}:
+            raise InputError(
+                f"config.dropped.kinds is {self.kinds}; name some of {', '.join(KINDS)}."
+            )
+        for name in ("share", "frequent_share", "rare_share"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise InputError(
+                    f"config.dropped.{name} is {share}; use a probability, 0 to less than 1."
+                )
+        if not 0 < self.frequent_from < 1:
+            raise InputError(
+                f"config.dropped.frequent_from is {self.frequent_from}; use a share above 0 and "
+                "below 1."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

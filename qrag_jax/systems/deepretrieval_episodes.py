@@ -31,7 +31,6 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs
 from qrag_jax.systems.query_search import Collections
-from qrag_jax.systems.token_system import SCRIPTED
 
 Found = tuple[Document, ...] | Failure
 
@@ -47,12 +46,12 @@ class OriginalQueries:
     """Searches original queries.
 
     Attributes:
-        search: (queries, k) → what the original ones find, best first.
+        search: (tasks, k, queries) → what the queries find, best first.
         reward: measures what is found.
         attempts: a search that fails is done again, so often in all.
     """
 
-    search: Callable[[Sequence[RewriteTask], int], list[Found]]
+    search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
     reward: RewriteReward
     attempts: int
 
@@ -68,7 +67,7 @@ class OriginalQueries:
         """
         if not tasks:
             return []
-        played = patience.play(tasks, lambda some: [*map(_Search, self._searched(some, k))])
+        played = patience.play(tasks, lambda some: [*map(_Search, self.searched(some, k))])
         return [each.ended for each in played]
 
     def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
@@ -82,14 +81,22 @@ class OriginalQueries:
                 self._measures[task] = self.reward.measure(task, found)
         return [failed[each] if each in failed else self._measures[each] for each in tasks]
 
-    def _searched(self, tasks: Sequence[RewriteTask], k: int) -> list[Found]:
-        found = self.search(tasks, k)
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+    ) -> list[Found]:
+        """What queries find, best first; those that fail are searched for again.
+
+        Args:
+            queries: None: the original ones.
+        """
+        texts = [each.question for each in tasks] if queries is None else queries
+        found = self.search(tasks, k, texts)
         for _ in range(self.attempts - 1):
-            places = [n for n, each in enumerate(found) if isinstance(each, Failure)]
-            if not places:
+            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
+            if not failed:
                 break
-            again = self.search([tasks[n] for n in places], k)
-            for place, each in zip(places, again, strict=True):
+            again = self.search([tasks[n] for n in failed], k, [texts[n] for n in failed])
+            for place, each in zip(failed, again, strict=True):
                 found[place] = each
         return found
 
@@ -123,7 +130,7 @@ class RewriteEpisodes:
                     segments=episode.segments,
                     status=DONE,
                     parts={REWARD: 0.0},
-                    facts={SCRIPTED: True},
+                    facts={},
                 )
             )
         return found
@@ -179,15 +186,10 @@ class RewriteEpisodes:
         )
 
     def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
     ) -> list[tuple[Document, ...] | Failure]:
-        """What queries find, best first.
-
-        Args:
-            queries: None: the original ones.
-        """
-        given = [each.question for each in tasks] if queries is None else queries
-        looks = [Look(one_line(query), k) for query in given]
+        """What queries find, best first."""
+        looks = [Look(one_line(query), k) for query in queries]
         return self._inputs.library.look([*zip(tasks, looks, strict=True)])
 
     def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:

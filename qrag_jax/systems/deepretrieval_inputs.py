@@ -15,15 +15,21 @@ from jax.sharding import Mesh
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import queries
 from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
+from qrag_jax.data.generators.dropped_words import (
+    STREAM,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+)
 from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
+from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
+from qrag_jax.environments.query_rewriting.styles import draw_rewriting
 from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel
@@ -37,21 +43,26 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import (
+    ANY,
+    FREQUENT,
+    SCRIPT,
+    TALKATIVE,
+    DroppedConfig,
+    RewriteConfig,
+)
 from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
     Collections,
     RewriteSearchConfig,
     SearchLibrary,
-    collection_of,
     ids_in,
     open_collections,
     open_passages,
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.token_system import model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
@@ -307,7 +318,7 @@ def _script(
     config: RewriteConfig, made: MadeQueries, library: SearchLibrary
 ) -> RewriteScript | None:
     if config.queries.train == TALKATIVE:
-        return script_of_questions(made.questions)
+        return RewriteScript(made.questions)
     if SCRIPT not in config.stages or not isinstance(library, Collections):
         return None
     texts = {
@@ -348,45 +359,15 @@ def fingerprint(tasks: Sequence[RewriteTask]) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True)
-class IfThere:
-    """See `token_episodes.Library`: a task whose collection is not there finds nothing.
-
-    Attributes:
-        there: what can be searched.
-    """
-
-    there: Collections
-
-    def has(self, task: ToolTask) -> bool:
-        """Whether a query of this task is searched for."""
-        return collection_of(task) in self.there.by_name
-
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first."""
-        places = [n for n, (task, _) in enumerate(asked) if self.has(task)]
-        found = self.there.look([asked[n] for n in places])
-        known = dict(zip(places, found, strict=True))
-        return [known.get(n, ()) for n in range(len(asked))]
-
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """The document of this id; None if there is none."""
-        return self.there.open(task, step) if self.has(task) else None
-
-    def digest(self, task: ToolTask) -> str:
-        """Of what a query of this task searches."""
-        return self.there.digest(task) if self.has(task) else "nothing"
-
-
 def listed_inputs(
     config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[ListedQuery]
 ) -> Inputs:
     """What a run reads of the queries of a file; its own queries and their data are not read."""
     remote = config.search.engine == REMOTE
-    library = open_remote(config.engine) if remote else IfThere(_indexed(config, workdir))
+    library = open_remote(config.engine) if remote else _indexed(config, workdir)
     only = ""
-    if isinstance(library, IfThere) and len(library.there.by_name) == 1:
-        (only,) = library.there.by_name
+    if isinstance(library, Collections) and len(library.by_name) == 1:
+        (only,) = library.by_name
     tasks = [
         RewriteTask.judged(
             each.id, each.text, {}, collection=each.collection or only, until=each.until
@@ -518,3 +499,85 @@ class MadeQueries:
         queries = self.config.queries
         numbers = range(first, end)
         return talkative_questions(queries.made_seed, split, numbers, queries.clauses)
+
+
+# ---------------------------------------------------------------- what is demonstrated
+
+_READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrated:
+    """One rewriting to imitate.
+
+    Attributes:
+        task: what is asked; of a sentence, no document is relevant.
+        query: what is imitated.
+    """
+
+    task: RewriteTask
+    query: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteScript:
+    """Demonstrations before they are drawn.
+
+    Attributes:
+        given: queries of which the script knows all, or sentences.
+        frequent: the frequent words of these sentences' corpora, in small letters.
+    """
+
+    given: Sequence[TalkativeQuestion | str]
+    frequent: frozenset[str] = frozenset()
+
+    def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
+        """Demonstration `index`, of query `number`; it depends on the arguments only."""
+        one = self.given[number]
+        if isinstance(one, str):
+            draw = Draw(config.seed, STREAM, index)
+            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
+            return Demonstrated(task, self._dropped(config.dropped, one, draw))
+        query = draw_rewriting(config.styles, config.seed, index, one).query
+        judged = one.judged
+        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
+        return Demonstrated(task, query)
+
+    def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
+        """The sentence without words of one kind."""
+        kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
+        if kind == ANY:
+            return dropped(sentence, draw, config.share)
+        is_frequent = partial(is_among, words=self.frequent)
+        if kind == FREQUENT:
+            return dropped(sentence, draw, config.frequent_share, is_frequent)
+        return dropped(sentence, draw, config.rare_share, lambda token: not is_frequent(token))
+
+    def texts(self, config: RewriteConfig, agent: RewriteAgent) -> Iterator[str]:
+        """The texts of some demonstrations, prompts included; they are spread over all."""
+        step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
+        for number in range(0, len(self.given), step):
+            shown = self.at(config, number, number)
+            yield from (text for _, text in agent.prompt.messages(shown.task))
+            yield shown.query
+
+
+def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:
+    """Demonstrations of the sentences of corpora.
+
+    Args:
+        texts: by collection.
+    """
+    sentences: dict[str, None] = {}
+    limits, every = (config.most_words, config.least_words), list[str]()
+    for each in texts.values():
+        known = [*each]
+        every += known
+        for together in range(1, config.together + 1):
+            sentences |= dict.fromkeys(sentences_of(known, *limits, together))
+    if not sentences:
+        raise InputError(
+            f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
+            "which demonstrations would be; change config.dropped.least_words and most_words."
+        )
+    return RewriteScript([*sentences], frequent_words(every, config.frequent_from))

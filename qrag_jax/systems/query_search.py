@@ -38,7 +38,6 @@ from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
 
 ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
 _FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
-_SHOWN = 12  # digits of a digest in messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,21 +145,6 @@ def open_passages(
     return library
 
 
-def check_same_corpus(old: str, new: str) -> None:
-    """Refuses to go on with another corpus than the one of earlier tries.
-
-    Args:
-        old, new: digests of corpora, then and now.
-    """
-    if old != new:
-        raise InputError(
-            f"the corpus that is searched has changed since the run began (its digest was "
-            f"{old[:_SHOWN]}, and is {new[:_SHOWN]}), so earlier tries cannot be compared with new "
-            "ones; give back the old one (config.search.index, or the data whose passages are "
-            "pooled), or begin a new run with another --workdir."
-        )
-
-
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
     own = folder / CORPUS
     there = (own / corpus.NAME).exists()
@@ -264,9 +248,16 @@ class RewriteSearchConfig(SearchFields):
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-    """See `token_episodes.Library`: each task searches the collection that it names."""
+    """See `token_episodes.Library`: each task searches the collection that it names.
+
+    A task whose collection is not there finds nothing.
+    """
 
     by_name: Mapping[str, CorpusLibrary]
+
+    def has(self, task: ToolTask) -> bool:
+        """Whether a query of this task is searched for."""
+        return collection_of(task) in self.by_name
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; each collection is searched once."""
@@ -275,15 +266,15 @@ class Collections:
             places = [n for n, (task, _) in enumerate(asked) if collection_of(task) == name]
             if places:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
-        return [found[n] for n in range(len(asked))]
+        return [found.get(n, ()) for n in range(len(asked))]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """The document of this id in the task's collection."""
-        return self.by_name[collection_of(task)].open(task, step)
+        """The document of this id in the task's collection; None if there is none."""
+        return self.by_name[collection_of(task)].open(task, step) if self.has(task) else None
 
     def digest(self, task: ToolTask) -> str:
         """Of what a query of this task searches."""
-        return self.by_name[collection_of(task)].corpus.digest
+        return self.by_name[collection_of(task)].corpus.digest if self.has(task) else "nothing"
 
 
 SearchLibrary = Collections | RemoteLibrary

@@ -7,12 +7,13 @@ imitation may come before that of rewards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -27,47 +28,27 @@ from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import score
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners.optimizers import (
-    learning_rate_schedule,
-    make_optimizer,
-)
-from qrag_jax.learners.policy_state import Parts
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import (
-    TokenEpisodes,
-    make_token_update,
-    token_episodes,
-)
+from qrag_jax.learners.token_update import TokenEpisodes, make_token_update, token_episodes
+from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
-from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import (
-    Speech,
-    TokenEpisode,
-    facts_of,
-)
-from qrag_jax.rollouts.trajectories import (
-    TokenTrajectory,
-)
+from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs, told_documents
+from qrag_jax.systems.rlvr_inputs import Inputs, fingerprint, load_inputs, told_documents
 from qrag_jax.systems.token_system import (
     EVALUATED,
-    SCRIPTED,
     BatchSystem,
     Opening,
     Stage,
     StagedOrder,
-    StageRules,
-    check_server,
     imitation_optimizer,
     make_stage,
 )
@@ -90,9 +71,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             code = self._rubric.code
             self.provenance = {own_rubric.PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
-        )
         stages = []
         if SFT in config.stages:
             stages.append(
@@ -110,17 +88,13 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
         )
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
-        agent = self.inputs.agent
-        check_server(self, (agent.opening(task.question) for task in self.inputs.train), stop)
-        done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, self.playing(), self._counted, done, pending=pending)
-
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, in their order."""
         return stages_of(self.config, self.mesh, self.inputs.model)
+
+    def _openings(self) -> Iterable[Messages]:
+        return (self.inputs.agent.opening(task.question) for task in self.inputs.train)
 
     # ---------------------------------------------------------------- episodes
 
@@ -176,9 +150,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             episode = encoded(talk, inputs.speech)
             if config.sft.observed:
                 episode = all_sampled(episode)
-            each = self.trajectory(episode, number, 0, task)
-            facts = {**each.facts, SCRIPTED: True}
-            found.append(dataclasses.replace(each, facts=facts))
+            found.append(self.trajectory(episode, number, 0, task))
         return found
 
     def trajectory(
@@ -226,21 +198,83 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             starts = self.player.starts(tasks, 1, EVALUATED)
             return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
-        texts = TurnTexts(self.inputs.speech)
-
         def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
             return [
-                prediction_of(tasks[place], self.trajectory(each, place, 0, tasks[place]), texts)
+                self._prediction(tasks[place], self.trajectory(each, place, 0, tasks[place]))
                 for place, each in zip(places, episodes, strict=True)
             ]
 
         return ToolScores(tasks, play, self._rubric, config.eval.best_by, logged)
 
-    def _longest(self, stage: Stage) -> TokenEpisodes:
-        """A batch whose rows are as long as they may be; half of each is sampled."""
-        config, imitates = self.config, stage.kind == SFT
-        groups = config.sft.batch_size if imitates else config.train.batch_size
-        return self._arrays(self._full(stage, groups, config.sampling.room // 2, scripted=imitates))
+    # ---------------------------------------------------------------- predictions
+
+    @property
+    def asked(self) -> Sequence[ToolTask]:
+        """The questions that are scored."""
+        return self.inputs.dev
+
+    @staticmethod
+    def id_of(asked: ToolTask) -> str:
+        """The name of a question in a log."""
+        return asked.id
+
+    @property
+    def digest_of_asked(self) -> str:
+        """A digest of these questions."""
+        return fingerprint(self.inputs.dev)
+
+    def predict(
+        self,
+        params: Any,
+        tasks: Sequence[ToolTask],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        greedy: bool,
+        library: Library | None = None,
+    ) -> list[Prediction]:
+        """Episodes of some of the questions, those of a question side by side.
+
+        Args:
+            keys: uint32 `[task, draw, 2]`.
+            first: number of the first question.
+            greedy: the likeliest tokens.
+            library: what the tools read; None: what they read in training.
+        """
+        draws = keys.shape[1]
+        starts = [
+            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
+        ]
+        episodes = self.player.on_device(params, starts, stop, greedy=greedy, library=library)
+        rows = []
+        for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
+            number, draw = first + place // draws, place % draws
+            trajectory = self.trajectory(episode, number, draw, start.task)
+            rows.append(self._prediction(start.task, trajectory))
+        return rows
+
+    def _prediction(self, task: ToolTask, trajectory: TokenTrajectory) -> Prediction:
+        return Prediction(
+            id=task.id,
+            question=task.question,
+            answers=[*task.answers],
+            hops=task.hops,
+            draw=trajectory.member,
+            prediction=trajectory.facts.get("answer", ""),
+            reward=trajectory.parts.get(REWARD),
+            turns=self._texts.of(trajectory),
+            trajectory=trajectory.to_json(),
+        )
+
+    @cached_property
+    def _texts(self) -> TurnTexts:
+        return TurnTexts(self.inputs.speech)
+
+    # ---------------------------------------------------------------- batches
+
+    def _groups(self, stage: Stage) -> int:
+        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
 
     def _counted(self) -> dict[str, float]:
         counts = self.counted()
@@ -296,28 +330,29 @@ def open_system(
 
 def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
     """The stages of a config, in their order."""
-    width = model.loaded.model.trunk.config.hidden_size
-    return [make_stage(config, mesh, model, _rules(kind, config, width)) for kind in config.stages]
+    return [_stage(kind, config, mesh, model) for kind in config.stages]
 
 
-def _rules(kind: str, config: RlvrConfig, width: int) -> StageRules:
+def _stage(kind: str, config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
     algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
     optimizer = config.optimizer
     if kind == SFT:
         optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
     first = 0 if kind == SFT else config.sft_steps
-    schedule = learning_rate_schedule(optimizer)
-    # One state serves all stages, so all of them keep a reference if one needs it.
-    keeps = GRPO in config.stages and config.grpo.beta > 0
-    return StageRules(
-        kind=kind,
-        algorithm=algorithm,
-        parts=Parts(make_optimizer(optimizer), None, keeps, width),
-        # A part that groups must differ by is a second reward, of no weight.
-        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-        schedule=lambda step: schedule(step - first * algorithm.epochs),
+    return make_stage(
+        config,
+        mesh,
+        model,
+        kind,
+        algorithm,
+        optimizer=optimizer,
         make_update=make_token_update,
         first=first,
+        step_of=lambda step: step - first * algorithm.epochs,
+        # A part that groups must differ by is a second reward, of no weight.
+        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
+        # One state serves all stages, so all of them keep a reference if one needs it.
+        keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
     )
 
 
@@ -348,18 +383,3 @@ class TurnTexts:
 
     def _decoded(self, ids: list[int]) -> str:
         return self._speech.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def prediction_of(task: ToolTask, trajectory: TokenTrajectory, texts: TurnTexts) -> Prediction:
-    """The prediction of an episode."""
-    return Prediction(
-        id=task.id,
-        question=task.question,
-        answers=[*task.answers],
-        hops=task.hops,
-        draw=trajectory.member,
-        prediction=trajectory.facts.get("answer", ""),
-        reward=trajectory.parts.get(REWARD),
-        turns=texts.of(trajectory),
-        trajectory=trajectory.to_json(),
-    )

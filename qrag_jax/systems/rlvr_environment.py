@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,16 +29,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.environment_scores import EnvironmentScores
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.learners.token_update import TokenEpisodes
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
+from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
-from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import (
     Lost,
@@ -51,9 +50,7 @@ from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.step_log import Told
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.rlvr import TurnTexts, stages_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, EnvironmentConfig, RlvrConfig, load_config
 from qrag_jax.systems.served_policy import Versioned
@@ -62,10 +59,10 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
-    check_server,
     model_of,
 )
 
+TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
@@ -116,11 +113,6 @@ class EnvironmentInputs:
     dev: Tasks
     drawn: Drawn
     data: dict[str, str]
-
-    @property
-    def shown(self) -> Sequence[int]:
-        """The places in `dev` that are scored."""
-        return self.drawn.places
 
     @property
     def agent(self) -> Agent | None:
@@ -279,11 +271,8 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
         self.play_counts = PlayCounts()
         self._parts: dict[str, float] = {}  # means over the last batch
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
-        )
         self.line = (
-            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.shown)} scored "
+            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
             f"every {self.train.eval_every} steps; {config.train.steps} steps of GRPO by "
             f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
         )
@@ -293,17 +282,15 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         self.inputs.process.end()
         self._closing.close()
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
-        prompts = (
-            tuple(self.inputs.renderer.text(message) for message in messages)
-            for messages in self.inputs.about.prompts
-            if messages
-        )
-        check_server(self, prompts, stop)
-        config, done, pending = self.config, run.progress.batches or 0, run.progress.pending
-        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
-        return AgentExperience(order, self.playing(), self._counted, done, pending=pending)
+    def _openings(self) -> Iterator[Any]:
+        for messages in self.inputs.about.prompts:
+            if messages:
+                yield tuple(self.inputs.renderer.text(message) for message in messages)
+
+    @cached_property
+    def _order(self) -> QuestionOrder:
+        config = self.config
+        return QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -421,8 +408,9 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     def trajectory(self, episode: PlayedEpisode, place: int, member: int) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it failed."""
         ended = episode.ended
-        turns = sum(len(segment) for segment in episode.segments)
-        facts: dict[str, Any] = {"tally": {"turns": turns}, "cited": [], "seen": []}
+        turns = [turn for segment in episode.segments for turn in segment]
+        tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
+        facts: dict[str, Any] = {"tally": tally, "cited": [], "seen": []}
         parts: dict[str, float] = {}
         if isinstance(ended, Scored):
             parts = {_part(name): value for name, value in ended.parts.items()}
@@ -440,45 +428,82 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
             facts=facts,
         )
 
-    def prediction(
-        self, tasks: Tasks, place: int, trajectory: TokenTrajectory, texts: TurnTexts
-    ) -> Prediction:
-        """An episode as files of predictions have it."""
+    # ---------------------------------------------------------------- predictions
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The places of the tasks that are scored."""
+        return self.inputs.drawn.places
+
+    def id_of(self, asked: int) -> str:
+        """The name of a task in a log."""
+        return self.inputs.dev.name(asked)
+
+    @property
+    def digest_of_asked(self) -> str:
+        """Of the tasks, with the numbers of those that are scored."""
+        return f"{self.inputs.about.digest} {[*self.asked]}"
+
+    def predict(
+        self,
+        params: Any,
+        places: Sequence[int],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        greedy: bool,
+        library: None = None,
+    ) -> list[Prediction]:
+        """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
+        draws, rows = keys.shape[1], []
+        played = self.play(params, self.inputs.dev, places, keys, stop, greedy=greedy)
+        for number, episode in enumerate(played):
+            place, ended = places[number // draws], episode.ended
+            row = self._prediction(place, self.trajectory(episode, place, number % draws))
+            record: Mapping[str, Any] = (
+                ended.record
+                if isinstance(ended, Scored)
+                else {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
+            )
+            row.trajectory["facts"][TRACE] = json.dumps(record)
+            rows.append(row)
+        return rows
+
+    def _prediction(self, place: int, trajectory: TokenTrajectory) -> Prediction:
         return Prediction(
-            id=tasks.name(place),
-            question=self.inputs.question(tasks, place),
+            id=self.id_of(place),
+            question=self.inputs.question(self.inputs.dev, place),
             answers=[],
             hops=0,
             draw=trajectory.member,
             prediction="",
             reward=trajectory.parts.get(REWARD),
-            turns=texts.of(trajectory),
+            turns=self._texts.of(trajectory),
             trajectory=trajectory.to_json(),
         )
 
     @cached_property
+    def _texts(self) -> TurnTexts:
+        return TurnTexts(self.inputs.speech)
+
+    @cached_property
     def _scores(self) -> EnvironmentScores:
-        config, inputs = self.config, self.inputs
-        texts = TurnTexts(inputs.speech)
-
         def play(params: Any, stop: StopSignal) -> list[PlayedEpisode]:
-            keys = self._keys(EVALUATED, len(inputs.shown), 1)
-            greedy = config.eval.greedy
-            return self.play(params, inputs.dev, inputs.shown, keys, stop, greedy=greedy)
+            keys, greedy = self._keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
+            return self.play(params, self.inputs.dev, self.asked, keys, stop, greedy=greedy)
 
-        def logged(places: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
-            own = [inputs.shown[place] for place in places]
+        def logged(numbers: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
+            places = [self.asked[number] for number in numbers]
             return [
-                self.prediction(inputs.dev, place, self.trajectory(each, place, 0), texts)
-                for place, each in zip(own, episodes, strict=True)
+                self._prediction(place, self.trajectory(each, place, 0))
+                for place, each in zip(places, episodes, strict=True)
             ]
 
         return EnvironmentScores(play, logged)
 
-    def _longest(self, stage: Stage) -> TokenEpisodes:
-        """A batch whose rows are as long as they may be; half of each is sampled."""
-        config = self.config
-        return self._arrays(self._full(stage, config.train.batch_size, config.sampling.room // 2))
+    def _groups(self, stage: Stage) -> int:
+        return self.config.train.batch_size
 
     def _counted(self) -> dict[str, float]:
         counts = self.play_counts

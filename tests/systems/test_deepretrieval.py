@@ -200,7 +200,7 @@ def test_what_failed_has_no_reward(system: DeepRetrieval) -> None:
 
 def test_evaluation_is_of_what_is_found(system: DeepRetrieval) -> None:
     found, tasks = system.evaluate(system.first_state(), 0, STOP), system.inputs.dev
-    hits = system.episodes.searched(tasks, 100)
+    hits = system.episodes.originals.searched(tasks, 100)
     rankings = {f"{n}": [one.id for one in each] for n, each in enumerate(hits)}  # type: ignore[union-attr]
     qrels = {f"{n}": dict(each.grades) for n, each in enumerate(tasks)}
     for name, column in ranking_columns(rankings, qrels, system.config.eval.measures).items():

@@ -15,9 +15,8 @@ import pytest
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
-from qrag_jax.systems.deepretrieval_config import RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
-from qrag_jax.systems.rewrite_script import DroppedConfig, script_of_texts
+from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs, script_of_texts
 from tests.retrieval.web_service import pubmed_says, serving
 from tests.systems.corpora import (
     Judged,

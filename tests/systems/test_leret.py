@@ -29,7 +29,7 @@ from qrag_jax.systems.leret_config import (
     StagePlan,
     default_config,
 )
-from qrag_jax.systems.leret_experience import LessonExperience, Script
+from qrag_jax.systems.leret_inputs import Script
 from qrag_jax.systems.token_system import EVALUATED
 from tests.systems.leret_run import (
     FIRST_PAIRS,
@@ -152,7 +152,7 @@ def demonstrations(system) -> Script:
 @pytest.mark.parametrize("ways", ["styles", "bare"])
 def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways: str) -> None:
     with opened(small(tries__ways=ways, styles__marked=1.0), tmp_path / "run") as system:
-        experience, state = LessonExperience(system, 0), system.first_state()
+        experience, state = system.lessons(), system.first_state()
         blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
         speech = system.inputs.speech
         read = "".join(speech.text(row) for row in blocks.tokens)
@@ -165,7 +165,7 @@ def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
     for renamed in (0.0, 1.0):
         config = small(styles__renamed=renamed)
         with opened(config, tmp_path / f"run{renamed}") as system:
-            experience, state = LessonExperience(system, 0), system.first_state()
+            experience, state = system.lessons(), system.first_state()
             blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
             script = demonstrations(system)
             numbers = experience.samples[:, 0]
@@ -225,7 +225,9 @@ def knowing(state: Any, _: np.ndarray) -> str:
 def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None:
     config = few_shot(chat)
     with opened(config, tmp_path / "run") as system:
-        prompt = system.prompt(play_by(system, knowing))
+        assert system.maker is not None
+        system.maker.prompts(system.workdir, play_by(system, knowing))
+        prompt = system.prompt
         assert system.variants == (0, 1, 2)
         assert len(prompt.variants) == 2
         assert len(system.asked) == 3
@@ -238,29 +240,29 @@ def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None
         ]
         assert system.tries.variants == (0, 1, 2)
     with opened(config, tmp_path / "run") as system:
-        assert system.prompt(None).variants == prompt.variants  # nothing plays
+        assert system.prompt.variants == prompt.variants  # nothing plays
     file = tmp_path / "run" / "few_shot.json"
     saved = json.loads(file.read_text())
     file.write_text(json.dumps({**saved, "template": "another"}))
     with (
         opened(config, tmp_path / "run") as system,
-        pytest.raises(InputError, match="has examples for another prompt than the one in use"),
+        pytest.raises(InputError, match="few_shot"),
     ):
-        system.prompt(None)
+        _ = system.prompt
     file.write_text(json.dumps({**saved, "kept": []}))
     with (
         opened(config, tmp_path / "run") as system,
-        pytest.raises(InputError, match="are not finished, and the weights that make them are"),
+        pytest.raises(InputError, match="few_shot"),
     ):
-        system.prompt(None)
+        _ = system.prompt
 
 
 def test_no_full_credit_in_the_bootstrap(chat: Path, tmp_path: Path) -> None:
     with (
         opened(few_shot(chat), tmp_path / "run") as system,
-        pytest.raises(InputError, match="has full credit, so there is nothing to show; raise"),
+        pytest.raises(InputError, match="full credit"),
     ):
-        system.prompt(play_by(system, lambda *_: "xyzzy"))
+        system.maker.prompts(system.workdir, play_by(system, lambda *_: "xyzzy"))
 
 
 def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_experience import (
+from qrag_jax.systems.leret_pairs import (
     check_some,
     imitation_batch,
     lessons_of,

@@ -254,7 +254,8 @@ def rewritten(
     with open_rewriter(config, run, search=search, **how) as rewriter:
         weights = rewriter.weights(which)
         assert weights is not None
-        return rewriter.predict(weights, out, restart=restart)
+        rewriter.predict(weights, out, restart=restart)
+    return rewrite_log.read(out)
 
 
 def test_a_line_has_what_became_of_a_query(run: Path, listed: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
 from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
-from qrag_jax.systems.token_system import StageRules, make_stage
+from qrag_jax.systems.token_system import make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_rlvr as small
@@ -100,17 +100,19 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     system: Rlvr, algorithm: Any, divisor: float
 ) -> None:
     sampling = dataclasses.replace(system.config.sampling, temperature=0.1)
-    rules = StageRules(
-        kind="",
-        algorithm=algorithm,
-        parts=system.stages[0].parts,
-        weights=(1.0,),
-        schedule=lambda step: step,
+    config = dataclasses.replace(system.config, sampling=sampling)
+    stage = make_stage(
+        config,
+        system.mesh,
+        system.inputs.model,
+        "",
+        algorithm,
+        optimizer=system.config.optimizer,
         make_update=lambda policy: None,
         first=0,
+        step_of=lambda step: step,
+        weights=(1.0,),
     )
-    config = dataclasses.replace(system.config, sampling=sampling)
-    stage = make_stage(config, system.mesh, system.inputs.model, rules)
     hidden, head = np.eye(2, 8, dtype=np.float32), np.eye(3, 8, dtype=np.float32)
     found = ReadTokens(stage.policy.vocabulary)(hidden, head, (), np.array([0, 0]))
     expected = jax.nn.log_softmax(hidden @ head.T / divisor)[:, 0]
