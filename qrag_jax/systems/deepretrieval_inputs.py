@@ -51,6 +51,7 @@ from qrag_jax.systems.deepretrieval_config import (
     DroppedConfig,
     RewriteConfig,
 )
+from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
@@ -63,35 +64,29 @@ from qrag_jax.systems.query_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_system import model_of
+from qrag_jax.systems.token_system import check_room, model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
     """What a run reads.
 
     Attributes:
-        model: what is trained.
-        agent: the environment, which finds as many documents as rewards need.
-        library: what is searched; it keeps results.
-        speech: between text and ids.
+        agent: finds as many documents as rewards need.
+        library: keeps results.
         train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`.
         script: what is demonstrated; None: nothing is.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     agent: RewriteAgent
     library: KeptResults
-    speech: Speech
-    train: Sequence[RewriteTask]
-    dev: Sequence[RewriteTask]
+    train: Sequence[RewriteTask] = ()
+    dev: Sequence[RewriteTask] = ()
     test: Sequence[RewriteTask]
-    script: RewriteScript | None
-    data: dict[str, str]
+    script: RewriteScript | None = None
 
 
 def load_inputs(
@@ -332,22 +327,15 @@ def check_prompts(
 ) -> None:
     """Refuses queries whose prompt leaves an output no room."""
 
-    def tokens_of(task: RewriteTask) -> int:
-        return len(speech.scaffold.opening(agent.prompt.messages(task)))
-
     def size(task: RewriteTask) -> int:
         return len(task.question.encode())
 
-    most = config.sampling.room - config.writing.query_tokens
-    around = tokens_of(min(tasks, key=size))
+    shortest, tokens = min(tasks, key=size), config.writing.query_tokens
+    around = len(speech.scaffold.opening(agent.prompt.messages(shortest)))
     for task in tasks:
         # A token has a byte at least, so most queries need not be encoded.
-        if around + size(task) > most and (tokens := tokens_of(task)) > most:
-            raise InputError(
-                f"the prompt of query {task.id!r} has {tokens} tokens, an output may have "
-                f"{config.writing.query_tokens} (config.writing.query_tokens), and "
-                f"config.sampling.room is {config.sampling.room}; raise the room."
-            )
+        if around + size(task) + tokens > config.sampling.room:
+            check_room(config, speech, task.id, agent.prompt.messages(task), tokens)
 
 
 def fingerprint(tasks: Sequence[RewriteTask]) -> str:
@@ -380,7 +368,7 @@ def listed_inputs(
     kept = KeptResults(library, config.search.kept)
     digest = model_digest(model.folder, default_cache(), log)
     data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
-    return Inputs(model, agent, kept, speech, [], [], tasks, None, data)
+    return Inputs(model=model, agent=agent, library=kept, speech=speech, test=tasks, data=data)
 
 
 def _indexed(config: RewriteConfig, workdir: Path) -> Collections:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,24 +40,23 @@ _ADVICE = (
 )
 
 
-class Inputs(Protocol):
-    """What plays.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """What a run of a language model reads.
 
     Attributes:
-        model: samples.
+        model: what is trained.
         agent: the environment; None: it is played elsewhere, and the device alone is used.
         library: what is searched; None likewise.
         speech: between text and ids.
+        data: content keys.
     """
 
-    @property
-    def model(self) -> FirstLanguageModel: ...
-    @property
-    def agent(self) -> Agent | None: ...
-    @property
-    def library(self) -> Library | None: ...
-    @property
-    def speech(self) -> Speech: ...
+    model: FirstLanguageModel
+    agent: Agent | None = None
+    library: Library | None = None
+    speech: Speech
+    data: dict[str, str]
 
 
 @dataclasses.dataclass
@@ -78,7 +77,7 @@ class EpisodePlayer:
 
     config: TokenConfig
     section: str
-    inputs: Inputs
+    inputs: TokenInputs
     turn: int
     mesh: Mesh
     base: Params | None

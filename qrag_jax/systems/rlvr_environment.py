@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.tools.episode import Agent
 from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,
@@ -33,7 +32,6 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.predictions import Prediction
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
@@ -46,11 +44,12 @@ from qrag_jax.rollouts.played_units import (
     Scored,
     Unit,
 )
-from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
+from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.rlvr import TurnTexts, stages_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, EnvironmentConfig, RlvrConfig, load_config
 from qrag_jax.systems.served_policy import Versioned
@@ -89,40 +88,24 @@ class Tasks:
         return f"{self.split}-{self.number(place)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvironmentInputs:
-    """What a run reads.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentInputs(TokenInputs):
+    """What a run reads; the environment itself is played elsewhere.
 
     Attributes:
-        model: what is trained.
         process: has the environment.
         about: what it says of itself.
         renderer: between messages and ids.
-        speech: of turns, without tools.
         train, dev: tasks.
         drawn: those of `dev` that are scored.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
-    speech: Speech
     train: Tasks
     dev: Tasks
     drawn: Drawn
-    data: dict[str, str]
-
-    @property
-    def agent(self) -> Agent | None:
-        """The environment is played elsewhere."""
-        return None
-
-    @property
-    def library(self) -> Library | None:
-        """See `agent`."""
-        return None
 
     def question(self, tasks: Tasks, place: int) -> str:
         """The last text of a task's first messages, or its name if they are not known here."""
@@ -231,25 +214,20 @@ def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
 
 
 def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> None:
-    longest: tuple[int, Any] = 0, 0
     for number, messages in enumerate(about.prompts):
-        if not messages:
-            continue
         try:
-            ids = renderer.opening(messages, about.tools)
+            tokens = len(renderer.opening(messages, about.tools)) if messages else 0
         except TextLost as lost:
             raise InputError(
                 f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
                 f"model: {lost}."
             ) from None
-        longest = max(longest, (len(ids), number))
-    tokens, number = longest
-    if tokens >= config.sampling.room:
-        raise InputError(
-            f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} tokens, "
-            f"and config.sampling.room is {config.sampling.room}; raise it, up to the model's "
-            "positions."
-        )
+        if tokens >= config.sampling.room:
+            raise InputError(
+                f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} "
+                f"tokens, and config.sampling.room is {config.sampling.room}; raise it, up to the "
+                "model's positions."
+            )
 
 
 _ADVICE = (

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import parse_parts, read_part
-from qrag_jax.data.sample import Split
+from qrag_jax.data.sample import Sample, Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.documents import bridge_task, tasks_of
@@ -26,7 +24,6 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.own_documents import (
@@ -39,17 +36,19 @@ from qrag_jax.retrieval.own_documents import (
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
-from qrag_jax.rollouts.token_episodes import Library, Speech
+from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import model_of
+from qrag_jax.systems.token_system import check_room, model_of
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
 
 def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
@@ -82,8 +81,7 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
         tower = encoder.tower()
 
         def passages(texts: Sequence[str]) -> np.ndarray:
-            ids = encoder.tokenizer.encode(texts)
-            return tower([encoder.row(own).tolist() for own in ids])
+            return tower([encoder.row(ids).tolist() for ids in encoder.tokenizer.encode(texts)])
 
         return EmbeddingScorer(QuestionTower(encoder), KeptVectors(passages))
     return None
@@ -98,33 +96,22 @@ def _encoder(tools: ToolsConfig) -> PlainEncoder:
     return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
 
 
-_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
     """What a run reads.
 
     Attributes:
-        model: what is trained.
-        agent: the environment.
-        library: what its tools read.
-        speech: between text and ids.
         train, dev: the questions.
         drawn: of all evaluation questions, those of `dev`.
         demonstrated: the training questions that have demonstrations; () if none are imitated.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     agent: ToolAgent
     library: Library
-    speech: Speech
     train: Sequence[ToolTask]
     dev: Sequence[ToolTask]
     drawn: Drawn
     demonstrated: Sequence[BridgeQuestion]
-    data: dict[str, str]
 
 
 def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
@@ -133,7 +120,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     Args:
         trains: else there are no training questions.
     """
-    tools = config.tools
+    tools, asked = config.tools, config.questions
     agent = ToolAgent(
         prompts.load(tools.prompt),
         form=tools.form,
@@ -143,23 +130,22 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         most=tools.most,
     )
     library = open_library(config, mesh)
-    made = _Bridge(config, "train") if config.questions.train == BRIDGE else None
+    made = _made(config, "train") if asked.train == BRIDGE else None
     train: Sequence[ToolTask] = ()
     if trains:
-        train = made.tasks if made else _read(config, config.questions.train)
+        train = [*map(bridge_task, made)] if made else _read(config, asked.train)
+    of_dev = _made(config, "dev") if asked.dev == BRIDGE else None
     dev: Sequence[ToolTask]
-    if config.questions.dev == BRIDGE:
-        dev = _Bridge(config, "dev").tasks
-    else:
-        dev = _read(config, config.questions.dev)
+    dev = [*map(bridge_task, of_dev)] if of_dev else _read(config, asked.dev)
     train = _without(train, dev) if trains else train
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    texts = partial(_demonstrated_texts, config, agent, made.questions) if made else None
-    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
-    _check_prompts(config, agent, speech, (*train, *dev))
+    texts = partial(_demonstrated_texts, config, agent, made) if made else None
+    model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    longest = max((*train, *dev), key=lambda task: len(task.question))
+    check_room(config, speech, longest.id, agent.opening(longest.question), 1)
     shown = drawn([task.id for task in dev], config.eval)
     return Inputs(
         model=model,
@@ -169,7 +155,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         train=train,
         dev=[dev[number] for number in shown.places],
         drawn=shown,
-        demonstrated=made.questions if trains and made and SFT in config.stages else (),
+        demonstrated=made if trains and made and SFT in config.stages else (),
         data={
             "questions": fingerprint(train),
             DEV: fingerprint(dev),
@@ -180,26 +166,15 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Bridge:
+def _made(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
     """The questions that are made here."""
-
-    config: RlvrConfig
-    split: Split
-
-    @functools.cached_property
-    def questions(self) -> list[BridgeQuestion]:
-        given = self.config.questions
-        count = given.bridge_train if self.split == "train" else given.bridge_dev
-        return bridge_questions(given.bridge_seed, self.split, range(count))
-
-    @property
-    def tasks(self) -> list[ToolTask]:
-        return [bridge_task(question) for question in self.questions]
+    asked = config.questions
+    count = asked.bridge_train if split == "train" else asked.bridge_dev
+    return bridge_questions(asked.bridge_seed, split, range(count))
 
 
 def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples: list[Any] = []
+    samples: list[Sample] = []
     for part in parse_parts(text):
         found, report = read_part(part)
         samples += found
@@ -242,23 +217,10 @@ def _demonstrated_texts(
             yield said
 
 
-def _check_prompts(
-    config: RlvrConfig, agent: ToolAgent, speech: Speech, tasks: Sequence[ToolTask]
-) -> None:
-    longest = max(tasks, key=lambda task: len(task.question))
-    tokens = len(speech.scaffold.opening(agent.opening(longest.question)))
-    if tokens >= config.sampling.room:
-        raise InputError(
-            f"the prompt of question {longest.id!r} has {tokens} tokens, and config.sampling.room "
-            f"is {config.sampling.room}; raise it, or give a shorter config.tools.prompt."
-        )
-
-
 def fingerprint(tasks: Sequence[ToolTask]) -> str:
     """A digest of the questions, their gold answers and their documents."""
     digest = hashlib.sha256()
     for task in tasks:
-        # By name: a field that documents get later must not make earlier runs those of other data.
         documents = tuple((d.id, d.title, d.text, d.is_supporting) for d in task.documents)
         digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{documents}".encode())
     return digest.hexdigest()[:16]

@@ -67,8 +67,7 @@ from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.config import CAUSES
-from qrag_jax.systems.episode_player import EpisodePlayer
-from qrag_jax.systems.episode_player import Inputs as Played
+from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
@@ -193,21 +192,25 @@ def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Spee
     return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
 
 
+def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
+    """Refuses a prompt that leaves what is sampled no room.
+
+    Args:
+        name: of the question.
+        more: tokens that are sampled, at least.
+    """
+    tokens = len(speech.scaffold.opening(prompt))
+    if tokens + more > config.sampling.room:
+        raise InputError(
+            f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind it, "
+            f"and config.sampling.room is {config.sampling.room}; raise it, or shorten the prompt."
+        )
+
+
 _CHECKED = 8  # prompts by which a server that samples is checked
 WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-class TokenInputs(Played, Protocol):
-    """What is read here of a system's inputs.
-
-    Attributes:
-        data: content keys.
-    """
-
-    @property
-    def data(self) -> Mapping[str, str]: ...
 
 
 class Scores(Protocol):

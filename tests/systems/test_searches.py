@@ -35,7 +35,6 @@ from qrag_jax.systems.query_search import (
     RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
-    check_same_corpus,
     open_collections,
     open_query_search,
     open_remote,
@@ -183,21 +182,13 @@ def test_an_index_that_does_not_belong_to_its_corpus(
 
 def test_a_corpus_that_changes_between_two_openings(tmp_path: Path) -> None:
     folder = tmp_path / "search"
-    old = open_query_search(QUICK, PAGES, folder).corpus.digest
+    open_query_search(QUICK, PAGES, folder)
     changed = [*PAGES[:-1], PAGES[-1]._replace(text="another text")]
     for pages in (changed, PAGES[:-1], PAGES[::-1]):
         with pytest.raises(InputError, match=r"holds other passages than the questions bring now"):
             open_query_search(QUICK, pages, folder)
     with pytest.raises(InputError, match=r"was built with other settings of BM25 than"):
         open_query_search(dataclasses.replace(QUICK, b=0.5), PAGES, folder)
-    new = open_query_search(QUICK, changed, tmp_path / "other").corpus.digest
-    check_same_corpus(old, old)
-    with pytest.raises(InputError) as error:
-        check_same_corpus(old, new)
-    assert str(error.value).startswith(
-        "the corpus that is searched has changed since the run began (its digest was "
-        f"{old[:12]}, and is {new[:12]})"
-    )
 
 
 NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}
