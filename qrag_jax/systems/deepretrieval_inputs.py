@@ -107,10 +107,10 @@ def load_inputs(
         search: folder of corpora and indexes; None: the run's own.
     """
     queries, made = config.queries, MadeQueries(config)
-    train, dev = _split(config, made) if trains else ([], [])
-    tested = [] if test is None else _read(test, made.test)
+    folders = dict[str, Path]()
+    train, dev = _split(config, made, folders) if trains else ([], [])
+    tested = [] if test is None else _read(test, made.test, folders)
     named = {each.collection for each in (*train, *dev, *tested)}
-    folders = _folders((queries.train, queries.dev, test or ""))
     opened = partial(_opened, begun=search is not None or has_begun(workdir))
     library = opened(config, made, (named, folders), search or workdir / SEARCH)
     told = _digest(library, {each.collection for each in (*train, *dev)})
@@ -175,14 +175,16 @@ def _is_boolean(query: str) -> bool:
     return True
 
 
-def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask], list[RewriteTask]]:
+def _split(
+    config: RewriteConfig, made: MadeQueries, folders: dict[str, Path]
+) -> tuple[list[RewriteTask], list[RewriteTask]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
-    train = _read(queries.train, made.train)
+    train = _read(queries.train, made.train, folders)
     if queries.dev:
-        return train, _read(queries.dev, made.dev)
+        return train, _read(queries.dev, made.dev, folders)
     if queries.train == TALKATIVE:
-        return train, _read(TALKATIVE, made.dev)
+        return train, _read(TALKATIVE, made.dev, folders)
     if len(train) <= queries.held_out:
         raise InputError(
             f"config.queries.train has {len(train)} queries, of which config.queries.held_out, "
@@ -197,8 +199,14 @@ def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask],
     )
 
 
-def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]:
-    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
+def _read(
+    text: str, made: Callable[[], list[JudgedQuery]], folders: dict[str, Path]
+) -> list[RewriteTask]:
+    """The tasks of a dataset string, part by part: ids need be unique within a part alone.
+
+    Args:
+        folders: gets the folders of collections in BEIR's layout, by their names.
+    """
     if text == TALKATIVE:
         return [_task(each, _MADE) for each in made()]
     found = []
@@ -206,8 +214,18 @@ def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
         for report in reports:
             log(report.summary())
-        folder = Path(part.path).expanduser()
-        name = folder.resolve().name if queries.is_collection(folder) else ""
+        folder = Path(part.path).expanduser().resolve()
+        name = folder.name if queries.is_collection(folder) else ""
+        if name in (_MADE, OWN):
+            raise InputError(
+                f"{part.path} is a collection of the name {name}, which other passages of a run "
+                "have; rename the folder."
+            )
+        if name and folders.setdefault(name, folder) != folder:
+            raise InputError(
+                f"{folders[name]} and {folder} are collections of one name, {name}; rename a "
+                "folder."
+            )
         found += [_task(each, name) for each in read]
     return found
 
@@ -226,7 +244,7 @@ def _task(query: JudgedQuery, collection: str) -> RewriteTask:
 def _opened(
     config: RewriteConfig,
     made: MadeQueries,
-    given: tuple[set[str], dict[str, str]],
+    given: tuple[set[str], Mapping[str, Path]],
     folder: Path,
     *,
     begun: bool,
@@ -250,7 +268,7 @@ def _opened(
         if name == _MADE:
             wanted[name] = made.passages
         elif name:
-            wanted[name] = partial(passages_of, paths[name])
+            wanted[name] = partial(passages_of, str(paths[name]))
         elif not search.corpus and not search.index:
             raise InputError(
                 "queries in files of rows bring no documents; name the corpus that they are about "
@@ -267,34 +285,6 @@ def _digest(library: SearchLibrary, names: set[str]) -> str:
         return library.engine.digest
     found = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(names))
     return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
-
-
-def _folders(texts: Sequence[str]) -> dict[str, str]:
-    """The folders of collections by their names.
-
-    Args:
-        texts: dataset strings; "" names nothing.
-    """
-    found = dict[str, str]()
-    for text in texts:
-        if text in ("", TALKATIVE):
-            continue
-        for part in parse_parts(text, WITHOUT):
-            folder = Path(part.path).expanduser()
-            if not queries.is_collection(folder):
-                continue
-            name = folder.resolve().name
-            if name in (_MADE, OWN):
-                raise InputError(
-                    f"{part.path} is a collection of the name {name}, which other passages of a "
-                    "run have; rename the folder."
-                )
-            first = found.setdefault(name, part.path)
-            if Path(first).expanduser().resolve() != folder.resolve():
-                raise InputError(
-                    f"{first} and {part.path} are collections of one name, {name}; rename a folder."
-                )
-    return found
 
 
 def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:
@@ -375,11 +365,12 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
     """What the run has indexed, by the names of its collections."""
     found, search = {}, config.search
     if search.index:
-        found[""] = open_passages(search.of_index(search.index), _no_others, workdir)
+        found[""] = open_passages(search, _no_others, workdir)
     for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
         folder = path.parents[1]
         name = "" if folder.name == OWN else folder.name
-        found.setdefault(name, open_passages(search.of_index(""), _no_others, folder))
+        pooled = dataclasses.replace(search, index="", corpus="")
+        found.setdefault(name, open_passages(pooled, _no_others, folder))
     return Collections(found)
 
 
@@ -392,7 +383,7 @@ def on_corpora(
     field: str,
     library: SearchLibrary,
     search: RewriteSearchConfig,
-    folders: Mapping[str, str],
+    folders: Mapping[str, Path],
 ) -> list[RewriteTask]:
     """The tasks of which their collection has a relevant document; a service is not asked.
 
@@ -411,7 +402,7 @@ def on_corpora(
         judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
         needed = (document for each in judged for document, _ in each.grades)
         known = ids_in(library.by_name[name].corpus, needed)
-        origin = _origin(field, search, folders.get(name, ""))
+        origin = _origin(field, search, folders.get(name))
         found = check_in_corpus(judged, known, origin, search.max_missing_share)
         if found.summary:
             log(f"{name or 'queries'}: {found.summary}")
@@ -433,8 +424,8 @@ def check_depths(library: SearchLibrary, k: int) -> None:
             )
 
 
-def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:
-    """Of the queries of a folder in BEIR's layout; "": of those of files of rows."""
+def _origin(field: str, search: RewriteSearchConfig, folder: Path | None) -> Origin:
+    """Of the queries of a folder in BEIR's layout; None: of those of files of rows."""
     if folder:
         return Origin(
             field,

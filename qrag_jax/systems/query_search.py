@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from qrag_jax.data.files.corpora import read_corpus
 from qrag_jax.data.sample import Page
@@ -36,7 +37,8 @@ from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_f
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
 
-ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
+REMOTE = "remote"
+OWN = "own"  # folder of the collection without a name, which files of rows search
 _FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
 
 
@@ -44,6 +46,7 @@ _FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder
 class SearchFields:
     """What the sections `search` of query writers and rewriters share."""
 
+    ENGINES: ClassVar[tuple[str, ...]] = (BM25, SEMANTIC, HYBRID, BOOLEAN)
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
@@ -59,6 +62,26 @@ class SearchFields:
     stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
     stop_words: str = "english"  # words left out, those of a language; "": none
 
+    def __post_init__(self) -> None:
+        check_known("search", self, "engine", self.ENGINES)
+        check_share("search", self, "max_missing_share")
+        check_words("search", self)
+        if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
+            raise InputError(
+                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
+                "embeds in config.search.encoder, or use bm25."
+            )
+
+    @property
+    def words(self) -> BM25Config:
+        """How BM25 over pooled passages finds and weighs words."""
+        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+
+    @property
+    def of_quotes(self) -> bool:
+        """Whether ``TeX'' quotes in passages become "straight" ones."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig(SearchFields):
@@ -69,25 +92,43 @@ class SearchConfig(SearchFields):
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
 
     def __post_init__(self) -> None:
-        check_known("search", self, "engine", ENGINES)
+        super().__post_init__()
         check_known("search", self, "gold_by", KEYS)
-        check_share("search", self, "max_missing_share")
-        check_words("search", self)
-        if self.engine not in OF_WORDS and not self.encoder:
-            raise InputError(
-                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
-                "embeds in config.search.encoder, or use bm25."
-            )
-        if self.engine in OF_WORDS and self.encoder:
-            raise InputError(
-                f"config.search.encoder is {self.encoder}, but the engine {self.engine} compares "
-                "words; leave it empty, or use semantic or hybrid."
-            )
 
     @property
-    def words(self) -> BM25Config:
-        """How BM25 over pooled passages finds and weighs words."""
-        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+    def of_quotes(self) -> bool:
+        """See `SearchFields`."""
+        return self.clean
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteSearchConfig(SearchFields):
+    """Section `search`: what queries find."""
+
+    ENGINES: ClassVar[tuple[str, ...]] = (*SearchFields.ENGINES, REMOTE)
+    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
+    # OR, NOT, parentheses and phrases; remote asks the service of section engine
+    engine: str = BM25
+    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
+    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
+    corpus: str = ""
+    index: str = ""  # see corpus
+    # Queries of which the corpus may lack every relevant document, a share; above it the run is
+    # refused
+    max_missing_share: float = 0.1
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str = ""
+    stop_words: str = ""
+    kept: int = 100_000  # results of searches that are kept in memory
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("search", self, kept=0)
+        if self.corpus and self.index:
+            raise InputError(
+                "config.search.corpus and config.search.index are both given; leave one empty."
+            )
 
 
 def open_query_search(
@@ -118,7 +159,7 @@ def open_query_search(
 
 
 def open_passages(
-    config: SearchConfig,
+    config: SearchFields,
     given: Callable[[], Sequence[Passage] | None],
     folder: Path,
     stop: StopSignal | None = None,
@@ -140,7 +181,7 @@ def open_passages(
         if config.engine not in OF_WORDS:
             _index_vectors(encoder, folder, stop)
     where = config.index or str(folder)
-    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.clean)
+    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.of_quotes)
     library.corpus.check_content()
     return library
 
@@ -173,7 +214,7 @@ def _same(stored: StoredCorpus, passages: Sequence[Passage]) -> bool:
     return len(stored) == len(passages) and all(a == b for a, b in zip(stored, passages))
 
 
-def _index_words(config: SearchConfig, folder: Path, *, begun: bool) -> None:
+def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
     stored = StoredCorpus(folder / CORPUS)
     kind: type[BM25Index | BooleanIndex] = BM25Index
     own = folder / BM25
@@ -196,54 +237,6 @@ def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None)
     if not vectors_are_finished(folder):
         own = PassageEncoder.of_folder(encoder.path, encoder.config)
     index_corpus(None, folder, own, IndexSettings(), stop)
-
-
-REMOTE = "remote"
-OWN = "own"  # folder of the collection without a name, which files of rows search
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteSearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
-    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
-    # OR, NOT, parentheses and phrases; remote asks the service of section engine
-    engine: str = BM25
-    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
-    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
-    corpus: str = ""
-    index: str = ""  # see corpus
-    # Queries of which the corpus may lack every relevant document, a share; above it the run is
-    # refused
-    max_missing_share: float = 0.1
-    k1: float = 0.9
-    b: float = 0.4
-    stemmer: str = ""
-    stop_words: str = ""
-    kept: int = 100_000  # results of searches that are kept in memory
-
-    def __post_init__(self) -> None:
-        check_known("search", self, "engine", (*ENGINES, REMOTE))
-        check_words("search", self)
-        if self.corpus and self.index:
-            raise InputError(
-                "config.search.corpus and config.search.index are both given; leave one empty."
-            )
-        check_least("search", self, kept=0)
-        if self.engine == REMOTE:
-            if self.corpus or self.index or self.encoder:
-                raise InputError(
-                    f"config.search.engine is {REMOTE!r}, which searches no corpus of yours; leave "
-                    "config.search.corpus, index and encoder empty."
-                )
-            check_share("search", self, "max_missing_share")
-        else:
-            self.of_index("")
-
-    def of_index(self, index: str) -> SearchConfig:
-        """The same for one index; "": a corpus in the run's folder."""
-        names = (field.name for field in dataclasses.fields(SearchFields))
-        return SearchConfig(**{name: getattr(self, name) for name in names} | {"index": index})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,10 +308,9 @@ def open_collections(
     """
     found = {}
     for name, passages in wanted.items():
-        index = config.index if not name else ""
-        own = folder / (name or OWN)
-        listed, of_index = partial(_listed, passages), config.of_index(index)
-        found[name] = open_passages(of_index, listed, own, stop, begun=begun)
+        of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
+        listed = partial(_listed, passages)
+        found[name] = open_passages(of_index, listed, folder / (name or OWN), stop, begun=begun)
     return Collections(found)
 
 
