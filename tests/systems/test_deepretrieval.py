@@ -106,6 +106,7 @@ def test_stages_follow_each_other_with_moments_and_a_critic_of_their_own(both: A
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {"ppo__critic": "none", "ppo__kl": 0.0},
+    "several": {"ppo__epochs": 2, "ppo__minibatches": 2},
     "grpo": {"algorithm": "grpo", "grpo__beta": 0.1},
     "adapters": {"model__lora__rank": 4},
 }

@@ -204,17 +204,12 @@ CONFIG = FewShotConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def speech_prompts(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm") / "model")
-
-
 class Model:
     """Knows what to write, the better the more its prompt shows of question 1; may be stopped."""
 
-    def __init__(self, speech_prompts: Speech, stop_at: int = 0) -> None:
+    def __init__(self, speech: Speech, stop_at: int = 0) -> None:
         self.speech, self.stop_at, self.calls = (
-            speech_prompts,
+            speech,
             stop_at,
             list[tuple[str, list[str]]](),
         )
@@ -245,10 +240,8 @@ def maker(config: FewShotConfig = CONFIG) -> PromptMaker:
     return PromptMaker(config, BARE, STATES, split, hops, BY_PASSAGE)
 
 
-def test_the_best_prompts_on_questions_held_out_are_kept(
-    speech_prompts: Speech, tmp_path: Path
-) -> None:
-    model = Model(speech_prompts)
+def test_the_best_prompts_on_questions_held_out_are_kept(speech: Speech, tmp_path: Path) -> None:
+    model = Model(speech)
     found = maker().prompts(tmp_path, model)
     assert model.calls[0] == ("bare", ["q0", "q1", "q2"])
     assert model.calls[1] == ("bare", ["q0", "q1", "q2"])
@@ -264,19 +257,19 @@ def test_the_best_prompts_on_questions_held_out_are_kept(
     assert saved["kept"] == [each.name for each in found]
 
 
-def test_a_later_round_is_played_by_the_best_prompt(speech_prompts: Speech, tmp_path: Path) -> None:
+def test_a_later_round_is_played_by_the_best_prompt(speech: Speech, tmp_path: Path) -> None:
     two = maker(dataclasses.replace(CONFIG, rounds=2))
-    whole, made_in = Model(speech_prompts), tmp_path / "whole"
+    whole, made_in = Model(speech), tmp_path / "whole"
     made_in.mkdir()
     found = two.prompts(made_in, whole)
     name, ids = whole.calls[10]
     assert (name, ids) == (found[0].name, ["q0", "q1", "q2"])
-    broken = Model(speech_prompts, stop_at=13)
+    broken = Model(speech, stop_at=13)
     with pytest.raises(Stopped):
         two.prompts(tmp_path, broken)
     with pytest.raises(InputError, match=r"few_shot\.json"):
         kept_prompts(tmp_path, BARE)
-    again = Model(speech_prompts)
+    again = Model(speech)
     assert two.prompts(tmp_path, again) == found
     assert again.calls == whole.calls[10:]  # the first round is not played again
 
@@ -288,11 +281,6 @@ SHOWN = {StateKey(0, 1, 0): STATE, StateKey(3, 2, 0): LATER.asked_by(1)}
 
 
 FIRST, SECOND = SHOWN
-
-
-@pytest.fixture(scope="module")
-def speech_lessons(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm") / "model")
 
 
 def query(at: StateKey, *ids: int, reward: float = 0.5) -> Try:
@@ -309,15 +297,13 @@ def state(at: StateKey, *ids: tuple[int, ...], pairs=(), target: int | None = No
     )
 
 
-def test_queries_are_learned_behind_the_bare_prompt(speech_lessons: Speech) -> None:
+def test_queries_are_learned_behind_the_bare_prompt(speech: Speech) -> None:
     states = [
         state(FIRST, (5, 6, 1), (7, 1), (8, 1), pairs=[(2, 0, 1.0), (1, 0, 0.25)], target=2),
         state(SECOND, (9, 1), (4, 4, 1), pairs=[(1, 0, 1.0)]),
     ]
-    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
-    openings = [
-        speech_lessons.scaffold.opening(PROMPT_LESSONS.messages(each)) for each in (STATE, LATER)
-    ]
+    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech)
+    openings = [speech.scaffold.opening(PROMPT_LESSONS.messages(each)) for each in (STATE, LATER)]
     (best,) = found.imitated
     assert best.question == 0
     ((turn,),) = (best.best,)
@@ -336,17 +322,17 @@ def test_queries_are_learned_behind_the_bare_prompt(speech_lessons: Speech) -> N
     assert found.too_long == 0
 
 
-def test_batches(speech_lessons: Speech) -> None:
+def test_batches(speech: Speech) -> None:
     states = [state(FIRST, (5, 6, 1), (7, 1), pairs=[(1, 0, 1.0)], target=1)]
-    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
-    opening = speech_lessons.scaffold.opening(PROMPT_LESSONS.messages(STATE)).tolist()
-    batch = pairs_batch(found.pairs, speech_lessons.room)
+    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech)
+    opening = speech.scaffold.opening(PROMPT_LESSONS.messages(STATE)).tolist()
+    batch = pairs_batch(found.pairs, speech.room)
     rows = [batch.tokens[n, : batch.lengths[n]].tolist() for n in range(2)]
     assert rows == [[*opening, 7, 1], [*opening, 5, 6, 1]]
     assert batch.episode[:2].tolist() == [0, 1]
     assert (batch.leader[1], batch.shared[1]) == (0, len(opening))
     assert batch.loss_mask.sum(axis=1).tolist()[:2] == [2, 3]
-    one = imitation_batch([each.best for each in found.imitated], speech_lessons.room)
+    one = imitation_batch([each.best for each in found.imitated], speech.room)
     assert one.tokens[0, : one.lengths[0]].tolist() == [*opening, 7, 1]
     assert one.loss_mask.sum() == 2
 

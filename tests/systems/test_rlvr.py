@@ -282,13 +282,6 @@ def test_every_part_of_a_task_counts() -> None:
     assert fingerprint(list(TASKS)) in found
 
 
-def test_it_stays_that_of_earlier_runs() -> None:
-    # Taken from the code before documents had scores: a run of then goes on now.
-    assert fingerprint(TASKS) == "f5abe477aa331619"
-    scored = tuple(each._replace(score=1.0) for each in TASKS[1].documents)
-    assert fingerprint(changed(documents=scored)) == "f5abe477aa331619"
-
-
 GOLD = "p4"
 
 
@@ -309,13 +302,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     index_corpus(source, both, None, IndexSettings(engine=BM25))
     index_corpus(source, words, None, IndexSettings(engine=BM25))
     return {"tower": str(tower), "both": str(both), "words": str(words)}
-
-
-def config(**tools: Any) -> RlvrConfig:
-    made = default_config()
-    made.stages = ("grpo",)
-    made.tools.update(**tools)
-    return RlvrConfig.of(made)
 
 
 def searching(**tools: Any) -> Any:
