@@ -7,38 +7,50 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
+from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.feedback.rewrite_guards import (
+    GUARD_MEASURES,
+    TELL,
+    Guards,
+    GuardsConfig,
+    guard_measures,
+)
+from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
 from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
+from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems.deepretrieval_config import (
     FREE_FIELDS,
     PATHS,
@@ -48,13 +60,8 @@ from qrag_jax.systems.deepretrieval_config import (
     RewriteConfig,
     load_config,
 )
-from qrag_jax.systems.deepretrieval_episodes import (
-    GuardedExperience,
-    RewriteEpisodes,
-    RewriteGuard,
-)
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.query_search import REMOTE
+from qrag_jax.systems.query_search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,
@@ -64,6 +71,281 @@ from qrag_jax.systems.token_system import (
     imitation_optimizer,
     make_stage,
 )
+
+Found = tuple[Document, ...] | Failure
+
+
+class _Search(NamedTuple):
+    """A search as `Patience` takes it."""
+
+    ended: Found
+
+
+@dataclasses.dataclass
+class OriginalQueries:
+    """Searches original queries.
+
+    Attributes:
+        search: (tasks, k, queries) → what the queries find, best first.
+        reward: measures what is found.
+        attempts: a search that fails is done again, so often in all.
+    """
+
+    search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
+    reward: RewriteReward
+    attempts: int
+
+    def __post_init__(self) -> None:
+        # By the whole task: ids are unique within a part of the data alone.
+        self._measures: dict[RewriteTask, float] = {}
+
+    def found(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
+        """What each task's original query finds, best first; few of the searches have failed.
+
+        Args:
+            patience: says how many may fail; its `broken` is `Failure`.
+        """
+        if not tasks:
+            return []
+        played = patience.play(tasks, lambda some: [*map(_Search, self.searched(some, k))])
+        return [each.ended for each in played]
+
+    def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
+        """The reward's measure of what each task's original query finds; it is kept."""
+        new = [each for each in dict.fromkeys(tasks) if each not in self._measures]
+        failed: dict[RewriteTask, Failure] = {}
+        for task, found in zip(new, self.found(new, self.reward.config.k, patience), strict=True):
+            if isinstance(found, Failure):
+                failed[task] = found
+            else:
+                self._measures[task] = self.reward.measure(task, found)
+        return [failed[each] if each in failed else self._measures[each] for each in tasks]
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+    ) -> list[Found]:
+        """What queries find, best first; those that fail are searched for again.
+
+        Args:
+            queries: None: the original ones.
+        """
+        texts = [each.question for each in tasks] if queries is None else queries
+        found = self.search(tasks, k, texts)
+        for _ in range(self.attempts - 1):
+            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
+            if not failed:
+                break
+            again = self.search([tasks[n] for n in failed], k, [texts[n] for n in failed])
+            for place, each in zip(failed, again, strict=True):
+                found[place] = each
+        return found
+
+
+class RewriteEpisodes:
+    """Makes trajectories of the queries of a run."""
+
+    def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
+        self.reward = RewriteReward(config.reward, _entries(config, inputs))
+        self._config, self._inputs = config, inputs
+        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
+
+    def imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
+        """The demonstrations of a step of the stage script, of these queries."""
+        config, inputs, found = self._config, self._inputs, []
+        assert inputs.script is not None
+        for place, number in enumerate(numbers):
+            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
+            talk = Talk(
+                Rewritten(answer=shown.query),
+                ((inputs.agent.prompt.messages(shown.task), shown.query),),
+            )
+            episode = encoded(talk, inputs.speech)
+            if config.script.observed:
+                episode = all_sampled(episode)
+            found.append(
+                TokenTrajectory(
+                    question=number,
+                    member=0,
+                    attempt=1,
+                    segments=episode.segments,
+                    status=DONE,
+                    parts={REWARD: 0.0},
+                    facts={},
+                )
+            )
+        return found
+
+    def trajectories(
+        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int], patience: Patience
+    ) -> list[TokenTrajectory]:
+        """Played episodes with their rewards.
+
+        Args:
+            episodes: as many of each query, which are neighbours.
+            numbers: of the training queries.
+            patience: with searches of original queries; its `broken` is `Failure`.
+        """
+        members = len(episodes) // max(len(numbers), 1)
+        tasks = [self._inputs.train[number] for number in numbers]
+        originals = self.originals.measures(tasks, patience)
+        return [
+            self.trajectory(
+                episode,
+                (numbers[place // members], place % members),
+                tasks[place // members],
+                originals[place // members],
+            )
+            for place, episode in enumerate(episodes)
+        ]
+
+    def trajectory(
+        self,
+        episode: TokenEpisode,
+        of: tuple[int, int],
+        task: RewriteTask,
+        original: float | Failure,
+    ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it, or the original, failed.
+
+        Args:
+            of: numbers of its query, and of it among the episodes of this query.
+        """
+        ended, status, parts = episode.ended, episode.status, {}
+        if isinstance(original, Failure):
+            status = original.cause
+        elif isinstance(ended, Rewritten):
+            parts = self.reward.of(task, ended, original)
+        return TokenTrajectory(
+            question=of[0],
+            member=of[1],
+            attempt=episode.attempts,
+            segments=episode.segments,
+            status=status,
+            parts=parts,
+            facts=facts_of(ended),
+        )
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
+    ) -> list[tuple[Document, ...] | Failure]:
+        """What queries find, best first."""
+        looks = [Look(one_line(query), k) for query in queries]
+        return self._inputs.library.look([*zip(tasks, looks, strict=True)])
+
+    def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+        """Means of the guards' measures of the queries, and of the parts of rewards."""
+        shapes = []
+        for each in trajectories:
+            if query := each.facts.get("answer"):
+                task = self._inputs.train[each.question]
+                shapes.append(guard_measures(task.question, query, task.answers))
+        return {
+            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
+            for name in GUARD_MEASURES
+        } | _parts_of(trajectories)
+
+
+def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
+    """Of the collections of the training queries; none unless reading costs."""
+    library = inputs.library.library
+    if not config.reward.reading_cost or not isinstance(library, Collections):
+        return {}
+    names = {task.collection for task in inputs.train}
+    return {
+        name: Entries.of(passage.whole for passage in own.corpus)
+        for name, own in library.by_name.items()
+        if name in names
+    }
+
+
+def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+    """Means of the parts of rewards but the reward itself, over the episodes that have them."""
+    rows = [each.parts for each in trajectories if each.parts]
+    names = [name for name in (rows[0] if rows else {}) if name != REWARD]
+    return {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in names}
+
+
+_GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
+
+
+class RewriteGuard:
+    """Looks at updates; see `feedback.rewrite_guards`.
+
+    Attributes:
+        ended: why the training ends before its next update; "": it goes on.
+    """
+
+    def __init__(self, config: GuardsConfig) -> None:
+        self.ended = ""
+        self._config, self._guards = config, Guards(config)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that it looks at."""
+        return self._config.metrics
+
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Looks at one update, and settles what happens."""
+        told = self._guards.look(metrics)
+        if told is None:
+            return
+        if self._config.action == TELL:
+            log(f"guard: {told}")
+        else:
+            self.ended = (
+                f"{told} The training ends here, as config.guards.action says; the best checkpoint "
+                "is kept. To go on all the same, raise the limit and give the same command."
+            )
+
+    def state(self) -> dict[str, Any]:
+        """All that it remembers, as JSON has it."""
+        return {"counts": self._guards.state()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._guards.restore(saved["counts"])
+
+
+class GuardedExperience(AgentExperience):
+    """An experience that a guard may end; its position has the guard's state, too.
+
+    Args:
+        guard: restored from `position`.
+        position: what `position` gave of the batches that were learned from; None: nothing was.
+        pending: see `AgentExperience`.
+    """
+
+    def __init__(
+        self,
+        order: Any,
+        playing: Playing,
+        counts: Callable[[], dict[str, float]],
+        guard: RewriteGuard,
+        *,
+        position: Any = None,
+        pending: Sequence[Any] = (),
+    ) -> None:
+        self._guard = guard
+        if position:
+            guard.restore(position[_GUARD])
+        done = int(position[_BATCHES]) if position else 0
+        super().__init__(order, playing, counts, done, pending=pending)
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
+        """See `AgentExperience`.
+
+        Raises:
+            EndedEarly: the guard ends the training.
+            Stopped: as there.
+        """
+        if self._guard.ended:
+            raise EndedEarly(self._guard.ended)
+        return super().next(state, number, stop)
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """See `AgentExperience`."""
+        batches, pending = super().position()
+        return {_BATCHES: batches, _GUARD: self._guard.state()}, pending
 
 
 @dataclasses.dataclass

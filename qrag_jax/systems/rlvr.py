@@ -7,9 +7,11 @@ imitation may come before that of rewards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -18,10 +20,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
+from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.sample import Sample, Split
+from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import bridge_task
+from qrag_jax.environments.tools.documents import bridge_task, tasks_of
 from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
@@ -30,28 +37,237 @@ from qrag_jax.feedback.rubric import score
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import TokenEpisodes, make_token_update, token_episodes
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.opening import BM25
+from qrag_jax.retrieval.own_documents import (
+    EmbeddingScorer,
+    EndpointScorer,
+    KeptVectors,
+    OwnRetriever,
+    Scorer,
+)
 from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
+from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run, log
-from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_inputs import Inputs, fingerprint, load_inputs, told_documents
+from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems.episode_player import TokenInputs
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
+from qrag_jax.systems.rlvr_config import (
+    FREE_FIELDS,
+    GRPO,
+    PATHS,
+    SFT,
+    RlvrConfig,
+    ToolsConfig,
+    load_config,
+)
+from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,
     Opening,
     Stage,
     StagedOrder,
+    check_room,
     imitation_optimizer,
     make_stage,
+    model_of,
 )
+
+_WAIT = 60.0  # seconds that a search waits for a rerank service that is down
+_FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
+
+
+def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
+    """What the tools read."""
+    tools = config.tools
+    if tools.corpus:
+        if tools.rerank_url:
+            raise InputError(
+                "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
+                "use config.tools.encoder or the retriever bm25, and leave the URL empty."
+            )
+        clean = config.tasks.clean
+        return open_corpus(tools.corpus, tools.retriever, _encoder(tools), _FIELDS, clean=clean)
+    return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
+
+
+def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
+    """The scorer that the config names; None if it names none."""
+    if tools.encoder and tools.rerank_url:
+        raise InputError(
+            "config.tools.encoder and config.tools.rerank_url both name what scores documents; "
+            "leave one of them empty."
+        )
+    if tools.rerank_url:
+        prefix = "config.tools.rerank_"
+        config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
+        return EndpointScorer(Client(config))
+    if tools.encoder:
+        encoder = PassageEncoder.of_folder(tools.encoder, _encoder(tools).config, mesh)
+        tower = encoder.tower()
+
+        def passages(texts: Sequence[str]) -> np.ndarray:
+            return tower([encoder.row(ids).tolist() for ids in encoder.tokenizer.encode(texts)])
+
+        return EmbeddingScorer(QuestionTower(encoder), KeptVectors(passages))
+    return None
+
+
+def told_documents(tools: ToolsConfig) -> str:
+    """What the tools read, in words."""
+    return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
+
+
+def _encoder(tools: ToolsConfig) -> PlainEncoder:
+    return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
+    """What a run reads.
+
+    Attributes:
+        train, dev: the questions.
+        drawn: of all evaluation questions, those of `dev`.
+        demonstrated: the training questions that have demonstrations; () if none are imitated.
+    """
+
+    agent: ToolAgent
+    library: Library
+    train: Sequence[ToolTask]
+    dev: Sequence[ToolTask]
+    drawn: Drawn
+    demonstrated: Sequence[BridgeQuestion]
+
+
+def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+    """Reads the questions, prepares the model, and cuts its chat template.
+
+    Args:
+        trains: else there are no training questions.
+    """
+    tools, asked = config.tools, config.questions
+    agent = ToolAgent(
+        prompts.load(tools.prompt),
+        form=tools.form,
+        tools=tools.tools,
+        max_turns=tools.max_turns,
+        top_n=tools.top_n,
+        most=tools.most,
+    )
+    library = open_library(config, mesh)
+    made = _made(config, "train") if asked.train == BRIDGE else None
+    train: Sequence[ToolTask] = ()
+    if trains:
+        train = [*map(bridge_task, made)] if made else _read(config, asked.train)
+    of_dev = _made(config, "dev") if asked.dev == BRIDGE else None
+    dev: Sequence[ToolTask]
+    dev = [*map(bridge_task, of_dev)] if of_dev else _read(config, asked.dev)
+    train = _without(train, dev) if trains else train
+    corpus = library.corpus if isinstance(library, CorpusLibrary) else None
+    if corpus is not None:
+        train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
+
+    texts = partial(_demonstrated_texts, config, agent, made) if made else None
+    model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    longest = max((*train, *dev), key=lambda task: len(task.question))
+    check_room(config, speech, longest.id, agent.opening(longest.question), 1)
+    shown = drawn([task.id for task in dev], config.eval)
+    return Inputs(
+        model=model,
+        agent=agent,
+        library=library,
+        speech=speech,
+        train=train,
+        dev=[dev[number] for number in shown.places],
+        drawn=shown,
+        demonstrated=made if trains and made and SFT in config.stages else (),
+        data={
+            "questions": fingerprint(train),
+            DEV: fingerprint(dev),
+            "model": model_digest(model.folder, default_cache(), log),
+            "prompt": agent.prompt.fingerprint,
+        }
+        | ({} if corpus is None else {"corpus": corpus.digest}),
+    )
+
+
+def _made(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
+    """The questions that are made here."""
+    asked = config.questions
+    count = asked.bridge_train if split == "train" else asked.bridge_dev
+    return bridge_questions(asked.bridge_seed, split, range(count))
+
+
+def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
+    samples: list[Sample] = []
+    for part in parse_parts(text):
+        found, report = read_part(part)
+        samples += found
+        log(f"{part.path}: {report}")
+    return tasks_of(samples, config.tasks)
+
+
+def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTask]:
+    """The training questions that are not evaluated on."""
+    asked = {task.question for task in dev}
+    kept = [task for task in train if task.question not in asked]
+    if not kept:
+        raise InputError(
+            "config.questions.train and config.questions.dev name the same questions, so none is "
+            "left to train on; name other parts."
+        )
+    return kept
+
+
+def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
+    found = on_corpus(tasks, corpus)
+    if without := sum(not task.gold_ids for task in found):
+        log(
+            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
+            "their recall counts as 0, and citations as right"
+        )
+    return found
+
+
+def _demonstrated_texts(
+    config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
+) -> Iterator[str]:
+    """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
+    library = OwnLibrary(OwnRetriever(BM25))
+    for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
+        choices = draw_choices(config.demonstrations, config.seed, number)
+        script = Demonstration(question, choices, config.tools.form)
+        for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
+            yield from (text for _, text in messages)
+            yield said
+
+
+def fingerprint(tasks: Sequence[ToolTask]) -> str:
+    """A digest of the questions, their gold answers and their documents."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        documents = tuple((d.id, d.title, d.text, d.is_supporting) for d in task.documents)
+        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{documents}".encode())
+    return digest.hexdigest()[:16]
+
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 

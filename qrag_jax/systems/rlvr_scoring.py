@@ -32,10 +32,9 @@ from qrag_jax.rollouts.trajectories import TRUNCATED
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr import Rlvr, load_inputs, open_library
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
 from qrag_jax.systems.rlvr_environment import TRACE, EnvironmentRlvr, load_environment
-from qrag_jax.systems.rlvr_inputs import load_inputs, open_library
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,

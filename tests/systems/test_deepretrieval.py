@@ -24,9 +24,8 @@ from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.systems.deepretrieval import DeepRetrieval, RewriteEpisodes
 from qrag_jax.systems.deepretrieval_config import EvalConfig, RewriteConfig, default_config
-from qrag_jax.systems.deepretrieval_episodes import RewriteEpisodes
 from qrag_jax.systems.query_search import Collections
 from tests.systems.small_runs import opened_run
 from tests.systems.small_runs import small_deepretrieval as small

@@ -17,7 +17,7 @@ from qrag_jax.rollouts import patient_play
 from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval_episodes import (
+from qrag_jax.systems.deepretrieval import (
     Found,
     GuardedExperience,
     OriginalQueries,

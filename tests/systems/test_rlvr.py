@@ -31,9 +31,8 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems import rlvr
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr import Rlvr, fingerprint, open_library
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
-from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
 from qrag_jax.systems.token_system import make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
