@@ -87,8 +87,6 @@ class OriginalQueries:
 
     Attributes:
         search: (tasks, k, queries) → what the queries find, best first.
-        reward: measures what is found.
-        attempts: a search that fails is done again, so often in all.
     """
 
     search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
@@ -100,11 +98,7 @@ class OriginalQueries:
         self._measures: dict[RewriteTask, float] = {}
 
     def found(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
-        """What each task's original query finds, best first; few of the searches have failed.
-
-        Args:
-            patience: says how many may fail; its `broken` is `Failure`.
-        """
+        """What each task's original query finds, best first; few of the searches have failed."""
         if not tasks:
             return []
         played = patience.play(tasks, lambda some: [*map(_Search, self.searched(some, k))])
@@ -182,8 +176,6 @@ class RewriteEpisodes:
 
         Args:
             episodes: as many of each query, which are neighbours.
-            numbers: of the training queries.
-            patience: with searches of original queries; its `broken` is `Failure`.
         """
         members = len(episodes) // max(len(numbers), 1)
         tasks = [self._inputs.train[number] for number in numbers]
@@ -310,9 +302,7 @@ class GuardedExperience(AgentExperience):
     """An experience that a guard may end; its position has the guard's state, too.
 
     Args:
-        guard: restored from `position`.
         position: what `position` gave of the batches that were learned from; None: nothing was.
-        pending: see `AgentExperience`.
     """
 
     def __init__(
@@ -467,7 +457,6 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         """Plays queries for evaluation; they find as many documents as its measures need.
 
         Args:
-            greedy: the likeliest tokens.
             stream: another one has other draws.
         """
         agent = agent_of(self.config, self.config.eval.depth)

@@ -213,11 +213,7 @@ PATHS = ("queries.train", "queries.dev", "search.corpus", "model.path")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewriteConfig(TokenConfig):
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        first_steps: steps of the stage `script`.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     algorithm: str
     queries: QueriesConfig

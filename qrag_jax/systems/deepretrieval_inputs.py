@@ -76,7 +76,6 @@ class Inputs(TokenInputs):
 
     Attributes:
         agent: finds as many documents as rewards need.
-        library: keeps results.
         train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`.
         script: what is demonstrated; None: nothing is.
     """
@@ -253,7 +252,6 @@ def _opened(
 
     Args:
         given: names of collections, and the folders of those that have one.
-        begun: see `query_search.open_query_search`.
     """
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
@@ -389,7 +387,6 @@ def on_corpora(
 
     Args:
         field: that names the queries, such as "config.queries.train".
-        folders: of collections in BEIR's layout, by their names.
     """
     if not isinstance(library, Collections):
         return [*tasks]
@@ -491,7 +488,6 @@ class Demonstrated:
 
     Attributes:
         task: what is asked; of a sentence, no document is relevant.
-        query: what is imitated.
     """
 
     task: RewriteTask
@@ -542,11 +538,7 @@ class RewriteScript:
 
 
 def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:
-    """Demonstrations of the sentences of corpora.
-
-    Args:
-        texts: by collection.
-    """
+    """Demonstrations of the sentences of corpora."""
     sentences: dict[str, None] = {}
     limits, every = (config.most_words, config.least_words), list[str]()
     for each in texts.values():

@@ -273,10 +273,7 @@ def open_rewriter(
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
-        given: the config.
-        workdir: the run's folder.
         queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
-        samples: so many of them; 0: all.
         search: folder of the collections of other queries; None: the run's own.
     """
     config = RewriteConfig.of(given)

@@ -88,7 +88,6 @@ class Lessons:
 
     Attributes:
         imitated: a prompt and the query that is imitated, each.
-        pairs: of queries.
         longest: the longest rows that the tries might have given, two of a state. The shape of
             blocks is chosen with them, so that iterations whose lessons differ share a program.
         too_long: states that were left out, because prompt and query have more tokens than fit.
@@ -109,8 +108,6 @@ def lessons_of(
     """The lessons of all states.
 
     Args:
-        states: what is learned at each.
-        shown: the states themselves.
         prompt: asks by its bare form.
     """
     imitated, pairs, too_long = list[BestLesson](), list[PairLesson](), 0
@@ -192,10 +189,7 @@ class Tried(NamedTuple):
     """The tries of an iteration.
 
     Attributes:
-        found: the tries.
-        prompt: all ways to ask.
         variants: numbers of those that tried.
-        folder: keeps the tries.
     """
 
     found: Iteration
@@ -225,11 +219,7 @@ class LessonExperience:
     """See `rollouts.experience.Experience`.
 
     Attributes:
-        policies: by the kind of a stage.
         asked: numbers of the training questions that are tried.
-        base: what adapters are on, as updates take it.
-        counted: further metrics, since this start of the run.
-        batches: number of batches learned from before.
     """
 
     config: LeretConfig
@@ -357,9 +347,6 @@ class LessonExperience:
         """One shape for all batches of a stage, so that one program is compiled.
 
         It depends on the tries, and not on when the run was begun anew.
-
-        Args:
-            every: makes the rows of all lessons of the stage.
         """
         if stage.first not in self._shapes:
             self._shapes = {stage.first: self._shape_of(stage.kind, every())}

@@ -184,9 +184,6 @@ def open_hop_predictor(
 
     Args:
         given: the config; `questions.dev` and `eval.samples` say what is asked.
-        workdir: the run's folder.
-        trains: whether the training questions are needed, too.
-        pool: see `pool_beside`.
     """
     config = LeretConfig.of(given)
     mesh, size = mesh_of_run(config, workdir), config.tries.questions
@@ -226,10 +223,6 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
     These are the columns that TRL's `DPOTrainer` reads. `prompt` is the text of the bare prompt.
     The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
     the run pairs them. Weights of pairs are not in the file.
-
-    Args:
-        system: with the training questions.
-        iteration: from 1.
 
     Returns:
         Numbers of pairs, of states that have some, and of those that have none.

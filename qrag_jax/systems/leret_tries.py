@@ -63,11 +63,7 @@ class HopPlayer:
     """Plays all hops of questions side by side.
 
     Attributes:
-        hops: how many.
         k: passages that a query finds.
-        library: what is searched.
-        scoring: of pools.
-        seed: of the draws.
     """
 
     hops: int
@@ -84,8 +80,6 @@ class HopPlayer:
         A query that is empty, too long or failed finds nothing, and the next hop asks again.
 
         Args:
-            states: of the first hop.
-            play: plays tries by the model.
             stream: another one has other draws.
             variant: number of the prompt that asks.
         """
@@ -148,7 +142,6 @@ class Iteration(NamedTuple):
     """The tries of one iteration.
 
     Attributes:
-        tries: of all hops, in the order of hops, questions, states, prompts and draws.
         states: every state that was tried.
         grown_from: for each state behind the first hop, the try that it grew from.
     """
@@ -163,13 +156,9 @@ class TryMaker:
     """Makes tries.
 
     Attributes:
-        config: the run's.
         questions: states of the first hop, one for each question.
-        library: opens passages.
-        scoring: of tries.
         variants: numbers of the prompts that try at a state.
         record: what all tries of the run depend on.
-        workdir: the run's folder.
     """
 
     config: LeretConfig
@@ -197,11 +186,9 @@ class TryMaker:
         """The tries of iteration `number`; those that are in files are not made again.
 
         Args:
-            number: from 1.
             play: plays episodes by the weights of the iteration's start; None: these are gone, so
                 all tries must be there.
             weights: a digest of these.
-            stop: checked between parts.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
@@ -320,12 +307,8 @@ class PromptMaker:
     """Makes few-shot prompts.
 
     Attributes:
-        config: how many of what.
-        bare: the prompt without examples.
         questions: states of the first hop.
         split: which of them are played.
-        hops: plays them.
-        gold_by: what a page is known by.
     """
 
     config: FewShotConfig
@@ -336,11 +319,7 @@ class PromptMaker:
     gold_by: str
 
     def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
-        """The best prompts, from the run's file if they are there.
-
-        Args:
-            play: plays tries, asked by a prompt.
-        """
+        """The best prompts, from the run's file if they are there."""
         path, template = workdir / NAME, self.bare.prompt.fingerprint
         made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)
         if made.kept:
@@ -389,11 +368,7 @@ class PromptMaker:
 
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
-    """The prompts with examples that a run has made.
-
-    Args:
-        bare: the prompt without examples.
-    """
+    """The prompts with examples that a run has made."""
     path = workdir / NAME
     made = read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:

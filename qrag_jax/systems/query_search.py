@@ -146,8 +146,6 @@ def open_query_search(
     Args:
         pages: the passages of all questions, of training and evaluation; None: those that the
             folder has. They are not read if the config names an index.
-        folder: the pool's, in the run's folder.
-        stop: checked while passages are embedded.
         begun: the pool belongs to a run that has begun; else it is of a start that was refused,
             and a pool that differs takes its place.
     """
@@ -304,7 +302,6 @@ def open_collections(
         wanted: name → its passages, read if they are not there; of the name "" if the config names
             an index, that is opened.
         folder: for corpora and indexes, one folder for each name.
-        stop, begun: see `open_query_search`.
     """
     found = {}
     for name, passages in wanted.items():

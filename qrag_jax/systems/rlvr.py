@@ -144,7 +144,6 @@ class Inputs(TokenInputs):
     """What a run reads.
 
     Attributes:
-        train, dev: the questions.
         drawn: of all evaluation questions, those of `dev`.
         demonstrated: the training questions that have demonstrations; () if none are imitated.
     """
@@ -375,7 +374,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         """A played episode with the parts of its reward; none if it, or a user's rubric, failed.
 
         Args:
-            question: number of its question.
             member: its number among the episodes of this question.
         """
         ended, parts, status = episode.ended, {}, episode.status
@@ -455,7 +453,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         Args:
             keys: uint32 `[task, draw, 2]`.
             first: number of the first question.
-            greedy: the likeliest tokens.
             library: what the tools read; None: what they read in training.
         """
         draws = keys.shape[1]

@@ -93,10 +93,6 @@ class EnvironmentInputs(TokenInputs):
     """What a run reads; the environment itself is played elsewhere.
 
     Attributes:
-        process: has the environment.
-        about: what it says of itself.
-        renderer: between messages and ids.
-        train, dev: tasks.
         drawn: those of `dev` that are scored.
     """
 
@@ -305,9 +301,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
 
         Args:
             weights: parameters, or a version of them for the server.
-            places: of tasks.
             keys: uint32 `[task, member, 2]`.
-            greedy: the likeliest tokens.
         """
         grouped = self.inputs.about.grouped
         units = [

@@ -225,7 +225,6 @@ class Player:
         given: the config, with the questions that are asked.
         system: the run's, with tools or in an environment of verifiers.
         workdir: the run's folder; None: there is no run, and the model is untrained.
-        stop: looked at while episodes are played.
         libraries: what the tools read, by the retriever's name.
     """
 
@@ -272,10 +271,8 @@ class Player:
         """Plays all questions that the file lacks; see `PlayedParts`.
 
         Args:
-            log: the file, `….jsonl`.
             retriever: what the tool that searches uses.
             sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
-            restart: throw the file away instead of going on with it.
         """
         system, library, draws = self.system, self.library(retriever), sampled or 1
         config = system.config

@@ -50,8 +50,6 @@ class Weights:
     Attributes:
         name: of what they write, such as "best-120".
         told: what people are told of them.
-        step: updates that they have seen.
-        params: on the mesh.
     """
 
     name: str
@@ -67,11 +65,7 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class SavedWeights:
-    """The weights that a run keeps.
-
-    Attributes:
-        system: opened in the run's folder.
-    """
+    """The weights that a run keeps."""
 
     system: TokenSystem[Any, Any]
 
@@ -127,9 +121,6 @@ class Predictor(Generic[System, Asked, Row]):
     """Predicts with the model of one run; see `PlayedParts`.
 
     Attributes:
-        system: the run's.
-        stop: looked at between parts.
-        rows, asked, size, is_of, names: see `PlayedParts`.
         play: (parameters, a part, number of its first) → its rows.
         settings: the questions, and the fields that the play of given weights depends on.
         record: all else that the rows depend on, but for the weights.

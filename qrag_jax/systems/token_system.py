@@ -76,12 +76,7 @@ class Stage(NamedTuple):
     """One stage of training.
 
     Attributes:
-        kind: names what is learned.
-        policy: how it learns.
-        update: the jitted update.
-        parts: what its state is made of.
         begin: state → the state with which it begins behind another stage.
-        first: its first step.
     """
 
     kind: str
@@ -111,13 +106,8 @@ def make_stage(
     """A stage of a run on a mesh.
 
     Args:
-        kind: names what is learned.
-        algorithm: constants of it.
         make_update: makes the jitted update of a policy.
-        first: its first step.
         step_of: optimizer step of the run → that of the stage, on which the learning rate depends.
-        weights: of the parts of an episode's reward.
-        keeps_reference: see `Parts`.
         critic_optimizer: None: there is no critic.
         rests_until: the step of the run before which the critic learns alone.
     """
@@ -196,7 +186,6 @@ def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages,
     """Refuses a prompt that leaves what is sampled no room.
 
     Args:
-        name: of the question.
         more: tokens that are sampled, at least.
     """
     tokens = len(speech.scaffold.opening(prompt))
@@ -228,7 +217,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     """See `systems.System`.
 
     Attributes:
-        workdir: the run's folder.
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
         served: what samples the episodes that are learned from; None: the device.
@@ -366,7 +354,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """The shape of the blocks in which the rows of a batch are computed.
 
         Args:
-            members: rows of a group.
             whole: see `choose_shape`.
         """
         tokens = self.config.model.tokens(Platform.of(self.mesh))
@@ -460,9 +447,7 @@ class Opening(Generic[System]):
     """How the runs of one system are opened; its methods are the functions of the system's module.
 
     Attributes:
-        system: its class.
         config: reads settings, and refuses those that are wrong for any data.
-        saved: reads the config of a run.
         free: beginnings of names of fields that may change when a run goes on.
         paths: names of fields of data whose digests a checkpoint keeps.
         load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
@@ -540,7 +525,6 @@ class StagedOrder:
     """The order of questions of two stages, see `agent_experience.QuestionOrder`.
 
     Attributes:
-        first_steps: of the first stage.
         first, then: each stage has its own order, and its own size of batches.
     """
 
