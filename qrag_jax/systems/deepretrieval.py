@@ -397,7 +397,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
+        config, model = self.config, self.inputs.model
+        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
 
     # ---------------------------------------------------------------- episodes
 
@@ -415,7 +416,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     @property
     def _turn(self) -> int:
         """See `TokenSystem`."""
-        return self.config.rollout.query_tokens
+        return self.config.learned_tokens if self.config.rollout.query_tokens else 0
 
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -531,11 +532,6 @@ OPENING = Opening(
     load=_load,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
-
-
-def stages_of(config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order."""
-    return [_stage(kind, config, mesh, model) for kind in config.stages]
 
 
 def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:

@@ -18,7 +18,6 @@ from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
@@ -28,7 +27,7 @@ from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import (
     ScriptConfig,
     TokenConfig,
-    served_config,
+    settle_stages,
 )
 
 NAME = "deepretrieval"
@@ -249,18 +248,12 @@ class RewriteConfig(TokenConfig):
             )
         if parts["search"].engine == REMOTE:
             _check_depths(parts["engine"], parts["reward"].k, parts["eval"])
-        train, rule = parts["train"], parts[config.algorithm]
+        rule = parts[config.algorithm]
         if RL in stages:
             _check_learning(config.algorithm, parts)
-        first = parts[SCRIPT].steps if SCRIPT in stages else 0
-        last = train.steps if RL in stages else 0
         per_batch = rule.updates_per_batch if config.algorithm == PPO else rule.epochs
-        parts["train"] = dataclasses.replace(train, steps=first + last)
-        parts["optimizer"] = dataclasses.replace(
-            parts["optimizer"], total_steps=max(last, 1) * per_batch
-        )
-        if RL in stages and parts["sampling"].engine == SERVER:
-            parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)
+        stale = parts["rollout"].staleness
+        first = settle_stages(config, parts, SCRIPT, RL, per_batch, stale)
         return cls(first_steps=first, **parts)
 
     @property
@@ -271,7 +264,8 @@ class RewriteConfig(TokenConfig):
     @property
     def learned_tokens(self) -> int:
         """Tokens that an output may have in learning."""
-        return self.rollout.query_tokens or self.writing.query_tokens
+        most = self.writing.query_tokens
+        return min(self.rollout.query_tokens or most, most)
 
     @property
     def groups(self) -> int:
@@ -317,17 +311,11 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.ppo.minibatches is {rule.minibatches}, which does not divide the "
             f"{batch} episodes of config.train.batch_size; use a divisor of it."
         )
-    capped, most = parts["rollout"].query_tokens, writing.query_tokens
-    if capped == 1 or capped > most:
+    most = min(parts["rollout"].query_tokens or writing.query_tokens, writing.query_tokens)
+    if algorithm == GRPO and rule.longest < most:
         raise InputError(
-            f"config.rollout.query_tokens is {capped}; use 2 to {most}, which is "
-            "config.writing.query_tokens, or 0 for as many as that."
-        )
-    if algorithm == GRPO and rule.longest < (capped or most):
-        field = "rollout" if capped else "writing"
-        raise InputError(
-            f"config.grpo.longest is {rule.longest}, less than an output may have "
-            f"(config.{field}.query_tokens is {capped or most}); raise it."
+            f"config.grpo.longest is {rule.longest}, less than an output may have in learning, "
+            f"{most} tokens; raise it."
         )
     weight = rule.kl if algorithm == PPO else rule.beta
     if guards.max_kl and not weight:

@@ -132,8 +132,11 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
+        """The stages, in their order; those of a kind differ in their first step alone."""
+        config, model = self.config, self.inputs.model
+        kinds = dict.fromkeys(stage.kind for stage in config.plan)
+        by_kind = {kind: _stage(kind, config, self.mesh, model) for kind in kinds}
+        return [by_kind[stage.kind]._replace(first=stage.first) for stage in config.plan]
 
     # ---------------------------------------------------------------- play
 
@@ -303,15 +306,6 @@ OPENING = Opening(
     load=load_inputs,
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
-
-
-def stages_of(config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order; those of a kind differ in their first step alone."""
-    by_kind = {
-        kind: _stage(kind, config, mesh, model)
-        for kind in dict.fromkeys(each.kind for each in config.plan)
-    }
-    return [by_kind[each.kind]._replace(first=each.first) for each in config.plan]
 
 
 def _stage(kind: str, config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -198,20 +198,9 @@ class Tried(NamedTuple):
     folder: Path
 
 
-class TriesOf(Protocol):
-    """Gives the tries of an iteration.
-
-    Args:
-        state: of the weights that make those that are missing; None: these are gone.
-    """
-
-    def __call__(self, iteration: int, state: PolicyState | None, stop: StopSignal) -> Tried: ...
-
-
-class ShapeOf(Protocol):
-    """See `TokenSystem.block_shape`."""
-
-    def __call__(self, batch: TokenBatch, members: int, *, whole: bool) -> BlockShape: ...
+# (iteration, state, signal) → its tries. The state has the weights that make those that are
+# missing; None: these are gone.
+TriesOf = Callable[[int, PolicyState | None, StopSignal], Tried]
 
 
 @dataclasses.dataclass
@@ -229,7 +218,7 @@ class LessonExperience:
     asked: Sequence[int]
     base: tuple[Any, ...]
     tries_of: TriesOf
-    shape_of: ShapeOf
+    shape_of: Callable[..., BlockShape]  # see `TokenSystem.block_shape`
     counted: Callable[[], dict[str, float]]
     batches: int = 0
 

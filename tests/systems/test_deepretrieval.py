@@ -263,7 +263,6 @@ def test_boolean_prompts_are_for_what_obeys_them() -> None:
         ({**GRPO, "grpo.members": 8, "train.batch_size": 12}, "config.grpo.members"),
         ({"ppo.minibatches": 3, "train.batch_size": 16}, "config.ppo.minibatches"),
         ({**GRPO, "grpo.longest": 255, "train.batch_size": 64}, "config.grpo.longest"),
-        ({"rollout.query_tokens": 257}, "config.rollout.query_tokens"),
         ({"guards.max_kl": 0.5, "ppo.kl": 0.0}, "config.guards.max_kl"),
         ({"reward.tiers": "ir"}, "config.reward.tiers"),
         ({**REMOTE, "reward.measure": "answer_rank"}, "config.reward.measure"),

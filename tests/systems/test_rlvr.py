@@ -211,8 +211,6 @@ def test_an_environment_of_verifiers_brings_its_own_rubric_and_python(
     for fields in (
         {"stages": ("sft", "grpo")},
         {"tools.form": "xml"},
-        {"rubric.path": "own.py:score"},
-        {"rubric.differ_by": "em"},
     ):
         config = get_config("verifiers").unlock()
         config.update_from_flattened_dict(fields)
