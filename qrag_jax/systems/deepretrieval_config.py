@@ -253,7 +253,7 @@ class RewriteConfig(TokenConfig):
             _check_learning(config.algorithm, parts)
         per_batch = rule.updates_per_batch if config.algorithm == PPO else rule.epochs
         stale = parts["rollout"].staleness
-        first = settle_stages(config, parts, SCRIPT, RL, per_batch, stale)
+        first = settle_stages(config, parts, SCRIPT, RL, per_batch=per_batch, stale=stale)
         return cls(first_steps=first, **parts)
 
     @property

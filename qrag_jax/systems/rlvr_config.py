@@ -240,10 +240,9 @@ class RlvrConfig(TokenConfig):
                 "config.stages has sft, whose demonstrations read a question's own documents, and "
                 "config.tools.corpus names a corpus; set stages to grpo, or leave the corpus out."
             )
-        stale = parts["tools"].staleness
-        return cls(
-            sft_steps=settle_stages(config, parts, SFT, GRPO, parts[GRPO].epochs, stale), **parts
-        )
+        stale, per_batch = parts["tools"].staleness, parts[GRPO].epochs
+        first = settle_stages(config, parts, SFT, GRPO, per_batch=per_batch, stale=stale)
+        return cls(sft_steps=first, **parts)
 
 
 LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RlvrConfig))

@@ -71,7 +71,13 @@ def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -
 
 
 def settle_stages(
-    config: ConfigDict, parts: dict[str, Any], first: str, then: str, per_batch: int, stale: int
+    config: ConfigDict,
+    parts: dict[str, Any],
+    first: str,
+    then: str,
+    *,
+    per_batch: int,
+    stale: int,
 ) -> int:
     """Settles the steps of imitation and of a stage of rewards; returns those of imitation.
 
