@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -19,7 +17,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import (
     PREFERENCE,
@@ -160,23 +157,6 @@ def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways
         assert system.variants == ((0,) if ways == "bare" else (1, 2))
 
 
-def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
-    read = []
-    for renamed in (0.0, 1.0):
-        config = small(styles__renamed=renamed)
-        with opened(config, tmp_path / f"run{renamed}") as system:
-            experience, state = system.lessons(), system.first_state()
-            blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
-            script = demonstrations(system)
-            numbers = experience.samples[:, 0]
-            speech = system.inputs.speech
-            told = "".join(speech.text(row) for row in blocks.tokens)
-            questions = [script.demonstrated[n][1] for n in numbers]
-            read.append([each.entity in told for each in questions])
-    assert all(read[0])
-    assert not any(read[1])
-
-
 def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:
     first = 7
     with opened(small(styles__marked=0.5), tmp_path / "run") as system:
@@ -263,23 +243,3 @@ def test_no_full_credit_in_the_bootstrap(chat: Path, tmp_path: Path) -> None:
         pytest.raises(InputError, match="full credit"),
     ):
         system.maker.prompts(system.workdir, play_by(system, lambda *_: "xyzzy"))
-
-
-def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(chat, folder)
-    config = few_shot(folder)
-    with opened(config, tmp_path / "run") as system:
-        data = dict(system.data)
-    other = few_shot(folder, search__b=0.5)
-    with pytest.raises(InputError, match=r"config\.search\.b"), opened(other, tmp_path / "run"):
-        pass
-    sizes = TinyLMConfig(layers=1, hidden=32, heads=2)
-    write_tiny_lm(folder, ["other words"], sizes, seed=1)
-    with opened(config, tmp_path / "run") as system:
-        assert system.data["model"] != data["model"]
-        with Run.open(tmp_path / "other", 0.0) as run:
-            run.checkpoints.save_last(1, {"x": jnp.zeros(1)}, {"data": data})
-            run.checkpoints.wait()
-            with pytest.raises(InputError, match=r"\(model\)"):
-                run.restore(lambda: {"x": jnp.zeros(1)}, system.data, {})

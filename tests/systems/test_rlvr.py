@@ -53,29 +53,6 @@ def system(both: Any) -> Rlvr:
     return both[0]
 
 
-def test_stages_follow_each_other_with_moments_of_their_own(both: Any) -> None:
-    system, run = both
-    state, experience = system.first_state(), system.experience(run, STOP)
-    for step in range(SFT_STEPS):
-        state, metrics = system.update(state, experience.next(state, step, STOP))
-        assert len(experience.samples) == 4
-        assert "return" not in metrics
-    assert _moments(state.opt_state) > 0
-    before = jax.device_get(state.params)
-    state, metrics = system.update(state, experience.next(state, SFT_STEPS, STOP))
-    assert int(state.step) == SFT_STEPS + 1
-    assert len(experience.samples) == 2
-    # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
-    assert float(metrics["flat_groups"]) == 1
-    assert _moments(state.opt_state) == 0
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
-
-
-def _moments(opt_state: Any) -> float:
-    leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
-    return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
-
-
 def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
     hops = [4, 2, 3, 2, 4, 1, 2, 3] * 2
     tasks = zip(system.inputs.train, hops, strict=True)

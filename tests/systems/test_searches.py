@@ -350,14 +350,10 @@ def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path)
     encoder = PlainEncoder(str(tower))
     for served, told in [
         (ServedSearch(vectors), "which compares vectors; give what makes vectors of questions"),
-        (ServedSearch(IndexAt(index, "faiss")), "the engine faiss compares vectors; give what"),
         (ServedSearch(vectors, encoder=PlainEncoder(other)), "embedded by another encoder"),
         (ServedSearch(IndexAt(index, "bm25")), "holds no finished index of bm25; build it there"),
-        (ServedSearch(IndexAt(index, "hybrid"), encoder=encoder), "no finished index of bm25;"),
         (ServedSearch(IndexAt(words), encoder=encoder), "is one of bm25, which compares words;"),
-        (ServedSearch(IndexAt(words, "bm25"), encoder=encoder), "leave --encoder out"),
         (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
-        (ServedSearch(IndexAt(words, "exact"), encoder=encoder), "no finished index of exact;"),
         (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
     ]:
         with pytest.raises(InputError, match=told):
