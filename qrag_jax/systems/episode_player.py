@@ -85,14 +85,17 @@ class EpisodePlayer:
     counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
     here: Callable[[Params], Params] = lambda params: params
 
+    def keys(self, step: int, tasks: int, members: int) -> np.ndarray:
+        """uint32 `[task, member, 2]`, of draws that depend on the step and on the place alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
+        return keys.reshape(tasks, members, -1)
+
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
-        keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
+        keys = self.keys(step, len(tasks), members)
         return [
-            TokenStart(task, keys[place * members + member])
-            for place, task in enumerate(tasks)
-            for member in range(members)
+            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
         ]
 
     def play(

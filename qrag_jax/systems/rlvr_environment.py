@@ -244,6 +244,8 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
         self.play_counts = PlayCounts()
+        self._closing = contextlib.ExitStack()
+        self._plays: dict[bool, EnvironmentPlay] = {}  # by whether they are greedy
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
             f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
@@ -278,7 +280,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     ) -> list[TokenTrajectory]:
         """See `agent_experience.Playing`."""
         members = self.config.grpo.members
-        keys = self._keys(step, len(numbers), members)
+        keys = self.player.keys(step, len(numbers), members)
         played = self.play(weights, self.inputs.train, numbers, keys, stop)
         found = [
             self.trajectory(episode, numbers[place // members], place % members)
@@ -347,8 +349,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
 
     def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
         """Where agents ask for turns."""
-        inputs = self.inputs
-        server = self._server
+        inputs, server = self.inputs, self._server
         return {
             "url": server.url,
             "key": server.key,
@@ -362,20 +363,6 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         inputs, room = self.inputs, self.config.sampling.room
         server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
         return self._closing.enter_context(server)
-
-    @cached_property
-    def _closing(self) -> contextlib.ExitStack:
-        return contextlib.ExitStack()
-
-    @cached_property
-    def _plays(self) -> dict[bool, EnvironmentPlay]:
-        return {}
-
-    def _keys(self, step: int, tasks: int, members: int) -> np.ndarray:
-        """Keys of draws that depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
-        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
-        return keys.reshape(tasks, members, -1)
 
     def trajectory(self, episode: PlayedEpisode, place: int, member: int) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it failed."""
@@ -462,7 +449,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     @cached_property
     def _scores(self) -> EnvironmentScores:
         def play(params: Any, stop: StopSignal) -> list[PlayedEpisode]:
-            keys, greedy = self._keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
+            keys, greedy = self.player.keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
             return self.play(params, self.inputs.dev, self.asked, keys, stop, greedy=greedy)
 
         def logged(numbers: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval, leret, rlvr, rlvr_environment
@@ -91,6 +92,11 @@ def test_stopped_and_gone_on_with_it_is_the_run_never_stopped(
     monkeypatch.setattr(line_fit.LineFit, "update", update)
     assert train.train(line_fit.get_config(), tmp_path / "run") == 0
     assert f"resumed {tmp_path / 'run'} at step 7" in capsys.readouterr().out
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        pytest.raises(InputError, match="points"),  # other data
+    ):
+        run.restore(line_fit_state, {"points": "another"}, {})
     one, other = (saved_state_of(tmp_path / name) for name in ("run", "whole"))
     np.testing.assert_array_equal(one, other)
 
@@ -119,8 +125,6 @@ def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
 
 
 def saved_state_of(workdir: Path) -> np.ndarray:
-    from qrag_jax.runtime.run import Run
-
     with Run.open(workdir, 0.0) as run:
         return np.asarray(run.restore(line_fit_state, {"points": "2x+1"}, {}).params)
 
