@@ -234,7 +234,8 @@ class TryMaker:
                 raise InputError(f"{path} is missing; {fix}.")
             hosts.first_does(lambda: write_whole(beside, text))
             return []
-        old, new = read_fields(beside), json.loads(text)
+        kept, new = read_fields(beside) if beside.exists() else {}, json.loads(text)
+        old = json.loads(json.dumps(kept))
         if differing := sorted(n for n in {*old, *new} if old.get(n) != new.get(n)):
             raise InputError(
                 f"{path} was begun with another {', '.join(differing)}; bring that back, or {fix}."
