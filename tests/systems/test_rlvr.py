@@ -182,7 +182,7 @@ def test_what_does_not_go_together_is_refused(
     assert named in str(caught.value)
 
 
-def test_an_environment_of_verifiers_brings_its_own_rubric_and_python(
+def test_an_environment_of_verifiers_brings_its_own_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fields in (
