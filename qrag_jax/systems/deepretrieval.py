@@ -51,14 +51,12 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run, log
+from qrag_jax.systems import deepretrieval_config
 from qrag_jax.systems.deepretrieval_config import (
-    FREE_FIELDS,
-    PATHS,
     PPO,
     RL,
     SCRIPT,
     RewriteConfig,
-    load_config,
 )
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.query_search import REMOTE, Collections
@@ -523,14 +521,7 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-OPENING = Opening(
-    system=DeepRetrieval,
-    config=RewriteConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=PATHS,
-    load=_load,
-)
+OPENING = Opening(DeepRetrieval, deepretrieval_config, RewriteConfig.of, _load)
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
 
 

@@ -64,17 +64,15 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import (
-    FREE_FIELDS,
     GRPO,
-    PATHS,
     SFT,
     RlvrConfig,
     ToolsConfig,
-    load_config,
 )
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
@@ -501,14 +499,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         return [self.inputs.train[number].id for number in numbers]
 
 
-OPENING = Opening(
-    system=Rlvr,
-    config=RlvrConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=PATHS,
-    load=load_inputs,
-)
+OPENING = Opening(Rlvr, rlvr_config, RlvrConfig.of, load_inputs)
 before_devices = OPENING.before_devices
 
 

@@ -49,9 +49,10 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.rlvr import TurnTexts, stages_of
-from qrag_jax.systems.rlvr_config import FREE_FIELDS, EnvironmentConfig, RlvrConfig, load_config
+from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
 from qrag_jax.systems.token_system import (
     EVALUATED,
@@ -492,14 +493,7 @@ def _means(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
     }
 
 
-OPENING = Opening(
-    system=EnvironmentRlvr,
-    config=RlvrConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=("model.path",),
-    load=load_environment,
-)
+OPENING = Opening(EnvironmentRlvr, rlvr_config, RlvrConfig.of, load_environment)
 
 
 @contextlib.contextmanager

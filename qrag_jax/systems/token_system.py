@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -447,18 +448,16 @@ class Opening(Generic[System]):
     """How the runs of one system are opened; its methods are the functions of the system's module.
 
     Attributes:
+        fields: the module of its config: `load_config`, `FREE_FIELDS`, which may change when a run
+            goes on, and `PATHS` of data whose digests a checkpoint keeps.
         config: reads settings, and refuses those that are wrong for any data.
-        free: beginnings of names of fields that may change when a run goes on.
-        paths: names of fields of data whose digests a checkpoint keeps.
         load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
             cannot be used.
     """
 
     system: type[System]
+    fields: ModuleType
     config: Callable[[ConfigDict], Any]
-    saved: Callable[[Path], ConfigDict]
-    free: tuple[str, ...]
-    paths: tuple[str, ...]
     load: Callable[[Any, Path, Mesh], Any]
 
     def check(self, given: ConfigDict) -> None:
@@ -485,7 +484,8 @@ class Opening(Generic[System]):
     ) -> Iterator[System]:
         """Opens the system, and the server that samples if the config has one; see `systems`."""
         if run.has_begun:
-            run.check_config(self.saved(run.config_path), given, self.free, self.paths)
+            saved, fields = self.fields.load_config(run.config_path), self.fields
+            run.check_config(saved, given, fields.FREE_FIELDS, fields.PATHS)
         config = self.config(given)
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)
