@@ -39,7 +39,7 @@ from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
@@ -65,7 +65,6 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
-    StagedOrder,
     imitation_optimizer,
     make_stage,
 )
@@ -400,16 +399,10 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     # ---------------------------------------------------------------- episodes
 
-    @cached_property
-    def _order(self) -> Any:
-        """Queries by batches; each stage has its own order, and its own size of batches."""
-        config, inputs = self.config, self.inputs
-        shown = len(inputs.script.given) if inputs.script is not None else 1
-        return StagedOrder(
-            config.first_steps,
-            QuestionOrder(shown, config.script.batch_size, config.seed),
-            QuestionOrder(len(inputs.train), config.groups, config.seed),
-        )
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        script = self.inputs.script
+        given = self.inputs.train if stage.kind == RL or script is None else script.given
+        return len(given), None
 
     @property
     def _turn(self) -> int:

@@ -49,6 +49,7 @@ class TokenInputs:
         agent: the environment; None: it is played elsewhere, and the device alone is used.
         library: what is searched; None likewise.
         speech: between text and ids.
+        train: the questions that are learned from.
         data: content keys.
     """
 
@@ -56,6 +57,7 @@ class TokenInputs:
     agent: Agent | None = None
     library: Library | None = None
     speech: Speech
+    train: Any
     data: dict[str, str]
 
 

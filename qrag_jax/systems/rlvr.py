@@ -53,7 +53,6 @@ from qrag_jax.retrieval.own_documents import (
     OwnRetriever,
     Scorer,
 )
-from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
@@ -80,7 +79,6 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
-    StagedOrder,
     check_room,
     imitation_optimizer,
     make_stage,
@@ -311,22 +309,13 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
 
     # ---------------------------------------------------------------- episodes
 
-    @cached_property
-    def _order(self) -> Any:
-        """Questions by batches; each stage has its own order, and its own size of batches."""
-        config, inputs = self.config, self.inputs
-        imitated = max(len(inputs.demonstrated), 1)
-        easy = sorted(range(len(inputs.train)), key=lambda number: inputs.train[number].hops)
-        return StagedOrder(
-            config.sft_steps,
-            QuestionOrder(imitated, config.sft.batch_size, config.seed),
-            QuestionOrder(
-                len(inputs.train),
-                config.train.batch_size,
-                config.seed,
-                first=easy if config.tasks.easy_first else None,
-            ),
-        )
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        train = self.inputs.train
+        if stage.kind == SFT:
+            return len(self.inputs.demonstrated), None
+        if not self.config.tasks.easy_first:
+            return len(train), None
+        return len(train), sorted(range(len(train)), key=lambda number: train[number].hops)
 
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal

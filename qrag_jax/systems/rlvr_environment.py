@@ -32,7 +32,6 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.predictions import Prediction
-from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
@@ -263,11 +262,6 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         for messages in self.inputs.about.prompts:
             if messages:
                 yield tuple(self.inputs.renderer.text(message) for message in messages)
-
-    @cached_property
-    def _order(self) -> QuestionOrder:
-        config = self.config
-        return QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -520,23 +520,19 @@ class Opening(Generic[System]):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class StagedOrder:
-    """The order of questions of two stages, see `agent_experience.QuestionOrder`.
+class StagedOrder(NamedTuple):
+    """The order of questions, see `agent_experience.QuestionOrder`; each stage has its own.
 
     Attributes:
-        first, then: each stage has its own order, and its own size of batches.
+        orders: first step of a stage → its order.
     """
 
-    first_steps: int
-    first: QuestionOrder
-    then: QuestionOrder
+    orders: Mapping[int, QuestionOrder]
 
     def at(self, step: int) -> Drawn:
         """The questions of the batch that step `step` learns from, from 0."""
-        if step < self.first_steps:
-            return self.first.at(step)
-        return self.then.at(step - self.first_steps)
+        first = max(first for first in self.orders if first <= step)
+        return self.orders[first].at(step - first)
 
 
 @dataclasses.dataclass
@@ -549,10 +545,19 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         done, pending = run.progress.batches or 0, run.progress.pending
         return AgentExperience(self._order, self._playing(), self._counted, done, pending=pending)
 
-    @property
-    @abc.abstractmethod
+    @cached_property
     def _order(self) -> Any:
-        """The order of questions, see `agent_experience.QuestionOrder`."""
+        """The order of questions."""
+        orders = {}
+        for stage in self.stages:
+            count, first = self._questions(stage)
+            order = QuestionOrder(count, self._groups(stage), self.config.seed, first=first)
+            orders[stage.first] = order
+        return StagedOrder(orders)
+
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        """How many questions a stage has, and their order in the first epoch; None: shuffled."""
+        return len(self.inputs.train), None
 
     @abc.abstractmethod
     def _counted(self) -> dict[str, float]:
