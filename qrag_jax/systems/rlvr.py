@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
@@ -267,12 +267,53 @@ def fingerprint(tasks: Sequence[ToolTask]) -> str:
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
-@dataclasses.dataclass
-class Rlvr(BatchSystem[RlvrConfig, Inputs]):
-    """See `systems.System`."""
+Read = TypeVar("Read", bound=TokenInputs)
+
+
+class ToolSystem(BatchSystem[RlvrConfig, Read]):
+    """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
     NAME: ClassVar[str] = "rlvr"
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages, in their order."""
+        config, model = self.config, self.inputs.model
+        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
+
+    def _groups(self, stage: Stage) -> int:
+        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
+
+    @cached_property
+    def _texts(self) -> TurnTexts:
+        return TurnTexts(self.inputs.speech)
+
+    def _prediction(
+        self,
+        trajectory: TokenTrajectory,
+        name: str,
+        question: str,
+        answers: Sequence[str] = (),
+        hops: int = 0,
+    ) -> Prediction:
+        """An episode as files of predictions have it."""
+        return Prediction(
+            id=name,
+            question=question,
+            answers=[*answers],
+            hops=hops,
+            draw=trajectory.member,
+            prediction=trajectory.facts.get("answer", ""),
+            reward=trajectory.parts.get(REWARD),
+            turns=self._texts.of(trajectory),
+            trajectory=trajectory.to_json(),
+        )
+
+
+@dataclasses.dataclass
+class Rlvr(ToolSystem[Inputs]):
+    """See `systems.System`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -298,11 +339,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over "
             f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
         )
-
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
 
     def _openings(self) -> Iterable[Messages]:
         return (self.inputs.agent.opening(task.question) for task in self.inputs.train)
@@ -400,10 +436,12 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
         def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
-            return [
-                self._prediction(tasks[place], self.trajectory(each, place, 0, tasks[place]))
-                for place, each in zip(places, episodes, strict=True)
-            ]
+            rows = []
+            for place, each in zip(places, episodes, strict=True):
+                task = tasks[place]
+                row = self.trajectory(each, place, 0, task)
+                rows.append(self._prediction(row, task.id, task.question, task.answers, task.hops))
+            return rows
 
         return ToolScores(tasks, play, self._rubric, config.eval.best_by, logged)
 
@@ -451,30 +489,12 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
             number, draw = first + place // draws, place % draws
             trajectory = self.trajectory(episode, number, draw, start.task)
-            rows.append(self._prediction(start.task, trajectory))
+            task = start.task
+            row = self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
+            rows.append(row)
         return rows
 
-    def _prediction(self, task: ToolTask, trajectory: TokenTrajectory) -> Prediction:
-        return Prediction(
-            id=task.id,
-            question=task.question,
-            answers=[*task.answers],
-            hops=task.hops,
-            draw=trajectory.member,
-            prediction=trajectory.facts.get("answer", ""),
-            reward=trajectory.parts.get(REWARD),
-            turns=self._texts.of(trajectory),
-            trajectory=trajectory.to_json(),
-        )
-
-    @cached_property
-    def _texts(self) -> TurnTexts:
-        return TurnTexts(self.inputs.speech)
-
     # ---------------------------------------------------------------- batches
-
-    def _groups(self, stage: Stage) -> int:
-        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
 
     def _counted(self) -> dict[str, float]:
         counts = self.counted()
@@ -519,11 +539,6 @@ def open_system(
 
         return open_environment(given, run, dry=dry, devices=devices)
     return OPENING.open_system(given, run, dry=dry, devices=devices)
-
-
-def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order."""
-    return [_stage(kind, config, mesh, model) for kind in config.stages]
 
 
 def _stage(kind: str, config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,14 +50,12 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
-from qrag_jax.systems.rlvr import TurnTexts, stages_of
+from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
 from qrag_jax.systems.token_system import (
     EVALUATED,
-    BatchSystem,
     Opening,
-    Stage,
     model_of,
 )
 
@@ -233,11 +231,8 @@ _ADVICE = (
 
 
 @dataclasses.dataclass
-class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
+class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     """See `systems.System`."""
-
-    SECTION: ClassVar[str] = "tools"
-    NAME: ClassVar[str] = "rlvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,11 +257,6 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         for messages in self.inputs.about.prompts:
             if messages:
                 yield tuple(self.inputs.renderer.text(message) for message in messages)
-
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The one stage, of rewards."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
 
     # ---------------------------------------------------------------- episodes
 
@@ -414,7 +404,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         played = self.play(params, self.inputs.dev, places, keys, stop, greedy=greedy)
         for number, episode in enumerate(played):
             place, ended = places[number // draws], episode.ended
-            row = self._prediction(place, self.trajectory(episode, place, number % draws))
+            row = self._row(place, self.trajectory(episode, place, number % draws))
             record: Mapping[str, Any] = (
                 ended.record
                 if isinstance(ended, Scored)
@@ -424,22 +414,9 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
             rows.append(row)
         return rows
 
-    def _prediction(self, place: int, trajectory: TokenTrajectory) -> Prediction:
-        return Prediction(
-            id=self.id_of(place),
-            question=self.inputs.question(self.inputs.dev, place),
-            answers=[],
-            hops=0,
-            draw=trajectory.member,
-            prediction="",
-            reward=trajectory.parts.get(REWARD),
-            turns=self._texts.of(trajectory),
-            trajectory=trajectory.to_json(),
-        )
-
-    @cached_property
-    def _texts(self) -> TurnTexts:
-        return TurnTexts(self.inputs.speech)
+    def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
+        name, question = self.id_of(place), self.inputs.question(self.inputs.dev, place)
+        return self._prediction(trajectory, name, question)
 
     @cached_property
     def _scores(self) -> EnvironmentScores:
@@ -450,14 +427,11 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         def logged(numbers: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
             places = [self.asked[number] for number in numbers]
             return [
-                self._prediction(place, self.trajectory(each, place, 0))
+                self._row(place, self.trajectory(each, place, 0))
                 for place, each in zip(places, episodes, strict=True)
             ]
 
         return EnvironmentScores(play, logged)
-
-    def _groups(self, stage: Stage) -> int:
-        return self.config.train.batch_size
 
     def _counted(self) -> dict[str, float]:
         counts = self.play_counts
