@@ -257,42 +257,28 @@ def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
 _GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
 
 
-class RewriteGuard:
-    """Looks at updates; see `feedback.rewrite_guards`.
+class RewriteGuard(Guards):
+    """Says what it sees, or ends the training.
 
     Attributes:
         ended: why the training ends before its next update; "": it goes on.
     """
 
     def __init__(self, config: GuardsConfig) -> None:
-        self.ended = ""
-        self._config, self._guards = config, Guards(config)
+        super().__init__(config)
+        self.ended, self._action = "", config.action
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that it looks at."""
-        return self._config.metrics
-
-    def look(self, metrics: Mapping[str, float]) -> None:
+    def look(self, metrics: Mapping[str, float]) -> str | None:
         """Looks at one update, and settles what happens."""
-        told = self._guards.look(metrics)
-        if told is None:
-            return
-        if self._config.action == TELL:
+        told = super().look(metrics)
+        if told is not None and self._action == TELL:
             log(f"guard: {told}")
-        else:
+        elif told is not None:
             self.ended = (
                 f"{told} The training ends here, as config.guards.action says; the best checkpoint "
                 "is kept. To go on all the same, raise the limit and give the same command."
             )
-
-    def state(self) -> dict[str, Any]:
-        """All that it remembers, as JSON has it."""
-        return {"counts": self._guards.state()}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave."""
-        self._guards.restore(saved["counts"])
+        return told
 
 
 class GuardedExperience(AgentExperience):
@@ -319,12 +305,7 @@ class GuardedExperience(AgentExperience):
         super().__init__(order, playing, counts, done, pending=pending)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `AgentExperience`.
-
-        Raises:
-            EndedEarly: the guard ends the training.
-            Stopped: as there.
-        """
+        """See `AgentExperience`; raises `EndedEarly` if the guard ends the training."""
         if self._guard.ended:
             raise EndedEarly(self._guard.ended)
         return super().next(state, number, stop)
@@ -386,8 +367,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         """See `System`."""
         stage, state = self._at_stage(state)
         state, metrics = self._learned(stage, state, episodes)
-        if stage.kind == RL and self.guard.metrics:
-            found = {name: metrics[name] for name in self.guard.metrics if name in metrics}
+        if stage.kind == RL and self.config.guards.metrics:
+            found = {name: metrics[name] for name in self.config.guards.metrics if name in metrics}
             self.guard.look(self._shape | jax.device_get(found))
         return state, metrics
 
