@@ -146,15 +146,14 @@ def demonstrations(system) -> Script:
     return script
 
 
-@pytest.mark.parametrize("ways", ["styles", "bare"])
-def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways: str) -> None:
-    with opened(small(tries__ways=ways, styles__marked=1.0), tmp_path / "run") as system:
+def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path) -> None:
+    with opened(small(tries__ways="bare", styles__marked=1.0), tmp_path / "run") as system:
         experience, state = system.lessons(), system.first_state()
         blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
         speech = system.inputs.speech
         read = "".join(speech.text(row) for row in blocks.tokens)
         assert "style: " in read
-        assert system.variants == ((0,) if ways == "bare" else (1, 2))
+        assert system.variants == (0,)
 
 
 def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:

@@ -228,32 +228,18 @@ def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
         assert np.isfinite(float(metrics["loss"]))
 
 
-TASKS = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]
-
-
-def changed(**fields) -> list:
-    return [TASKS[0], dataclasses.replace(TASKS[1], **fields), TASKS[2]]
-
-
 def test_every_part_of_a_task_counts() -> None:
-    first, *others = TASKS[1].documents
-    other_text = (first._replace(text=f"{first.text} It is old."), *others)
-    other_gold = (first._replace(is_supporting=not first.is_supporting), *others)
-    found = {
-        fingerprint(tasks)
-        for tasks in (
-            TASKS,
-            TASKS[:2],
-            TASKS[::-1],
-            changed(answers=("1931",)),
-            changed(question="Who?"),
-            changed(documents=other_text),
-            changed(documents=other_gold),
-            changed(documents=tuple(reversed(TASKS[1].documents))),
-        )
-    }
-    assert len(found) == 8
-    assert fingerprint(list(TASKS)) in found
+    tasks = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]
+    first, *others = tasks[1].documents
+    changes: list[dict[str, Any]] = [
+        {"answers": ("1931",)},
+        {"question": "Who?"},
+        {"documents": (first._replace(text=f"{first.text} It is old."), *others)},
+        {"documents": (first._replace(is_supporting=not first.is_supporting), *others)},
+    ]
+    lists = [[tasks[0], dataclasses.replace(tasks[1], **each), tasks[2]] for each in changes]
+    found = {fingerprint(each) for each in (tasks, tasks[:2], tasks[::-1], *lists)}
+    assert len(found) == 3 + len(changes)
 
 
 GOLD = "p4"

@@ -17,7 +17,6 @@ from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.episode import Document, Look, Open
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
@@ -360,30 +359,3 @@ def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path)
             served.open()
     with pytest.raises(InputError, match="engine is 'annoy'; use one of exact, scan, faiss"):
         IndexAt(index, "annoy")
-
-
-def test_words_and_vectors_are_fused(index: Path, tower: Path, tmp_path: Path) -> None:
-    shutil.copytree(index, both := tmp_path / "index")
-    corpus = StoredCorpus(both / "corpus")
-    BM25Index.build(corpus).save(both / "bm25")
-    encoder = PlainEncoder(str(tower))
-    asks = [Ask(text, count=5) for _, text in short_texts()]
-    by_words, by_vectors, fused = (
-        served.open().search(asks)
-        for served in (
-            ServedSearch(IndexAt(both)),  # nothing makes vectors
-            ServedSearch(IndexAt(both), encoder=encoder),
-            ServedSearch(IndexAt(both, "hybrid"), encoder=encoder),
-        )
-    )
-    own = ServedSearch(IndexAt(index), encoder=encoder).open()
-    assert by_vectors == own.search(asks)
-    assert by_words not in (by_vectors, fused)
-    # Ranks of both: a passage that is first in both has the highest sum there is.
-    for one, other, both_of in zip(by_words, by_vectors, fused, strict=True):
-        assert isinstance(one, list)
-        assert isinstance(other, list)
-        assert isinstance(both_of, list)
-        if one[0].id == other[0].id:
-            assert both_of[0].id == one[0].id
-            assert both_of[0].score == pytest.approx(2 / 61)
