@@ -168,19 +168,19 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         most=tools.most,
     )
     library = open_library(config, mesh)
-    made = _made(config, "train") if asked.train == BRIDGE else None
+    bridge = _bridge(config, "train") if asked.train == BRIDGE else None
     train: Sequence[ToolTask] = ()
     if trains:
-        train = [*map(bridge_task, made)] if made else _read(config, asked.train)
-    of_dev = _made(config, "dev") if asked.dev == BRIDGE else None
+        train = [*map(bridge_task, bridge)] if bridge else _read(config, asked.train)
+    bridge_dev = _bridge(config, "dev") if asked.dev == BRIDGE else None
     dev: Sequence[ToolTask]
-    dev = [*map(bridge_task, of_dev)] if of_dev else _read(config, asked.dev)
+    dev = [*map(bridge_task, bridge_dev)] if bridge_dev else _read(config, asked.dev)
     train = _without(train, dev) if trains else train
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    texts = partial(_demonstrated_texts, config, agent, made) if made else None
+    texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
     model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
     check_room(config, speech, longest.id, agent.opening(longest.question), 1)
@@ -193,7 +193,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         train=train,
         dev=[dev[number] for number in shown.places],
         drawn=shown,
-        demonstrated=made if trains and made and SFT in config.stages else (),
+        demonstrated=bridge if trains and bridge and SFT in config.stages else (),
         data={
             "questions": fingerprint(train),
             DEV: fingerprint(dev),
@@ -204,7 +204,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     )
 
 
-def _made(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
+def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
     """The questions that are made here."""
     asked = config.questions
     count = asked.bridge_train if split == "train" else asked.bridge_dev

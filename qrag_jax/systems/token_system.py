@@ -162,25 +162,16 @@ def model_of(
             )
         return texts()
 
-    platform = Platform.of(mesh)
+    platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
-    return model, speech_of(config, model, turn)
-
-
-def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
-    """Between the text and the ids of a model.
-
-    Args:
-        turn: most tokens that a turn may sample.
-    """
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded, room = model.loaded, config.sampling.room
+    loaded, thinking = model.loaded, {"": None, "on": True, "off": False}[config.model.thinking]
     if room > loaded.model.max_positions:
         raise InputError(
             f"config.sampling.room is {room}, but {model.folder} has "
             f"{loaded.model.max_positions} positions; lower it."
         )
-    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
+    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
+    return model, Speech(loaded.tokenizer, scaffold, turn, room)
 
 
 def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
