@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.dataset_parts import parse_parts, read_part
-from qrag_jax.data.sample import Sample, Split
+from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.documents import bridge_task, tasks_of
@@ -212,7 +212,7 @@ def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
 
 
 def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples: list[Sample] = []
+    samples: list[Any] = []
     for part in parse_parts(text):
         found, report = read_part(part)
         samples += found
