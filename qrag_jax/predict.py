@@ -23,6 +23,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics.rows import RewriteRow
@@ -42,6 +47,7 @@ from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, writ
 from qrag_jax.systems.rlvr_scoring import open_player
 from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
 from qrag_jax.systems.scoring import resumable
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
 
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
@@ -152,6 +158,16 @@ def _weights(player: Any, workdir: Path | None) -> Weights:
             "or first."
         )
     return weights
+
+
+def _opened(
+    workdir: Path, config: ConfigDict, out: Path | None
+) -> AbstractContextManager[Predictor[Any, Any, Any]]:
+    if config.system == leret_config.NAME:
+        return open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, out))
+    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
+    search = search_beside(workdir, config, queries, out)
+    return open_rewriter(config, workdir, queries=queries, samples=SAMPLES.value, search=search)
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.entry_points import (
@@ -51,31 +50,6 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert any("critic" in name for name in saved_state(run, STEPS))
     stages = [path.name for path in (run / "checkpoints" / "stages").iterdir()]
     assert stages == [f"{SCRIPT}"]
-
-
-WAYS = {
-    "several": ("ppo.epochs=2", "ppo.minibatches=2"),
-    "grpo": ("algorithm=grpo", "grpo.longest=32"),
-    "adapters": ("model.lora.rank=2",),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_ways_train(way: str, commands: Commands, run: Path, tmp_path: Path) -> None:
-    workdir, critic = tmp_path / "run", way in ("several", "adapters")
-    fields = ("stages=('rl',)", "train.steps=2", f"model.path={run / 'model'}", *WAYS[way])
-    given = [*TINY, *(f"--config.{field}" for field in fields)]
-    commands.succeed("train", *given, f"--workdir={workdir}")
-    lines = [line for line in metric_lines(workdir) if "train/return" in line]
-    assert [line["step"] for line in lines] == [1, 2]
-    for line in lines:
-        assert np.isfinite(line["train/loss"])
-        assert bool(line.get("train/value_loss")) == critic
-    names = saved_state(workdir, 2)
-    assert any("critic" in name for name in names) == critic
-    assert any("lora_a" in name for name in names) == (way == "adapters")
-    of_critic = [name for name in names if name.startswith("critic/tower")]
-    assert any("lora_a" in name for name in of_critic) == (way == "adapters")
 
 
 # ---------------------------------------------------------------- a service that misbehaves

@@ -68,15 +68,6 @@ def test_all_weights_and_rules_are_scored(run: Path) -> None:
     assert "hop2/all_gold" in summary["gains"]["untrained"]
 
 
-def test_logs_are_not_written_twice_and_not_mixed(commands: Commands, run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (run / "eval").glob("*.jsonl")}
-    assert len(before) == 10
-    commands.succeed("evaluate", *of(run))
-    assert before == {path: path.stat().st_mtime_ns for path in (run / "eval").glob("*.jsonl")}
-    for changed in ("--samples=2", "--config.sampling.temperature=0.5"):
-        assert "--restart" in refusal(commands.run("evaluate", *of(run), changed))
-
-
 def test_other_questions_have_a_pool_of_their_own(
     commands: Commands, run: Path, tmp_path: Path
 ) -> None:
@@ -121,19 +112,6 @@ def test_a_line_has_all_hops_of_a_question(predicted: Path) -> None:
             assert min(hop.read, hop.sampled) > 0
     assert any(hop.found for row in rows for hop in row.hops)
     assert read_record(predicted)["search"]["gold_by"] == "passage"
-
-
-def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
-    whole = predicted.read_text()
-    lines = whole.splitlines(keepends=True)
-    other = run / "other.jsonl"
-    shutil.copy(predicted.with_suffix(".json"), other.with_suffix(".json"))
-    other.write_text("".join(lines[:3]) + lines[3][:30])
-    commands.succeed("predict", *of(run), f"--out={other}")
-    assert other.read_text() == whole
-    assert "--restart" in refusal(commands.run("predict", *of(run, "sft"), f"--out={other}"))
-    commands.succeed("predict", *of(run, "first"), f"--out={other}", "--restart")
-    assert other.read_text() != whole
 
 
 def test_questions_of_a_file_bring_their_passages(

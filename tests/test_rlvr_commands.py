@@ -30,7 +30,6 @@ from tests.entry_points import (
     refusal,
     same_numbers,
 )
-from tests.evaluators.shown_pages import read_page
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 
 TINY, STEPS = COURSES["rlvr"].fields, COURSES["rlvr"].steps
@@ -166,17 +165,6 @@ def test_scores_are_read_from_the_files(commands: Commands, run: Path, tmp_path:
         assert found[name]["mean"] == pytest.approx(np.mean(means))
     before = json.loads((run / "eval" / "summary.json").read_text())["scores"]
     assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
-
-
-def test_a_run_is_shown_with_a_table_of_its_predictions(
-    commands: Commands, run: Path, tmp_path: Path
-) -> None:
-    out = commands.succeed("show", str(run), f"--out={tmp_path}/page.html")
-    for label in FOLDERS:
-        for retriever in ("bm25", "golden"):
-            assert f"{label}/{retriever}.jsonl" in out
-    (section,) = read_page(tmp_path / "page.html")["sections"]
-    assert len(section["episodes"]) == QUESTIONS * DRAWS
 
 
 def test_what_does_not_go_together_is_refused(

@@ -268,12 +268,11 @@ def test_killed_in_the_middle_of_tries(commands: Commands, tmp_path: Path) -> No
     assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
     path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
     kept = path.read_bytes()
-    whole = kept[: kept.rindex(b'{"part"')] + kept[kept.rindex(b'{"part"') :].splitlines(True)[0]
+    whole = b"".join(kept.splitlines(True)[:8])  # a part, at least
     commands.succeed(*words)
     assert path.read_bytes().startswith(whole)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert "part" in rows[-1]
-    tries = [Try.from_json(row) for row in rows if "part" not in row]
+    tries = [Try.from_json(row) for row in rows]
     assert len({each.key for each in tries}) == len(tries) == 8 * 2 * 4  # questions, prompts, draws
     assert {each.question for each in tries} == set(range(8))
     assert not any(each.outcome in CAUSES for each in tries)

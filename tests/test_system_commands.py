@@ -49,7 +49,7 @@ def test_what_a_run_leaves(system: str, trained: Callable[[str], Path]) -> None:
 
 def in_the_tries(workdir: Path) -> bool:
     path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
-    return path.exists() and b'{"part"' in path.read_bytes()
+    return path.exists() and path.stat().st_size > 0
 
 
 # When a run is killed: after a step, or where something is true of its folder. HARR is killed

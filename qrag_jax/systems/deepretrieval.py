@@ -7,17 +7,18 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from qrag_jax.environments.queries import RewriteTask
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
@@ -33,8 +34,24 @@ from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.rows import RewriteRow
+from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.feedback.rewrite_guards import (
+    GUARD_MEASURES,
+    TELL,
+    Guards,
+    GuardsConfig,
+    guard_measures,
+)
+from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
+from qrag_jax.learners.optimizers import make_optimizer
+from qrag_jax.learners.policy_state import PolicyState
+from qrag_jax.learners.ppo_config import NONE
+from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
+from qrag_jax.learners.token_update import make_token_update
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import TokenTrajectory
@@ -43,33 +60,278 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.config import CAUSES
+from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
+from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
+from qrag_jax.runtime.mesh import put_whole
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.systems import deepretrieval_config
 from qrag_jax.systems.deepretrieval_config import (
-    FREE_FIELDS,
-    PATHS,
     PPO,
     RL,
     SCRIPT,
     RewriteConfig,
-    load_config,
-)
-from qrag_jax.systems.deepretrieval_episodes import (
-    GuardedExperience,
-    RewriteEpisodes,
-    RewriteGuard,
 )
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.query_search import REMOTE
+from qrag_jax.systems.query_search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,
     Opening,
     Stage,
-    StagedOrder,
-    StageRules,
-    check_server,
     imitation_optimizer,
     make_stage,
 )
+
+Found = tuple[Document, ...] | Failure
+
+
+class _Search(NamedTuple):
+    """A search as `Patience` takes it."""
+
+    ended: Found
+
+
+@dataclasses.dataclass
+class OriginalQueries:
+    """Searches original queries.
+
+    Attributes:
+        search: (tasks, k, queries) → what the queries find, best first.
+    """
+
+    search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
+    reward: RewriteReward
+    attempts: int
+
+    def __post_init__(self) -> None:
+        # By the whole task: ids are unique within a part of the data alone.
+        self._measures: dict[RewriteTask, float] = {}
+
+    def found(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
+        """What each task's original query finds, best first; few of the searches have failed."""
+        if not tasks:
+            return []
+        played = patience.play(tasks, lambda some: [*map(_Search, self.searched(some, k))])
+        return [each.ended for each in played]
+
+    def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
+        """The reward's measure of what each task's original query finds; it is kept."""
+        new = [each for each in dict.fromkeys(tasks) if each not in self._measures]
+        failed: dict[RewriteTask, Failure] = {}
+        for task, found in zip(new, self.found(new, self.reward.config.k, patience), strict=True):
+            if isinstance(found, Failure):
+                failed[task] = found
+            else:
+                self._measures[task] = self.reward.measure(task, found)
+        return [failed[each] if each in failed else self._measures[each] for each in tasks]
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+    ) -> list[Found]:
+        """What queries find, best first; those that fail are searched for again.
+
+        Args:
+            queries: None: the original ones.
+        """
+        texts = [each.question for each in tasks] if queries is None else queries
+        found = self.search(tasks, k, texts)
+        for _ in range(self.attempts - 1):
+            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
+            if not failed:
+                break
+            again = self.search([tasks[n] for n in failed], k, [texts[n] for n in failed])
+            for place, each in zip(failed, again, strict=True):
+                found[place] = each
+        return found
+
+
+class RewriteEpisodes:
+    """Makes trajectories of the queries of a run."""
+
+    def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
+        self.reward = RewriteReward(config.reward, _entries(config, inputs))
+        self._config, self._inputs = config, inputs
+        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
+
+    def imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
+        """The demonstrations of a step of the stage script, of these queries."""
+        config, inputs, found = self._config, self._inputs, []
+        assert inputs.script is not None
+        for place, number in enumerate(numbers):
+            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
+            talk = Talk(
+                Rewritten(answer=shown.query),
+                ((inputs.agent.prompt.messages(shown.task), shown.query),),
+            )
+            episode = encoded(talk, inputs.speech)
+            if config.script.observed:
+                episode = all_sampled(episode)
+            found.append(
+                TokenTrajectory(
+                    question=number,
+                    member=0,
+                    attempt=1,
+                    segments=episode.segments,
+                    status=DONE,
+                    parts={REWARD: 0.0},
+                    facts={},
+                )
+            )
+        return found
+
+    def trajectories(
+        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int], patience: Patience
+    ) -> list[TokenTrajectory]:
+        """Played episodes with their rewards.
+
+        Args:
+            episodes: as many of each query, which are neighbours.
+        """
+        members = len(episodes) // max(len(numbers), 1)
+        tasks = [self._inputs.train[number] for number in numbers]
+        originals = self.originals.measures(tasks, patience)
+        return [
+            self.trajectory(
+                episode,
+                (numbers[place // members], place % members),
+                tasks[place // members],
+                originals[place // members],
+            )
+            for place, episode in enumerate(episodes)
+        ]
+
+    def trajectory(
+        self,
+        episode: TokenEpisode,
+        of: tuple[int, int],
+        task: RewriteTask,
+        original: float | Failure,
+    ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it, or the original, failed.
+
+        Args:
+            of: numbers of its query, and of it among the episodes of this query.
+        """
+        ended, status, parts = episode.ended, episode.status, {}
+        if isinstance(original, Failure):
+            status = original.cause
+        elif isinstance(ended, Rewritten):
+            parts = self.reward.of(task, ended, original)
+        return TokenTrajectory(
+            question=of[0],
+            member=of[1],
+            attempt=episode.attempts,
+            segments=episode.segments,
+            status=status,
+            parts=parts,
+            facts=facts_of(ended),
+        )
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
+    ) -> list[tuple[Document, ...] | Failure]:
+        """What queries find, best first."""
+        looks = [Look(one_line(query), k) for query in queries]
+        return self._inputs.library.look([*zip(tasks, looks, strict=True)])
+
+    def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+        """Means of the guards' measures of the queries, and of the parts of rewards."""
+        shapes = []
+        for each in trajectories:
+            if query := each.facts.get("answer"):
+                task = self._inputs.train[each.question]
+                shapes.append(guard_measures(task.question, query, task.answers))
+        return {
+            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
+            for name in GUARD_MEASURES
+        } | _parts_of(trajectories)
+
+
+def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
+    """Of the collections of the training queries; none unless reading costs."""
+    library = inputs.library.library
+    if not config.reward.reading_cost or not isinstance(library, Collections):
+        return {}
+    names = {task.collection for task in inputs.train}
+    return {
+        name: Entries.of(passage.whole for passage in own.corpus)
+        for name, own in library.by_name.items()
+        if name in names
+    }
+
+
+def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+    """Means of the parts of rewards but the reward itself, over the episodes that have them."""
+    rows = [each.parts for each in trajectories if each.parts]
+    names = [name for name in (rows[0] if rows else {}) if name != REWARD]
+    return {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in names}
+
+
+_GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
+
+
+class RewriteGuard(Guards):
+    """Says what it sees, or ends the training.
+
+    Attributes:
+        ended: why the training ends before its next update; "": it goes on.
+    """
+
+    def __init__(self, config: GuardsConfig) -> None:
+        super().__init__(config)
+        self.ended, self._action = "", config.action
+
+    def look(self, metrics: Mapping[str, float]) -> str | None:
+        """Looks at one update, and settles what happens."""
+        told = super().look(metrics)
+        if told is not None and self._action == TELL:
+            log(f"guard: {told}")
+        elif told is not None:
+            self.ended = (
+                f"{told} The training ends here, as config.guards.action says; the best checkpoint "
+                "is kept. To go on all the same, raise the limit and give the same command."
+            )
+        return told
+
+
+class GuardedExperience(AgentExperience):
+    """An experience that a guard may end; its position has the guard's state, too.
+
+    Args:
+        position: what `position` gave of the batches that were learned from; None: nothing was.
+    """
+
+    def __init__(
+        self,
+        order: Any,
+        playing: Playing,
+        counts: Callable[[], dict[str, float]],
+        guard: RewriteGuard,
+        *,
+        position: Any = None,
+        pending: Sequence[Any] = (),
+    ) -> None:
+        self._guard = guard
+        if position:
+            guard.restore(position[_GUARD])
+        done = int(position[_BATCHES]) if position else 0
+        super().__init__(order, playing, counts, done, pending=pending)
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
+        """See `AgentExperience`; raises `EndedEarly` if the guard ends the training."""
+        if self._guard.ended:
+            raise EndedEarly(self._guard.ended)
+        return super().next(state, number, stop)
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """See `AgentExperience`."""
+        batches, pending = super().position()
+        return {_BATCHES: batches, _GUARD: self._guard.state()}, pending
 
 
 @dataclasses.dataclass
@@ -78,13 +340,11 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     SECTION: ClassVar[str] = "rollout"
     NAME: ClassVar[str] = "deepretrieval"
+    SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".3f"}, self._advice, CAUSES["deepretrieval"]
-        )
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self.episodes = RewriteEpisodes(config, inputs)
         self.guard = RewriteGuard(config.guards)
@@ -107,48 +367,46 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
-        prompt = self.inputs.agent.prompt
-        check_server(self, (prompt.messages(task) for task in self.inputs.train), stop)
+        self.check_server(stop)
         return GuardedExperience(
             self._order,
-            self.playing(),
+            self._playing(),
             self._counted,
             self.guard,
             position=run.progress.batches,
             pending=run.progress.pending,
         )
 
-    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
+    def _openings(self) -> Iterable[Messages]:
+        prompt = self.inputs.agent.prompt
+        return (prompt.messages(task) for task in self.inputs.train)
+
+    def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
         """See `System`."""
         stage, state = self._at_stage(state)
         state, metrics = self._learned(stage, state, episodes)
-        if stage.kind == RL and self.guard.metrics:
-            found = {name: metrics[name] for name in self.guard.metrics if name in metrics}
+        if stage.kind == RL and self.config.guards.metrics:
+            found = {name: metrics[name] for name in self.config.guards.metrics if name in metrics}
             self.guard.look(self._shape | jax.device_get(found))
         return state, metrics
 
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
+        config, model = self.config, self.inputs.model
+        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
 
     # ---------------------------------------------------------------- episodes
 
-    @cached_property
-    def _order(self) -> Any:
-        """Queries by batches; each stage has its own order, and its own size of batches."""
-        config, inputs = self.config, self.inputs
-        shown = len(inputs.script.given) if inputs.script is not None else 1
-        return StagedOrder(
-            config.first_steps,
-            QuestionOrder(shown, config.script.batch_size, config.seed),
-            QuestionOrder(len(inputs.train), config.groups, config.seed),
-        )
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        script = self.inputs.script
+        given = self.inputs.train if stage.kind == RL or script is None else script.given
+        return len(given), None
 
     @property
     def _turn(self) -> int:
         """See `TokenSystem`."""
-        return self.config.rollout.query_tokens
+        return self.config.learned_tokens if self.config.rollout.query_tokens else 0
 
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -162,18 +420,38 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         patience = self.player.patience(stop, Failure)
         return self.episodes.trajectories(episodes, numbers, patience)
 
-    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
+    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
-        if self._stage_of(trajectories).kind == RL:
+        if stage.kind == RL:
             self._shape = self.episodes.shape_of(trajectories)
-        return super()._batch(trajectories)
+        if not self._by_ppo(stage):
+            return super()._batch(stage, trajectories)
+        return put_whole(self._arrays(stage, trajectories), ppo_shardings(self.mesh))
+
+    def _by_ppo(self, stage: Stage) -> bool:
+        return stage.kind == RL and self.config.algorithm == PPO
+
+    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
+        if self._by_ppo(stage):
+            return ppo_episodes(stage.policy, batch, shape)
+        return super()._episodes(stage, batch, shape)
 
     def play(
-        self, params: Any, tasks: Sequence[RewriteTask], stop: StopSignal, *, greedy: bool
+        self,
+        params: Any,
+        tasks: Sequence[RewriteTask],
+        stop: StopSignal,
+        *,
+        greedy: bool,
+        stream: int = EVALUATED,
     ) -> list[TokenEpisode]:
-        """Plays queries for evaluation; they find as many documents as its measures need."""
+        """Plays queries for evaluation; they find as many documents as its measures need.
+
+        Args:
+            stream: another one has other draws.
+        """
         agent = agent_of(self.config, self.config.eval.depth)
-        starts = self.player.starts(tasks, 1, EVALUATED)
+        starts = self.player.starts(tasks, 1, stream)
         return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property
@@ -194,12 +472,12 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         measures, best_by = config.eval.measures, config.eval.best_by
         return RewriteScores(tasks, play, originals, measures, best_by)
 
-    def _longest(self, stage: Stage) -> Any:
-        """A batch whose rows are as long as they may be."""
-        config, scripted = self.config, stage.kind == SCRIPT
-        groups = config.script.batch_size if scripted else config.groups
-        sampled = config.writing.query_tokens if scripted else config.learned_tokens
-        return self._arrays(self._full(stage, groups, sampled, scripted=scripted))
+    def _groups(self, stage: Stage) -> int:
+        return self.config.script.batch_size if stage.kind == SCRIPT else self.config.groups
+
+    def _sampled(self, stage: Stage) -> int:
+        config = self.config
+        return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
     def _counted(self) -> dict[str, float]:
         library = self.inputs.library
@@ -230,67 +508,35 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-OPENING = Opening(
-    system=DeepRetrieval,
-    config=RewriteConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=PATHS,
-    load=_load,
-)
+OPENING = Opening(DeepRetrieval, deepretrieval_config, RewriteConfig.of, _load)
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
 
 
-def stages_of(config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order."""
-    found = []
-    if SCRIPT in config.stages:
+def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
+    rl, ppo, optimizer = RL in config.stages, config.algorithm == PPO, config.optimizer
+    algorithm: Any = config.rule if kind == RL else config.script
+    if kind == SCRIPT:
         steps = config.script.steps * config.script.epochs
         optimizer = imitation_optimizer(config.optimizer, config.script, steps)
-        found.append(_rules(config, model, SCRIPT, optimizer))
-    if RL in config.stages:
-        found.append(_rules(config, model, RL, config.optimizer))
-    return [make_stage(config, mesh, model, rules) for rules in found]
-
-
-def _rules(
-    config: RewriteConfig, model: FirstLanguageModel, kind: str, optimizer: OptimizerConfig
-) -> StageRules:
-    learns, ppo = kind == RL, config.algorithm == PPO
-    algorithm: Any = config.rule if learns else config.script
-    first = config.first_steps if learns else 0
-    schedule, critic = learning_rate_schedule(optimizer), _critic(config)
-    return StageRules(
-        kind=kind,
-        algorithm=algorithm,
-        parts=_parts(config, make_optimizer(optimizer), critic, model),
-        weights=(1.0,),
-        schedule=lambda step: schedule(step - first * algorithm.updates_per_batch),
-        make_update=make_token_update,
+    by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
+    per_batch = algorithm.updates_per_batch if by_ppo else algorithm.epochs
+    # One state serves all stages, so all of them have a reference and a critic if one does.
+    critic = None
+    if rl and ppo and config.ppo.critic != NONE:
+        rate = config.ppo.critic_learning_rate
+        critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+    return make_stage(
+        config,
+        mesh,
+        model,
+        kind,
+        algorithm,
+        optimizer=optimizer,
+        make_update=make_ppo_update if by_ppo else make_token_update,
         first=first,
-        rests_until=first + config.ppo.critic_warmup if learns and ppo else 0,
-    )
-
-
-def _critic(config: RewriteConfig) -> optax.GradientTransformation | None:
-    if RL not in config.stages or config.algorithm != PPO or config.ppo.critic == NONE:
-        return None
-    rate = config.ppo.critic_learning_rate
-    return make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-
-
-def _parts(
-    config: RewriteConfig,
-    optimizer: optax.GradientTransformation,
-    critic: optax.GradientTransformation | None,
-    model: FirstLanguageModel,
-) -> Parts:
-    """One state serves all stages, so all of them have a reference and a critic if one does."""
-    ppo = config.algorithm == PPO
-    weight = config.ppo.kl if ppo else config.grpo.beta
-    return Parts(
-        optimizer,
-        critic,
-        keeps_reference=RL in config.stages and weight > 0,
-        width=model.loaded.model.trunk.config.hidden_size,
+        step_of=lambda step: step - first * per_batch,
+        weights=(1.0,),
+        keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
+        critic_optimizer=critic,
+        rests_until=first + config.ppo.critic_warmup if by_ppo else 0,
     )

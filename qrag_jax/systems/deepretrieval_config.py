@@ -17,18 +17,16 @@ from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, check_stages, sections_of
 from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.rewrite_script import DroppedConfig
 from qrag_jax.systems.token_config import (
     ScriptConfig,
     TokenConfig,
-    served_config,
+    settle_stages,
 )
 
 NAME = "deepretrieval"
@@ -91,6 +89,43 @@ class WritingConfig:
     def kind(self) -> PromptKind:
         """What the prompt asks for."""
         return prompt_kind(self.prompt, self.form, boolean=self.boolean)
+
+
+ANY, FREQUENT, RARE = KINDS = ("any", "frequent", "rare")
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedConfig:
+    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out."""
+
+    # What a demonstration leaves out, one of these drawn for each: any words, frequent ones alone,
+    # or rare ones alone
+    kinds: tuple[str, ...] = (ANY,)
+    share: float = 0.25  # probability with which any word is left out
+    frequent_share: float = 0.9  # a frequent word, of the kind frequent
+    rare_share: float = 0.25  # another word, of the kind rare
+    frequent_from: float = 0.1  # a word is frequent that more than this share of the texts have
+    least_words: int = 4  # of a demonstration
+    most_words: int = 30
+    # Of single sentences, of two neighbours, and so on up to so many. Long queries need long ones
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        check_least("dropped", self, least_words=1, most_words=self.least_words, together=1)
+        if not self.kinds or not {*self.kinds} <= {*KINDS}:
+            raise InputError(
+                f"config.dropped.kinds is {self.kinds}; name some of {', '.join(KINDS)}."
+            )
+        for name in ("share", "frequent_share", "rare_share"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise InputError(
+                    f"config.dropped.{name} is {share}; use a probability, 0 to less than 1."
+                )
+        if not 0 < self.frequent_from < 1:
+            raise InputError(
+                f"config.dropped.frequent_from is {self.frequent_from}; use a share above 0 and "
+                "below 1."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,11 +211,7 @@ PATHS = ("queries.train", "queries.dev", "search.corpus", "model.path")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewriteConfig(TokenConfig):
-    """The settings of a config, one dataclass for each section.
-
-    Attributes:
-        first_steps: steps of the stage `script`.
-    """
+    """The settings of a config, one dataclass for each section."""
 
     algorithm: str
     queries: QueriesConfig
@@ -216,17 +247,12 @@ class RewriteConfig(TokenConfig):
             )
         if parts["search"].engine == REMOTE:
             _check_depths(parts["engine"], parts["reward"].k, parts["eval"])
-        train, rule = parts["train"], parts[config.algorithm]
+        rule = parts[config.algorithm]
         if RL in stages:
             _check_learning(config.algorithm, parts)
-        first = parts[SCRIPT].steps if SCRIPT in stages else 0
-        last = train.steps if RL in stages else 0
-        parts["train"] = dataclasses.replace(train, steps=first + last)
-        parts["optimizer"] = dataclasses.replace(
-            parts["optimizer"], total_steps=max(last, 1) * rule.updates_per_batch
-        )
-        if RL in stages and parts["sampling"].engine == SERVER:
-            parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)
+        per_batch = rule.updates_per_batch if config.algorithm == PPO else rule.epochs
+        stale = parts["rollout"].staleness
+        first = settle_stages(config, parts, SCRIPT, RL, per_batch=per_batch, stale=stale)
         return cls(first_steps=first, **parts)
 
     @property
@@ -237,7 +263,8 @@ class RewriteConfig(TokenConfig):
     @property
     def learned_tokens(self) -> int:
         """Tokens that an output may have in learning."""
-        return self.rollout.query_tokens or self.writing.query_tokens
+        most = self.writing.query_tokens
+        return min(self.rollout.query_tokens or most, most)
 
     @property
     def groups(self) -> int:
@@ -283,17 +310,11 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.ppo.minibatches is {rule.minibatches}, which does not divide the "
             f"{batch} episodes of config.train.batch_size; use a divisor of it."
         )
-    capped, most = parts["rollout"].query_tokens, writing.query_tokens
-    if capped == 1 or capped > most:
+    most = min(parts["rollout"].query_tokens or writing.query_tokens, writing.query_tokens)
+    if algorithm == GRPO and rule.longest < most:
         raise InputError(
-            f"config.rollout.query_tokens is {capped}; use 2 to {most}, which is "
-            "config.writing.query_tokens, or 0 for as many as that."
-        )
-    if algorithm == GRPO and rule.longest < (capped or most):
-        field = "rollout" if capped else "writing"
-        raise InputError(
-            f"config.grpo.longest is {rule.longest}, less than an output may have "
-            f"(config.{field}.query_tokens is {capped or most}); raise it."
+            f"config.grpo.longest is {rule.longest}, less than an output may have in learning, "
+            f"{most} tokens; raise it."
         )
     weight = rule.kl if algorithm == PPO else rule.beta
     if guards.max_kl and not weight:

@@ -19,9 +19,24 @@ from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask, any_query
+from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
+from qrag_jax.data.files import queries
+from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
+from qrag_jax.data.generators.dropped_words import (
+    STREAM,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+)
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
+from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
+from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
+from qrag_jax.environments.query_rewriting.styles import draw_rewriting
+from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel
@@ -35,50 +50,49 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import (
+    ANY,
+    FREQUENT,
+    SCRIPT,
+    TALKATIVE,
+    DroppedConfig,
+    RewriteConfig,
+)
+from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
     Collections,
     RewriteSearchConfig,
     SearchLibrary,
-    collection_of,
     ids_in,
     open_collections,
     open_passages,
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
-from qrag_jax.systems.token_system import model_of
+from qrag_jax.systems.token_system import check_room, model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
     """What a run reads.
 
     Attributes:
-        model: what is trained.
-        agent: the environment, which finds as many documents as rewards need.
-        library: what is searched; it keeps results.
-        speech: between text and ids.
+        agent: finds as many documents as rewards need.
         train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`.
         script: what is demonstrated; None: nothing is.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     agent: RewriteAgent
     library: KeptResults
-    speech: Speech
-    train: Sequence[RewriteTask]
-    dev: Sequence[RewriteTask]
+    train: Sequence[RewriteTask] = ()
+    dev: Sequence[RewriteTask] = ()
     test: Sequence[RewriteTask]
-    script: RewriteScript | None
-    data: dict[str, str]
+    script: RewriteScript | None = None
 
 
 def load_inputs(
@@ -99,10 +113,10 @@ def load_inputs(
         search: folder of corpora and indexes; None: the run's own.
     """
     queries, made = config.queries, MadeQueries(config)
-    train, dev = _split(config, made) if trains else ([], [])
-    tested = [] if test is None else _read(test, made.test)
+    folders = dict[str, Path]()
+    train, dev = _split(config, made, folders) if trains else ([], [])
+    tested = [] if test is None else _read(test, made.test, folders)
     named = {each.collection for each in (*train, *dev, *tested)}
-    folders = _folders((queries.train, queries.dev, test or ""))
     opened = partial(_opened, begun=search is not None or has_begun(workdir))
     library = opened(config, made, (named, folders), search or workdir / SEARCH)
     told = _digest(library, {each.collection for each in (*train, *dev)})
@@ -167,14 +181,16 @@ def _is_boolean(query: str) -> bool:
     return True
 
 
-def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask], list[RewriteTask]]:
+def _split(
+    config: RewriteConfig, made: MadeQueries, folders: dict[str, Path]
+) -> tuple[list[RewriteTask], list[RewriteTask]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
-    train = _read(queries.train, made.train)
+    train = _read(queries.train, made.train, folders)
     if queries.dev:
-        return train, _read(queries.dev, made.dev)
+        return train, _read(queries.dev, made.dev, folders)
     if queries.train == TALKATIVE:
-        return train, _read(TALKATIVE, made.dev)
+        return train, _read(TALKATIVE, made.dev, folders)
     if len(train) <= queries.held_out:
         raise InputError(
             f"config.queries.train has {len(train)} queries, of which config.queries.held_out, "
@@ -189,8 +205,14 @@ def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask],
     )
 
 
-def _read(text: str, made: Callable[[], list[Query]]) -> list[RewriteTask]:
-    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
+def _read(
+    text: str, made: Callable[[], list[JudgedQuery]], folders: dict[str, Path]
+) -> list[RewriteTask]:
+    """The tasks of a dataset string, part by part: ids need be unique within a part alone.
+
+    Args:
+        folders: gets the folders of collections in BEIR's layout, by their names.
+    """
     if text == TALKATIVE:
         return [_task(each, _MADE) for each in made()]
     found = []
@@ -198,8 +220,18 @@ def _read(text: str, made: Callable[[], list[Query]]) -> list[RewriteTask]:
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
         for report in reports:
             log(report.summary())
-        folder = Path(part.path).expanduser()
-        name = folder.resolve().name if queries.is_collection(folder) else ""
+        folder = Path(part.path).expanduser().resolve()
+        name = folder.name if queries.is_collection(folder) else ""
+        if name in (_MADE, OWN):
+            raise InputError(
+                f"{part.path} is a collection of the name {name}, which other passages of a run "
+                "have; rename the folder."
+            )
+        if name and folders.setdefault(name, folder) != folder:
+            raise InputError(
+                f"{folders[name]} and {folder} are collections of one name, {name}; rename a "
+                "folder."
+            )
         found += [_task(each, name) for each in read]
     return found
 
@@ -218,7 +250,7 @@ def _task(query: Query, collection: str) -> RewriteTask:
 def _opened(
     config: RewriteConfig,
     made: MadeQueries,
-    given: tuple[set[str], dict[str, str]],
+    given: tuple[set[str], Mapping[str, Path]],
     folder: Path,
     *,
     begun: bool,
@@ -227,7 +259,6 @@ def _opened(
 
     Args:
         given: names of collections, and the folders of those that have one.
-        begun: see `query_search.open_query_search`.
     """
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
@@ -242,7 +273,7 @@ def _opened(
         if name == _MADE:
             wanted[name] = made.passages
         elif name:
-            wanted[name] = partial(passages_of, paths[name])
+            wanted[name] = partial(passages_of, str(paths[name]))
         elif not search.corpus and not search.index:
             raise InputError(
                 "queries in files of rows bring no documents; name the corpus that they are about "
@@ -261,34 +292,6 @@ def _digest(library: SearchLibrary, names: set[str]) -> str:
     return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
 
 
-def _folders(texts: Sequence[str]) -> dict[str, str]:
-    """The folders of collections by their names.
-
-    Args:
-        texts: dataset strings; "" names nothing.
-    """
-    found = dict[str, str]()
-    for text in texts:
-        if text in ("", TALKATIVE):
-            continue
-        for part in parse_parts(text, WITHOUT):
-            folder = Path(part.path).expanduser()
-            if not queries.is_collection(folder):
-                continue
-            name = folder.resolve().name
-            if name in (_MADE, OWN):
-                raise InputError(
-                    f"{part.path} is a collection of the name {name}, which other passages of a "
-                    "run have; rename the folder."
-                )
-            first = found.setdefault(name, part.path)
-            if Path(first).expanduser().resolve() != folder.resolve():
-                raise InputError(
-                    f"{first} and {part.path} are collections of one name, {name}; rename a folder."
-                )
-    return found
-
-
 def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:
     """The training queries that are not evaluated on, by collection and text."""
     asked = {(each.collection, each.question) for each in others}
@@ -305,7 +308,7 @@ def _script(
     config: RewriteConfig, made: MadeQueries, library: SearchLibrary
 ) -> RewriteScript | None:
     if config.queries.train == TALKATIVE:
-        return script_of_questions(made.questions)
+        return RewriteScript(made.questions)
     if SCRIPT not in config.stages or not isinstance(library, Collections):
         return None
     texts = {
@@ -319,22 +322,15 @@ def check_prompts(
 ) -> None:
     """Refuses queries whose prompt leaves an output no room."""
 
-    def tokens_of(task: RewriteTask) -> int:
-        return len(speech.scaffold.opening(agent.prompt.messages(task)))
-
     def size(task: RewriteTask) -> int:
         return len(task.question.encode())
 
-    most = config.sampling.room - config.writing.query_tokens
-    around = tokens_of(min(tasks, key=size))
+    shortest, tokens = min(tasks, key=size), config.writing.query_tokens
+    around = len(speech.scaffold.opening(agent.prompt.messages(shortest)))
     for task in tasks:
         # A token has a byte at least, so most queries need not be encoded.
-        if around + size(task) > most and (tokens := tokens_of(task)) > most:
-            raise InputError(
-                f"the prompt of query {task.id!r} has {tokens} tokens, an output may have "
-                f"{config.writing.query_tokens} (config.writing.query_tokens), and "
-                f"config.sampling.room is {config.sampling.room}; raise the room."
-            )
+        if around + size(task) + tokens > config.sampling.room:
+            check_room(config, speech, task.id, agent.prompt.messages(task), tokens)
 
 
 def fingerprint(tasks: Sequence[RewriteTask]) -> str:
@@ -346,45 +342,15 @@ def fingerprint(tasks: Sequence[RewriteTask]) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True)
-class IfThere:
-    """See `token_episodes.Library`: a task whose collection is not there finds nothing.
-
-    Attributes:
-        there: what can be searched.
-    """
-
-    there: Collections
-
-    def has(self, task: ToolTask) -> bool:
-        """Whether a query of this task is searched for."""
-        return collection_of(task) in self.there.by_name
-
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first."""
-        places = [n for n, (task, _) in enumerate(asked) if self.has(task)]
-        found = self.there.look([asked[n] for n in places])
-        known = dict(zip(places, found, strict=True))
-        return [known.get(n, ()) for n in range(len(asked))]
-
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """The document of this id; None if there is none."""
-        return self.there.open(task, step) if self.has(task) else None
-
-    def digest(self, task: ToolTask) -> str:
-        """Of what a query of this task searches."""
-        return self.there.digest(task) if self.has(task) else "nothing"
-
-
 def listed_inputs(
     config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[Query]
 ) -> Inputs:
     """What a run reads of the queries of a file; its own queries and their data are not read."""
     remote = config.search.engine == REMOTE
-    library = open_remote(config.engine) if remote else IfThere(_indexed(config, workdir))
+    library = open_remote(config.engine) if remote else _indexed(config, workdir)
     only = ""
-    if isinstance(library, IfThere) and len(library.there.by_name) == 1:
-        (only,) = library.there.by_name
+    if isinstance(library, Collections) and len(library.by_name) == 1:
+        (only,) = library.by_name
     tasks = [
         RewriteTask.judged(
             each.id, each.text, {}, collection=each.collection or only, until=each.until
@@ -397,18 +363,19 @@ def listed_inputs(
     kept = KeptResults(library, config.search.kept)
     digest = model_digest(model.folder, default_cache(), log)
     data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
-    return Inputs(model, agent, kept, speech, [], [], tasks, None, data)
+    return Inputs(model=model, agent=agent, library=kept, speech=speech, test=tasks, data=data)
 
 
 def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
     """What the run has indexed, by the names of its collections."""
     found, search = {}, config.search
     if search.index:
-        found[""] = open_passages(search.of_index(search.index), _no_others, workdir)
+        found[""] = open_passages(search, _no_others, workdir)
     for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
         folder = path.parents[1]
         name = "" if folder.name == OWN else folder.name
-        found.setdefault(name, open_passages(search.of_index(""), _no_others, folder))
+        pooled = dataclasses.replace(search, index="", corpus="")
+        found.setdefault(name, open_passages(pooled, _no_others, folder))
     return Collections(found)
 
 
@@ -421,13 +388,12 @@ def on_corpora(
     field: str,
     library: SearchLibrary,
     search: RewriteSearchConfig,
-    folders: Mapping[str, str],
+    folders: Mapping[str, Path],
 ) -> list[RewriteTask]:
     """The tasks of which their collection has a relevant document; a service is not asked.
 
     Args:
         field: that names the queries, such as "config.queries.train".
-        folders: of collections in BEIR's layout, by their names.
     """
     if not isinstance(library, Collections):
         return [*tasks]
@@ -440,11 +406,11 @@ def on_corpora(
         judged = [Query(each.id, each.question, each.grades) for each in own]
         needed = (document for each in judged for document, _ in each.grades)
         known = ids_in(library.by_name[name].corpus, needed)
-        origin = _origin(field, search, folders.get(name, ""))
-        found, lacking = check_in_corpus(judged, known, origin, search.max_missing_share)
-        if lacking:
-            log(f"{name or 'queries'}: {lacking}")
-        there = {id(each) for each in found}  # query ids of two parts may be alike
+        origin = _origin(field, search, folders.get(name))
+        found = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if found.summary:
+            log(f"{name or 'queries'}: {found.summary}")
+        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
         kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
     return kept
 
@@ -462,8 +428,8 @@ def check_depths(library: SearchLibrary, k: int) -> None:
             )
 
 
-def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:
-    """Of the queries of a folder in BEIR's layout; "": of those of files of rows."""
+def _origin(field: str, search: RewriteSearchConfig, folder: Path | None) -> Origin:
+    """Of the queries of a folder in BEIR's layout; None: of those of files of rows."""
     if folder:
         return Origin(
             field,
@@ -516,3 +482,80 @@ class MadeQueries:
         queries = self.config.queries
         numbers = range(first, end)
         return talkative_questions(queries.made_seed, split, numbers, queries.clauses)
+
+
+# ---------------------------------------------------------------- what is demonstrated
+
+_READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrated:
+    """One rewriting to imitate.
+
+    Attributes:
+        task: what is asked; of a sentence, no document is relevant.
+    """
+
+    task: RewriteTask
+    query: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteScript:
+    """Demonstrations before they are drawn.
+
+    Attributes:
+        given: queries of which the script knows all, or sentences.
+        frequent: the frequent words of these sentences' corpora, in small letters.
+    """
+
+    given: Sequence[TalkativeQuestion | str]
+    frequent: frozenset[str] = frozenset()
+
+    def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
+        """Demonstration `index`, of query `number`; it depends on the arguments only."""
+        one = self.given[number]
+        if isinstance(one, str):
+            draw = Draw(config.seed, STREAM, index)
+            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
+            return Demonstrated(task, self._dropped(config.dropped, one, draw))
+        query = draw_rewriting(config.styles, config.seed, index, one).query
+        judged = one.judged
+        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
+        return Demonstrated(task, query)
+
+    def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
+        """The sentence without words of one kind."""
+        kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
+        if kind == ANY:
+            return dropped(sentence, draw, config.share)
+        is_frequent = partial(is_among, words=self.frequent)
+        if kind == FREQUENT:
+            return dropped(sentence, draw, config.frequent_share, is_frequent)
+        return dropped(sentence, draw, config.rare_share, lambda token: not is_frequent(token))
+
+    def texts(self, config: RewriteConfig, agent: RewriteAgent) -> Iterator[str]:
+        """The texts of some demonstrations, prompts included; they are spread over all."""
+        step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
+        for number in range(0, len(self.given), step):
+            shown = self.at(config, number, number)
+            yield from (text for _, text in agent.prompt.messages(shown.task))
+            yield shown.query
+
+
+def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:
+    """Demonstrations of the sentences of corpora."""
+    sentences: dict[str, None] = {}
+    limits, every = (config.most_words, config.least_words), list[str]()
+    for each in texts.values():
+        known = [*each]
+        every += known
+        for together in range(1, config.together + 1):
+            sentences |= dict.fromkeys(sentences_of(known, *limits, together))
+    if not sentences:
+        raise InputError(
+            f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
+            "which demonstrations would be; change config.dropped.least_words and most_words."
+        )
+    return RewriteScript([*sentences], frequent_words(every, config.frequent_from))

@@ -28,8 +28,8 @@ from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
 from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
 from qrag_jax.environments.query_rewriting.prompt import prompt_kind
+from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
@@ -42,27 +42,18 @@ from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
-from qrag_jax.systems.deepretrieval_config import NAME, PPO, RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import (
     SEARCH,
-    IfThere,
-    agent_of,
     fingerprint,
     listed_inputs,
     load_inputs,
 )
-from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.query_search import OWN
-from qrag_jax.systems.saved_token_run import (
-    SavedWeights,
-    Weights,
-    digest_of_weights,
-    mesh_of_run,
-)
+from qrag_jax.systems.query_search import OWN, Collections
+from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     NOT_KEPT,
     PREDICTED,
-    PlayedParts,
     ScoreOptions,
     Way,
     WayLogs,
@@ -85,8 +76,8 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
     others = are_others(workdir, given, OF_QUERIES, options.out)
     search = out / SEARCH if others else None
     with open_rewriter(given, workdir, samples=options.samples, search=search) as rewriter:
-        system, tasks, stop = rewriter.system, rewriter.tasks, rewriter.stop
-        ways = Ways(system, tasks, stop).all(options.checkpoint)
+        system, tasks, stop = rewriter.system, rewriter.asked, rewriter.stop
+        ways = _ways(system, tasks, options.checkpoint, stop)
         logs = WayLogs(
             out,
             REWRITES,
@@ -117,88 +108,53 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
     return [tasks[number] for number in sorted(order.tolist())]
 
 
-@dataclasses.dataclass(frozen=True)
-class Ways:
-    """All ways to write some queries.
+def _ways(
+    system: DeepRetrieval, tasks: Sequence[RewriteTask], checkpoint: str, stop: StopSignal
+) -> list[Way[RewriteRow]]:
+    """All ways to write these queries, the run's own first."""
+    config, saved = system.config, SavedWeights(system)
+    own, end = saved.checkpoint(checkpoint), config.first_steps
+    texts = [task.question for task in tasks]
 
-    Attributes:
-        system: the run's.
-        tasks: the queries.
-        stop: looked at while they are played.
-    """
-
-    system: DeepRetrieval
-    tasks: Sequence[RewriteTask]
-    stop: StopSignal
-
-    def all(self, checkpoint: str) -> list[Way[RewriteRow]]:
-        """The ways, the run's own first.
-
-        Args:
-            checkpoint: "best" or "last".
-        """
-        config, saved = self.system.config, SavedWeights(self.system)
-        own, end = saved.checkpoint(checkpoint), config.first_steps
-
-        def imitated() -> list[RewriteRow] | str:
-            if not {SCRIPT, RL} <= {*config.stages}:
-                return f"the run has the stage {config.stages[0]} alone"
-            if own.step == end:
-                return f"the {checkpoint} checkpoint is that of its end"
-            kept = saved.after(end)
-            return NOT_KEPT if kept is None else self._by(kept)
-
-        def without_function_words() -> list[RewriteRow]:
-            queries = [task.question for task in self.tasks]
-            # A query that has none but function words stays as it is.
-            return self._searched([" ".join(content_words(each)) or each for each in queries])
-
+    def by(params: Any) -> list[RewriteRow]:
+        episodes = system.play(params, tasks, stop, greedy=config.eval.greedy)
+        form = config.writing.kind.form
         return [
-            Way(own.name, own.told, lambda: self._by(own.params), by=digest_of_weights(own.params)),
-            Way(f"script-{end}", f"SFT alone, step {end}", imitated),
-            Way("untrained", "untrained", lambda: self._by(self.system.untrained)),
-            Way(
-                "original",
-                "original query",
-                lambda: self._searched([task.question for task in self.tasks]),
-                by_model=False,
-            ),
-            Way("content_words", "without function words", without_function_words, by_model=False),
+            played_row(task, episode, system.inputs.speech, form)
+            for task, episode in zip(tasks, episodes, strict=True)
         ]
 
-    def _by(self, params: Any) -> list[RewriteRow]:
-        """Rewritings by these weights."""
-        system, config = self.system, self.system.config
-        episodes = system.play(params, self.tasks, self.stop, greedy=config.eval.greedy)
-        speech, form = system.inputs.speech, config.writing.kind.form
-        return [
-            played_row(task, episode, speech, form)
-            for task, episode in zip(self.tasks, episodes, strict=True)
-        ]
+    def imitated() -> list[RewriteRow] | str:
+        if not {SCRIPT, RL} <= {*config.stages}:
+            return f"the run has the stage {config.stages[0]} alone"
+        if own.step == end:
+            return f"the {checkpoint} checkpoint is that of its end"
+        kept = saved.after(end)
+        return NOT_KEPT if kept is None else by(kept)
 
-    def _searched(self, queries: Sequence[str]) -> list[RewriteRow]:
-        """What queries find; searches that fail are repeated."""
-        system, rules = self.system, self.system.config.rollout
-        depth = system.config.eval.depth
-        found: list[tuple[Document, ...] | Failure] = [Failure("connection", "", 0)] * len(queries)
-        failed = [*range(len(queries))]
-        for _ in range(rules.attempts):
-            self.stop.check()
-            again = [self.tasks[n] for n in failed], depth, [queries[n] for n in failed]
-            for number, each in zip(failed, system.episodes.searched(*again), strict=True):
-                found[number] = each
-            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
-            if not failed:
-                break
-        if len(failed) > rules.max_failed_share * len(queries):
-            first = found[failed[0]]
-            assert isinstance(first, Failure)
+    def searched(queries: Sequence[str]) -> list[RewriteRow]:
+        stop.check()
+        found = system.episodes.originals.searched(tasks, config.eval.depth, queries)
+        failed = [each for each in found if isinstance(each, Failure)]
+        most = config.rollout.max_failed_share
+        if len(failed) > most * len(queries):
             raise FeedbackLost(
                 f"{len(failed)} of {len(queries)} searches failed, for example: "
-                f"{first.message.rstrip('.')}; config.rollout.max_failed_share allows "
-                f"{rules.max_failed_share:g}"
+                f"{failed[0].message.rstrip('.')}; config.rollout.max_failed_share allows {most:g}"
             )
-        return [searched_row(*each) for each in zip(self.tasks, queries, found, strict=True)]
+        return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
+
+    def without_function_words() -> list[RewriteRow]:
+        # A query that has none but function words stays as it is.
+        return searched([" ".join(content_words(each)) or each for each in texts])
+
+    return [
+        Way(own.name, own.told, lambda: by(own.params), by=own.digest),
+        Way(f"script-{end}", f"SFT alone, step {end}", imitated),
+        Way("untrained", "untrained", lambda: by(system.untrained)),
+        Way("original", "original query", lambda: searched(texts), by_model=False),
+        Way("content_words", "without function words", without_function_words, by_model=False),
+    ]
 
 
 def _record(
@@ -296,82 +252,6 @@ def _write_runs(
     return notes
 
 
-@dataclasses.dataclass(frozen=True)
-class Rewriter:
-    """Rewrites with the model of one run.
-
-    Attributes:
-        given: the config.
-        system: the run's.
-        tasks: the queries.
-        stop: looked at between parts.
-    """
-
-    given: ConfigDict
-    system: DeepRetrieval
-    tasks: Sequence[RewriteTask]
-    stop: StopSignal
-
-    def weights(self, which: str) -> Weights | None:
-        """The weights of "best", "last", "first" or "sft".
-
-        "sft" are those at the end of the script. None: nothing followed the script, or its end is
-        not kept.
-        """
-        config = self.system.config
-        ends = config.first_steps if {SCRIPT, RL} <= {*config.stages} else 0
-        return SavedWeights(self.system).named(which, ends, "SFT alone")
-
-    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> list[RewriteRow]:
-        """Rewrites all queries that the file lacks; returns all rows. See `PlayedParts`."""
-        size = self.system.config.train.batch_size  # as in training, whose memory suffices
-        parts = PlayedParts(
-            rows=REWRITES,
-            asked=self.tasks,
-            size=size,
-            play=lambda tasks, first: self._played(
-                weights.params, tasks, PREDICTED + first // size
-            ),
-            is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
-            names=("query", "queries"),
-        )
-        parts.into(log, self._record(weights), self.stop, restart=restart)
-        return REWRITES.read(log)
-
-    def _record(self, weights: Weights) -> dict[str, Any]:
-        """All that the rows depend on."""
-        inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
-        return {
-            "kind": KIND,
-            "checkpoint": weights.told,
-            "queries": fingerprint(self.tasks),
-            "data": {name: inputs.data[name] for name in ("model", "prompt")},
-            "searched": sorted({inputs.library.library.digest(task) for task in self.tasks}),
-            "weights": digest_of_weights(weights.params),
-            "greedy": self.system.config.eval.greedy,
-            "depth": self.system.config.eval.depth,
-            **{name: every[name] for name in ("search", *_OF_PLAY)},
-        }
-
-    def _played(self, params: Any, tasks: Sequence[RewriteTask], stream: int) -> list[RewriteRow]:
-        system, config = self.system, self.system.config
-        episodes = system.player.on_device(
-            params,
-            system.player.starts(tasks, 1, stream),
-            self.stop,
-            greedy=config.eval.greedy,
-            agent=agent_of(config, config.eval.depth),
-        )
-        library, speech = system.inputs.library.library, system.inputs.speech
-        rows = []
-        for task, episode in zip(tasks, episodes, strict=True):
-            row = played_row(task, episode, speech, config.writing.kind.form)
-            missing = isinstance(library, IfThere) and not library.has(task)
-            found = None if row.failed or missing else row.found
-            rows.append(dataclasses.replace(row, found=found))
-        return rows
-
-
 def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
     """What people are told of finished rows: how many have no query, failed or searched nothing."""
     unread = Counter(row.outcome for row in rows if row.outcome != REWRITTEN and not row.failed)
@@ -398,18 +278,16 @@ def open_rewriter(
     queries: Path | None = None,
     samples: int = 0,
     search: Path | None = None,
-) -> Iterator[Rewriter]:
+) -> Iterator[Predictor[DeepRetrieval, RewriteTask, RewriteRow]]:
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
-        given: the config.
-        workdir: the run's folder.
-        queries: a file of them, see `data.queries`; None: `config.queries.test`.
-        samples: so many of them; 0: all.
+        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
     """
     config = RewriteConfig.of(given)
-    mesh = mesh_of_run(config, workdir)
+    mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(given.to_dict()))
+    size, depth = config.train.batch_size, config.eval.depth
     with StopSignal() as stop:
         if queries is not None:
             inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
@@ -418,7 +296,39 @@ def open_rewriter(
                 config, workdir, mesh, test=config.queries.test, trains=False, search=search
             )
         tasks = drawn(inputs.test, samples, config.eval.seed)
-        yield Rewriter(given, DeepRetrieval(config, mesh, inputs, workdir), tasks, stop)
+        system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
+
+        def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
+            episodes = system.play(
+                params, asked, stop, greedy=config.eval.greedy, stream=PREDICTED + first // size
+            )
+            rows = []
+            for task, episode in zip(asked, episodes, strict=True):
+                row = played_row(task, episode, inputs.speech, config.writing.kind.form)
+                missing = isinstance(library, Collections) and not library.has(task)
+                rows.append(
+                    dataclasses.replace(row, found=None if row.failed or missing else row.found)
+                )
+            return rows
+
+        yield Predictor(
+            system,
+            stop,
+            rows=rewrite_log.LOG,
+            asked=tasks,
+            size=size,  # as in training, whose memory suffices
+            play=play,
+            is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+            names=("query", "queries"),
+            settings={name: every[name] for name in ("search", *_OF_PLAY)}
+            | {"queries": fingerprint(tasks), "greedy": config.eval.greedy, "depth": depth},
+            record={
+                "kind": KIND,
+                "data": {name: inputs.data[name] for name in ("model", "prompt")},
+                "searched": sorted({library.digest(task) for task in tasks}),
+            },
+            imitated=(config.first_steps if {SCRIPT, RL} <= {*config.stages} else 0, "SFT alone"),
+        )
 
 
 def search_beside(
@@ -439,45 +349,3 @@ def search_beside(
         return None
     others = are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
     return out.with_suffix(f".{SEARCH}") if out and others else None
-
-
-def _told(fields: Fields) -> str:
-    writing, queries = fields["writing"], fields["queries"]
-    kind = prompt_kind(writing["prompt"], writing["form"], boolean=writing["boolean"])
-    writes = (
-        '`<think>…</think><answer>{"query": "…"}</answer>`'
-        if kind.form == TAGGED
-        else "the query alone"
-    )
-    told = (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, and its output is {writes}. "
-        f"It was trained on `config.queries.train={queries['train']}`."
-    )
-    if RL in fields["stages"] and fields["algorithm"] == PPO and fields["ppo"]["critic"] != NONE:
-        told += " PPO's critic, with its value head, is not part of this model."
-    return told
-
-
-def _scores(summary: Fields, checkpoint: str) -> Scores:
-    found = dict(summary["collections"])
-    if len(found) > 1:
-        found[POOLED] = summary["pooled"]
-    return {
-        f"{name}, {own['scored']} queries": {
-            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
-        }
-        for name, own in found.items()
-        if checkpoint in own["scores"]
-    }
-
-
-DEEPRETRIEVAL = ExportedSystem(
-    name=NAME,
-    title="DeepRetrieval",
-    learned="rewrite search queries",
-    read=RewriteConfig.of,
-    told=_told,
-    scored="collection",
-    scores=_scores,
-    private=("engine.email", "engine.url", "llm.url"),
-)

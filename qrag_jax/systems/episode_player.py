@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,24 +40,25 @@ _ADVICE = (
 )
 
 
-class Inputs(Protocol):
-    """What plays.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """What a run of a language model reads.
 
     Attributes:
-        model: samples.
+        model: what is trained.
         agent: the environment; None: it is played elsewhere, and the device alone is used.
         library: what is searched; None likewise.
         speech: between text and ids.
+        train: the questions that are learned from.
+        data: content keys.
     """
 
-    @property
-    def model(self) -> FirstLanguageModel: ...
-    @property
-    def agent(self) -> Agent | None: ...
-    @property
-    def library(self) -> Library | None: ...
-    @property
-    def speech(self) -> Speech: ...
+    model: FirstLanguageModel
+    agent: Agent | None = None
+    library: Library | None = None
+    speech: Speech
+    train: Any
+    data: dict[str, str]
 
 
 @dataclasses.dataclass
@@ -80,14 +81,17 @@ class EpisodePlayer:
     # Brings parameters of training to the mesh; all hosts call it together
     here: Callable[[Params], Params] = lambda params: params
 
+    def keys(self, step: int, tasks: int, members: int) -> np.ndarray:
+        """uint32 `[task, member, 2]`, of draws that depend on the step and on the place alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
+        return keys.reshape(tasks, members, -1)
+
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
-        keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
+        keys = self.keys(step, len(tasks), members)
         return [
-            TokenStart(task, keys[place * members + member])
-            for place, task in enumerate(tasks)
-            for member in range(members)
+            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
         ]
 
     def play(

@@ -282,7 +282,7 @@ class Harr:
         stale = config.agent.staleness
         playing = Playing(
             play=self._play,
-            batch=self._batch,
+            batch=lambda episodes, number: self._batch(episodes),
             save=saved,
             restore=lambda kept: restored(kept, self.inputs.index.vectors),
             params=lambda state: _copied(state.params) if stale else player.here(state.params),

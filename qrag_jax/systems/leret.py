@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from jax.sharding import Mesh
@@ -22,31 +22,31 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores, logged
 from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import make_preference_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.metrics.rows import Searched
+from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
+from qrag_jax.systems import leret_config
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
-    FREE_FIELDS,
-    PATHS,
     PREFERENCE,
     SCRIPT,
     SFT,
     LeretConfig,
-    load_config,
 )
-from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
+from qrag_jax.systems.leret_pairs import LessonExperience, Tried
 from qrag_jax.systems.leret_tries import (
     HopPlayer,
     Play,
@@ -60,9 +60,7 @@ from qrag_jax.systems.token_system import (
     WARM_UP,
     Opening,
     Stage,
-    StageRules,
     TokenSystem,
-    check_server,
     make_stage,
 )
 
@@ -73,13 +71,11 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     SECTION: ClassVar[str] = "tries"
     NAME: ClassVar[str] = "leret"
+    SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        self.told = Told(
-            self._names, {"loss": ".3f", "accuracy": ".2f"}, self._advice, CAUSES["leret"]
-        )
         told = []
         if SCRIPT in config.stages:
             told.append(f"{config.script.steps} steps of imitating scripted styles")
@@ -101,27 +97,46 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
+        self.check_server(stop)
+        return self.lessons(run.progress.batches or 0)
+
+    def lessons(self, batches: int = 0) -> LessonExperience:
+        """What the run learns from, behind so many batches."""
+        return LessonExperience(
+            self.config,
+            self.inputs,
+            self.mesh,
+            {stage.kind: stage.policy for stage in self.stages},
+            self.asked,
+            self.base,
+            tries_of=self.tried,
+            shape_of=self.block_shape,
+            counted=self._counted,
+            batches=batches,
+        )
+
+    def _openings(self) -> Iterable[Messages]:
         prompt = self.inputs.agent.prompt
-        check_server(self, (prompt.messages(state) for state in self.inputs.train), stop)
-        return LessonExperience(self, run.progress.batches or 0)
+        return (prompt.messages(state) for state in self.inputs.train)
 
     def programs(self) -> list[Program]:
         """See `TokenSystem`; the stages of a kind have one update."""
-        kinds = dict.fromkeys(each.kind for each in self.stages)
-        return [self._program(f"update of {kind}", self.stage(kind)) for kind in kinds]
+        by_kind = dict[str, Stage]()
+        for stage in self.stages:
+            by_kind.setdefault(stage.kind, stage)
+        return [self._program(f"update of {kind}", stage) for kind, stage in by_kind.items()]
 
     def _longest(self, stage: Stage) -> Any:
         """See `TokenSystem`."""
-        return LessonExperience(self, 0).longest(stage.kind)
+        return self.lessons().longest(stage.kind)
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
-
-    def stage(self, kind: str) -> Stage:
-        """The first stage of a kind."""
-        return next(each for each in self.stages if each.kind == kind)
+        """The stages, in their order; those of a kind differ in their first step alone."""
+        config, model = self.config, self.inputs.model
+        kinds = dict.fromkeys(stage.kind for stage in config.plan)
+        by_kind = {kind: _stage(kind, config, self.mesh, model) for kind in kinds}
+        return [by_kind[stage.kind]._replace(first=stage.first) for stage in config.plan]
 
     # ---------------------------------------------------------------- play
 
@@ -132,24 +147,26 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         scores = PoolScores(config.writing.k, config.reward.recall_k)
         return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
 
-    def prompt(self, play: PlayBy | None) -> QueryPrompt:
-        """All ways to ask; those with examples are made first, if they are not there.
-
-        Args:
-            play: plays tries by the weights that make prompts; None: these are gone.
-        """
-        prompt = self.inputs.agent.prompt
-        if self.config.tries.ways != FEW_SHOT or prompt.variants:
-            return prompt
-        if play is None:
-            variants = kept_prompts(self.workdir, prompt)
+    def tried(self, iteration: int, state: PolicyState | None, stop: StopSignal) -> Tried:
+        """See `leret_pairs.TriesOf`: prompts are made first, then the tries by them."""
+        if state is None:
+            weights, play = self.tries.weights_of(iteration), None
         else:
-            assert self.maker is not None
-            variants = self.maker.prompts(self.workdir, play)
-        prompt = dataclasses.replace(prompt, variants=variants)
-        agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
-        self.inputs = dataclasses.replace(self.inputs, agent=agent)
-        return prompt
+            by_weights = self.play(state, stop)
+            if self.maker is not None and iteration == 1:
+                self.maker.prompts(self.workdir, by_weights)
+            weights = encoder_key(hosts.of_all(state.params), {})
+            play = partial(by_weights, self.prompt)
+        found = self.tries.iteration(iteration, play, weights, stop)
+        return Tried(found, self.prompt, self.variants, self.tries.folder(iteration))
+
+    @cached_property
+    def prompt(self) -> QueryPrompt:
+        """All ways to ask; those with examples must be there, see `maker`."""
+        prompt = self.inputs.agent.prompt
+        if self.maker is None:
+            return prompt
+        return dataclasses.replace(prompt, variants=kept_prompts(self.workdir, prompt))
 
     @cached_property
     def maker(self) -> PromptMaker | None:
@@ -176,7 +193,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     @property
     def variants(self) -> tuple[int, ...]:
         """Numbers of the prompts that try; there may be fewer than the config asks for."""
-        there = range(len(self.inputs.agent.prompt.names))
+        there = range(len(self.prompt.names))
         return tuple(number for number in self.config.tries.variants if number in there)
 
     @cached_property
@@ -191,10 +208,10 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             )
         record = {
             **inputs.data,
-            "model": self._model_told(),
+            "model": f"{inputs.data['model']}, {json.dumps(dataclasses.asdict(config.model.lora))}",
             "search": dataclasses.asdict(config.search),
             "writing": dataclasses.asdict(config.writing),
-            "prompts": hashlib.sha256(repr(inputs.agent.prompt.variants).encode()).hexdigest(),
+            "prompts": hashlib.sha256(repr(self.prompt.variants).encode()).hexdigest(),
             "tries": {
                 name: getattr(config.tries, name)
                 for name in ("ways", "prompts", "with_bare", "samples", "questions")
@@ -213,11 +230,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             self.workdir,
         )
 
-    def _model_told(self) -> str:
-        lora = self.config.model.lora
-        return f"{self.inputs.data['model']}, {json.dumps(dataclasses.asdict(lora))}"
-
-    def play(self, state: TrainState, stop: StopSignal) -> PlayBy:
+    def play(self, state: PolicyState, stop: StopSignal) -> PlayBy:
         """Plays the tries that are learned from, by the weights of a state."""
         weights = self.weights(state)
 
@@ -227,11 +240,23 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
         return play
 
-    def by_device(self, params: Any, stop: StopSignal, *, greedy: bool = False) -> Play:
-        """Plays tries by these parameters, on the device that trains."""
+    def by_device(
+        self,
+        params: Any,
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        prompt: QueryPrompt | None = None,
+    ) -> Play:
+        """Plays tries by these parameters, on the device that trains.
+
+        Args:
+            prompt: asks; None: that of the inputs, without examples.
+        """
+        agent = self.inputs.agent
+        agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
 
         def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            agent = self.inputs.agent
             return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
         return play
@@ -258,8 +283,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
         return QueryScores(play, config.eval.best_by)
 
-    def told_counts(self) -> dict[str, float]:
-        """What the tries of this start of the run needed."""
+    def _counted(self) -> dict[str, float]:
         return self._of_server() | {"failed_tries": float(self.counted().failed)}
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
@@ -273,46 +297,30 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         return "a lower learning_rate of the stage (config.script, sft or preference), or "
 
 
-OPENING = Opening(
-    system=Leret,
-    config=LeretConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=PATHS,
-    load=load_inputs,
-)
+OPENING = Opening(Leret, leret_config, LeretConfig.of, load_inputs)
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
 
 
-def stages_of(config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order; those of a kind differ in their first step alone."""
-    by_kind = {
-        kind: make_stage(config, mesh, model, _rules(kind, config))
-        for kind in dict.fromkeys(each.kind for each in config.plan)
-    }
-    return [by_kind[each.kind]._replace(first=each.first) for each in config.plan]
-
-
-def _rules(kind: str, config: LeretConfig) -> StageRules:
-    """Of the first stage of a kind."""
+def _stage(kind: str, config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
+    """The first stage of a kind."""
     algorithm: Any = getattr(config, kind)
     steps = algorithm.steps * getattr(algorithm, "epochs", 1)
-    optimizer = dataclasses.replace(
-        config.optimizer,
-        learning_rate=algorithm.learning_rate,
-        total_steps=steps,
-        warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
-    )
     firsts = [each.first for each in config.plan if each.kind == kind]
     # Stages of a kind begin again after as many steps as an iteration has.
     period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
-    schedule = learning_rate_schedule(optimizer)
-    return StageRules(
-        kind=kind,
-        algorithm=algorithm,
-        parts=Parts(make_optimizer(optimizer)),
-        weights=(),
-        schedule=lambda step: schedule((step - firsts[0]) % period),
+    return make_stage(
+        config,
+        mesh,
+        model,
+        kind,
+        algorithm,
+        optimizer=dataclasses.replace(
+            config.optimizer,
+            learning_rate=algorithm.learning_rate,
+            total_steps=steps,
+            warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
+        ),
         make_update=make_preference_update if kind == PREFERENCE else make_token_update,
         first=firsts[0],
+        step_of=lambda step: (step - firsts[0]) % period,
     )

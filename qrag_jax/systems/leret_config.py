@@ -151,10 +151,7 @@ class StagePlan:
     """One stage of a run.
 
     Attributes:
-        kind: one of `STAGES`.
         iteration: from 1; 0 for the script.
-        first: its first step.
-        steps: number of its steps.
     """
 
     kind: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,49 +18,113 @@ from qrag_jax.environments.demonstrations import (
 )
 from qrag_jax.environments.queries import QueryAgent, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
+from qrag_jax.environments.query_writing.agent import QueryAgent
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import Pool, QueryState
+from qrag_jax.environments.query_writing.styles import (
+    Start,
+    StyledPlay,
+    draw_styles,
+    style_variants,
+)
+from qrag_jax.environments.tools.episode import Look
 from qrag_jax.evaluators.eval_config import Drawn, drawn
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
-from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret_experience import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import model_of
+from qrag_jax.systems.token_system import check_room, model_of
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
 
 
+_READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
+
+
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class Script:
+    """Demonstrations before they are drawn.
+
+    Attributes:
+        library: what their queries search.
+        demonstrated: the questions, and what the script knows of them: all of the corpus, so more
+            than those that are tried, because a model that sees few names often learns them by
+            heart, and not to copy. (To see none twice was worse: names were copied later.)
+        prompt: the bare one and those with the marks of the styles, whatever tries are asked by.
+    """
+
+    library: CorpusLibrary
+    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    prompt: QueryPrompt
+
+    def starts(self, config: LeretConfig, numbers: Sequence[int], first: int) -> list[Start]:
+        """The demonstrations `first`, `first` + 1 and so on, of the questions of these numbers."""
+        hops = config.writing.hops
+        return [
+            Start(*self.demonstrated[each], draw_styles(config.styles, config.seed, draw, hops))
+            for draw, each in enumerate(numbers, first)
+        ]
+
+    def play(self, config: LeretConfig) -> StyledPlay:
+        """How they are played."""
+        search = search_by(self.library, config.writing.k, self.demonstrated[0][0])
+        return StyledPlay(search, config.writing.order, config.styles.most_words)
+
+    def texts(self, config: LeretConfig) -> Iterator[str]:
+        """The texts of the first demonstrations, prompts included."""
+        few = range(min(_READ_FOR_TOKENIZER, len(self.demonstrated)))
+        for hops in self.play(config).play(self.starts(config, few, 0)):
+            for hop in hops:
+                yield from (text for _, text in self.prompt.messages(hop.state))
+                yield hop.query
+
+
+def script_of(
+    config: LeretConfig, made: Sequence[BridgeQuestion], library: CorpusLibrary
+) -> Script:
+    """Demonstrations of these questions, whose passages `library` has."""
+    by_id = {each.id: each for each in made}
+    states = states_on([each.query for each in made], library.corpus, config.search.gold_by).states
+    words = config.writing.passage_words
+    prompt = QueryPrompt(prompts.load(config.writing.prompt), style_variants(), words)
+    return Script(library, [(state, by_id[state.id]) for state in states], prompt)
+
+
+def search_by(library: CorpusLibrary, k: int, state: QueryState):
+    """Queries → what each finds, for scripts; `state` is any question's."""
+
+    def search(queries: Sequence[str]) -> list[Pool | Failure]:
+        return library.look([(state, Look(query, k)) for query in queries])
+
+    return search
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
     """What a run reads.
 
     Attributes:
-        model: what is trained.
-        agent: the environment, with the bare prompt and those of the styles.
-        library: what is searched.
-        speech: between text and ids.
+        agent: has the bare prompt and those of the styles.
         train, dev: the questions, as states of the first hop.
+        drawn: of all evaluation questions, those of `dev`.
         script: what is demonstrated; None: nothing is.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     agent: QueryAgent
     library: CorpusLibrary
-    speech: Speech
     train: Sequence[QueryState]
     dev: Sequence[QueryState]
     drawn: Drawn
     script: Script | None
-    data: dict[str, str]
 
 
 def load_inputs(
@@ -100,7 +164,10 @@ def load_inputs(
     texts = partial(script.texts, config) if script else None
     model, speech = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
-    _check_prompts(config, agent, speech, (*states, *dev_states))
+    longest = max((*states, *dev_states), key=lambda state: len(state.question))
+    for variant in range(len(agent.prompt.names)):
+        messages = agent.prompt.messages(longest.asked_by(variant))
+        check_room(config, speech, longest.id, messages, config.writing.query_tokens)
     shown = drawn([state.id for state in dev_states], config.eval)
     return Inputs(
         model=model,
@@ -165,21 +232,6 @@ def _prompt(config: LeretConfig) -> QueryPrompt:
     tries = config.tries
     variants = style_variants() if tries.ways == STYLED else ()
     return QueryPrompt(prompts.load(config.writing.prompt), variants, config.writing.passage_words)
-
-
-def _check_prompts(
-    config: LeretConfig, agent: QueryAgent, speech: Speech, states: Sequence[QueryState]
-) -> None:
-    longest = max(states, key=lambda state: len(state.question))
-    for variant, name in enumerate(agent.prompt.names):
-        messages = agent.prompt.messages(longest.asked_by(variant))
-        tokens = len(speech.scaffold.opening(messages))
-        if tokens + config.writing.query_tokens > config.sampling.room:
-            raise InputError(
-                f"the prompt {name!r} of question {longest.id!r} has {tokens} tokens before any "
-                f"passage, a query may have {config.writing.query_tokens}, and "
-                f"config.sampling.room is {config.sampling.room}; raise the room."
-            )
 
 
 def fingerprint(states: Sequence[QueryState]) -> str:

@@ -8,7 +8,6 @@ untrained ones, and the prompts that made the tries by the weights that they wer
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -24,34 +23,24 @@ from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
-from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.preference_pairs import pairs_of
-from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import SHOWN, hop_gains, hop_summary, hop_table
+from qrag_jax.metrics.hop_log import Searched
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import run_lock
-from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_config import FEW_SHOT, NAME, SCRIPT, SFT, LeretConfig
+from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
-from qrag_jax.systems.leret_tries import FOLDER, START
-from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.saved_token_run import (
-    SavedWeights,
-    Weights,
-    digest_of_weights,
-    mesh_of_run,
-)
+from qrag_jax.systems.leret_pairs import states_of
+from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,
     NOT_KEPT,
     PREDICTED,
-    PlayedParts,
     ScoreOptions,
     Way,
     WayLogs,
@@ -83,7 +72,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) 
         system, stop = predictor.system, predictor.stop
         ways = _ways(system, options.checkpoint, stop)
         halves = system.inputs.drawn.summary(chose, others=new)
-        of_all = predictor.settings()
+        of_all: dict[str, Any] = {**predictor.settings}
         of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
         logs = WayLogs(
             out,
@@ -119,7 +108,8 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
         def play() -> Played:
             if (params := weights()) is None:
                 return NOT_KEPT
-            by_device = system.by_device(params, stop, greedy=system.config.eval.greedy)
+            greedy, prompt = system.config.eval.greedy, system.prompt if variant else None
+            by_device = system.by_device(params, stop, greedy=greedy, prompt=prompt)
             return logged(shown, hops.by_model(shown, by_device, EVALUATED, variant))
 
         return play
@@ -130,7 +120,7 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
     def first() -> Any:
         return system.untrained
 
-    ways = [Way(own.name, own.told, by(lambda: own.params), by=digest_of_weights(own.params))]
+    ways = [Way(own.name, own.told, by(lambda: own.params), by=own.digest)]
     for stage in plan:
         end = stage.first + stage.steps
         if end < own.step:
@@ -139,7 +129,7 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
             ways.append(Way(f"stage-{end}", told, by(partial(saved.after, end))))
     ways.append(Way("untrained", "untrained", by(first)))
     if _has_prompts(system):
-        prompt = system.prompt(None)
+        prompt = system.prompt
         asked_by = partial(saved.after, plan[0].steps) if plan[0].kind == SCRIPT else first
         ways += [
             Way(
@@ -177,70 +167,6 @@ def _with_passage(state: QueryState) -> str:
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-@dataclasses.dataclass(frozen=True)
-class HopPredictor:
-    """Predicts with the model of one run.
-
-    Attributes:
-        given: the config, with the questions that are asked.
-        system: the run's.
-        stop: looked at between parts.
-    """
-
-    given: ConfigDict
-    system: Leret
-    stop: StopSignal
-
-    def weights(self, which: str) -> Weights | None:
-        """The weights of "best", "last", "first" or "sft".
-
-        "sft" are those at the end of the first stage of SFT. None: there was no such stage, or its
-        end is not kept.
-        """
-        ends = [each.first + each.steps for each in self.system.config.plan if each.kind == SFT]
-        return SavedWeights(self.system).named(which, ends[0] if ends else 0, "after sft")
-
-    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
-        """Plays all questions that the file lacks; see `PlayedParts`."""
-        system = self.system
-        config = system.config
-        device = system.by_device(weights.params, self.stop, greedy=config.eval.greedy)
-        size = config.tries.questions  # as many as in training, whose memory suffices
-
-        def play(states: Sequence[QueryState], first: int) -> list[Searched]:
-            return logged(states, system.hops.by_model(states, device, PREDICTED + first // size))
-
-        parts = PlayedParts(
-            rows=HOPS,
-            asked=system.inputs.dev,
-            size=size,
-            play=play,
-            is_of=lambda row, state: row.id == state.id,
-            names=("question", "questions"),
-        )
-        parts.into(log, self._record(weights), self.stop, restart=restart)
-
-    def _record(self, weights: Weights) -> dict[str, Any]:
-        """All that the rows depend on."""
-        data = {name: key for name, key in self.system.inputs.data.items() if name != "questions"}
-        of_tries = json.loads(json.dumps(self.given.tries.to_dict()))
-        return self.settings() | {
-            "kind": KIND,
-            "checkpoint": weights.told,
-            "data": data,
-            "weights": digest_of_weights(weights.params),
-            "tries": of_tries,
-        }
-
-    def settings(self) -> dict[str, Any]:
-        """The questions, and the fields that the play of given weights depends on."""
-        every = json.loads(json.dumps(self.given.to_dict()))
-        asked = {"questions": fingerprint(self.system.inputs.dev)}
-        return (
-            asked | {name: every[name] for name in _OF_PLAY} | {"greedy": every["eval"]["greedy"]}
-        )
-
-
 def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
     """The folder of the pooled passages of other questions than the run's; None: the run's pool.
 
@@ -254,20 +180,42 @@ def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | No
 @contextlib.contextmanager
 def open_hop_predictor(
     given: ConfigDict, workdir: Path, *, trains: bool = False, pool: Path | None = None
-) -> Iterator[HopPredictor]:
+) -> Iterator[Predictor[Leret, QueryState, Searched]]:
     """Opens the model of a run, and the questions to ask.
 
     Args:
         given: the config; `questions.dev` and `eval.samples` say what is asked.
-        workdir: the run's folder.
-        trains: whether the training questions are needed, too.
-        pool: see `pool_beside`.
     """
     config = LeretConfig.of(given)
-    mesh = mesh_of_run(config, workdir)
+    mesh, size = mesh_of_run(config, workdir), config.tries.questions
+    ends = [each.first + each.steps for each in config.plan if each.kind == SFT]
+    every = json.loads(json.dumps(given.to_dict()))
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
-        yield HopPredictor(given, Leret(config, mesh, inputs, workdir), stop)
+        system = Leret(config, mesh, inputs, workdir)
+
+        def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
+            device = system.by_device(params, stop, greedy=config.eval.greedy)
+            return logged(states, system.hops.by_model(states, device, PREDICTED + first // size))
+
+        yield Predictor(
+            system,
+            stop,
+            rows=hop_log.LOG,
+            asked=inputs.dev,
+            size=size,  # as many as in training, whose memory suffices
+            play=play,
+            is_of=lambda row, state: row.id == state.id,
+            names=("question", "questions"),
+            settings={name: every[name] for name in _OF_PLAY}
+            | {"questions": fingerprint(inputs.dev), "greedy": config.eval.greedy},
+            record={
+                "kind": KIND,
+                "tries": every["tries"],
+                "data": {name: key for name, key in inputs.data.items() if name != "questions"},
+            },
+            imitated=(ends[0] if ends else 0, "after sft"),
+        )
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
@@ -277,10 +225,6 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
     The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
     the run pairs them. Weights of pairs are not in the file.
 
-    Args:
-        system: with the training questions.
-        iteration: from 1.
-
     Returns:
         Numbers of pairs, of states that have some, and of those that have none.
     """
@@ -289,68 +233,28 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
         raise InputError(
             f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
         )
-    started = system.workdir / FOLDER / f"iteration-{iteration}" / START
+    folder = system.tries.folder(iteration)
 
     def refused(*_: Any) -> list[TokenEpisode]:
         raise InputError(
-            f"the tries of iteration {iteration} in {started.parent} are not finished; train on "
-            "first."
+            f"the tries of iteration {iteration} in {folder} are not finished; train on first."
         )
 
     with run_lock(system.workdir):
-        if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
+        if not (folder / "hop-1.jsonl").exists():
             refused()
-        prompt = system.prompt(None)
-        weights = str(read_fields(started).get("weights"))
+        weights = system.tries.weights_of(iteration)
         found = system.tries.iteration(iteration, refused, weights, StopSignal())
-    by_state: dict[StateKey, list[Try]] = {}
-    for each in credited(found.tries, found.grown_from, config.reward):
-        by_state.setdefault(each.at, []).append(each)
-    speech = system.inputs.speech
-    lines, states = list[str](), 0
-    for at, tries in by_state.items():
-        state = pairs_of(tries, config.pairs, (config.seed, iteration))
-        if not state.pairs:
-            continue
-        states += 1
-        ids = speech.scaffold.opening(prompt.messages(found.states[at].asked_by(_BARE)))
+    speech, states = system.inputs.speech, states_of(config, iteration, found)
+    lines, paired = list[str](), [state for state in states if state.pairs]
+    for state in paired:
+        assert state.at is not None
+        shown = found.states[state.at].asked_by(_BARE)
+        ids = speech.scaffold.opening(system.prompt.messages(shown))
         text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         for pair in state.pairs:
             chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
             # ASCII alone, so that half surrogate pairs, which models do write, survive.
             lines.append(json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}))
     write_whole(path, "".join(f"{line}\n" for line in lines))
-    return len(lines), states, len(by_state) - states
-
-
-def _told(fields: Fields) -> str:
-    writing, questions = fields["writing"], fields["questions"]
-    words = writing["passage_words"]
-    cut = f"the first {words} words" if words else "all"
-    return (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, without examples or marks, "
-        f"and shows {cut} of each passage found so far. It was trained on "
-        f"`config.questions.train={questions['train']}`, by {writing['hops']} queries of "
-        f"{writing['k']} passages each."
-    )
-
-
-def _scores(summary: Fields, checkpoint: str) -> Scores:
-    """Of the pool after the last hop."""
-    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
-    if checkpoint not in scores:
-        return {}
-    own = scores[checkpoint]
-    row = f"after hop {last}, {own['questions']} questions"
-    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
-
-
-LERET = ExportedSystem(
-    name=NAME,
-    title="LeReT",
-    learned="write search queries, one at each hop",
-    read=LeretConfig.of,
-    told=_told,
-    scored="passages found",
-    scores=_scores,
-)
+    return len(lines), len(paired), len(states) - len(paired)

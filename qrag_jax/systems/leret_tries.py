@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,17 +33,21 @@ from qrag_jax.environments.few_shot import (
     write_few_shot,
 )
 from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
+from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
+from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QueryState, grown
+from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.next_states import choose
 from qrag_jax.feedback.pool_scores import AP
 from qrag_jax.feedback.tries import StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
-from qrag_jax.runtime import bounded_files, hosts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
@@ -58,11 +63,7 @@ class HopPlayer:
     """Plays all hops of questions side by side.
 
     Attributes:
-        hops: how many.
         k: passages that a query finds.
-        library: what is searched.
-        scoring: of pools.
-        seed: of the draws.
     """
 
     hops: int
@@ -79,8 +80,6 @@ class HopPlayer:
         A query that is empty, too long or failed finds nothing, and the next hop asks again.
 
         Args:
-            states: of the first hop.
-            play: plays tries by the model.
             stream: another one has other draws.
             variant: number of the prompt that asks.
         """
@@ -132,87 +131,9 @@ class HopPlayer:
         return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)
 
 
-_FIX = "delete the file, and its tries are made again"
 _LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptTries:
-    """The tries of one hop of one iteration.
-
-    Attributes:
-        path: the file, `….jsonl`.
-        record: what the tries depend on, as JSON has it.
-        can_be_made: whether the weights that make the tries are there.
-    """
-
-    path: Path
-    record: dict[str, Any]
-    can_be_made: bool = True
-
-    @property
-    def fix(self) -> str:
-        """What to do about a file that cannot be used."""
-        return _FIX if self.can_be_made else _LOST
-
-    def begin(self) -> list[list[Try]]:
-        """The parts that are there; writes the record of a new file."""
-        beside = self.path.with_suffix(".json")
-        if self.path.exists():
-            old = json.loads(json.dumps(read_fields(beside))) if beside.exists() else {}
-            differing = sorted(
-                name
-                for name in {*old, *self.record}
-                if old.get(name) != json.loads(json.dumps(self.record.get(name)))
-            )
-            if differing:
-                raise InputError(
-                    f"{self.path} was begun with another {', '.join(differing)}; bring that back, "
-                    f"or {self.fix}."
-                )
-            return self._read()
-
-        def write() -> None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(beside, json.dumps(self.record, indent=2) + "\n")
-
-        hosts.first_does(write)
-        return []
-
-    def append(self, part: Sequence[Try]) -> None:
-        """Adds a part, and waits until it is on disk; of several hosts the first one writes it."""
-        hosts.first_does(lambda: self._append(part))
-
-    def _append(self, part: Sequence[Try]) -> None:
-        lines = [json.dumps(each.to_json(), allow_nan=False) for each in part]
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in [*lines, json.dumps({"part": len(part)})]))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self) -> list[list[Try]]:
-        """The whole parts; drops what is behind them."""
-        parts, part = list[list[Try]](), list[Try]()
-        end = place = 0
-        if (opened := bounded_files.to_append(self.path, self.fix)) is None:
-            return parts
-        with opened as file:
-            for line in bounded_files.lines(file, self.path, self.fix):
-                if not line.endswith(b"\n"):
-                    break
-                place += len(line)
-                row = json.loads(line)
-                if "part" not in row:
-                    part.append(Try.from_json(row))
-                    continue
-                parts.append(part)
-                part, end = [], place
-            file.truncate(end)
-        return parts
-
-
 FOLDER = "tries"  # in the run's folder
-START = "start.json"  # in an iteration's folder: what made its tries
+TRIES = RowLog(Try, "delete the file, and its tries are made again", ascii=True)
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
 
@@ -221,7 +142,6 @@ class Iteration(NamedTuple):
     """The tries of one iteration.
 
     Attributes:
-        tries: of all hops, in the order of hops, questions, states, prompts and draws.
         states: every state that was tried.
         grown_from: for each state behind the first hop, the try that it grew from.
     """
@@ -236,13 +156,9 @@ class TryMaker:
     """Makes tries.
 
     Attributes:
-        config: the run's.
         questions: states of the first hop, one for each question.
-        library: opens passages.
-        scoring: of tries.
         variants: numbers of the prompts that try at a state.
         record: what all tries of the run depend on.
-        workdir: the run's folder.
     """
 
     config: LeretConfig
@@ -253,60 +169,89 @@ class TryMaker:
     record: dict[str, Any]
     workdir: Path
 
+    def folder(self, number: int) -> Path:
+        """Where iteration `number` is kept."""
+        return self.workdir / FOLDER / f"iteration-{number}"
+
+    def weights_of(self, number: int) -> str:
+        """A digest of the weights that made the tries of an iteration."""
+        path = self.folder(number) / "hop-1.json"
+        if not path.exists():
+            raise InputError(f"{path} is missing; {_LOST}.")
+        return str(read_fields(path)["weights"])
+
     def iteration(
         self, number: int, play: Play | None, weights: str, stop: StopSignal
     ) -> Iteration:
         """The tries of iteration `number`; those that are in files are not made again.
 
         Args:
-            number: from 1.
             play: plays episodes by the weights of the iteration's start; None: these are gone, so
                 all tries must be there.
             weights: a digest of these.
-            stop: checked between parts.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
-            tries = self._hop(number, hop, now, (play, weights, stop))
+            wanted, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
+            record = {**self.record, "weights": weights, "states": digest_of(now)}
+            tries = self._kept(path, record, wanted, can_play=play is not None)
+            done, count = len(tries), sum(map(len, wanted))
+            if done < count:
+                told = f", {done} are kept" if done else ""
+                log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+            for part in wanted:
+                if done > 0:
+                    done -= len(part)
+                    continue
+                stop.check()
+                assert play is not None
+                episodes = play(self._starts(number, hop, part))
+                made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
+                hosts.first_does(partial(TRIES.append, path, made))
+                tries += made
             found.tries.extend(tries)
             now = self._next(number, hop, tries, found)
         return found
 
-    def _hop(
+    def _kept(
         self,
-        number: int,
-        hop: int,
-        states: dict[StateKey, QueryState],
-        how: tuple[Play | None, str, StopSignal],
+        path: Path,
+        record: dict[str, Any],
+        wanted: Sequence[Sequence[Asked]],
+        *,
+        can_play: bool,
     ) -> list[Try]:
-        play, weights, stop = how
-        path = self.workdir / FOLDER / f"iteration-{number}" / f"hop-{hop}.jsonl"
-        record = {**self.record, "weights": weights, "states": digest_of(states)}
-        kept = KeptTries(path, record, can_be_made=play is not None)
-        wanted, tries = self._parts(states), list[Try]()
-        if play is None and wanted and not path.exists():
-            raise InputError(f"{path} is missing; {kept.fix}.")
-        there = kept.begin()
-        if not all(map(_is_of, wanted, there)) or (play is None and len(there) < len(wanted)):
-            raise InputError(f"{path} has other tries than were asked for; {kept.fix}.")
-        if len(there) < len(wanted):
-            count = sum(map(len, wanted))
-            told = f", {sum(map(len, there))} are kept" if there else ""
-            log(f"iteration {number}, hop {hop}: {count} tries at {len(states)} states{told}")
-        for place, part in enumerate(wanted):
-            if place < len(there):
-                tries += there[place]
-                continue
-            stop.check()
-            assert play is not None
-            starts = self._starts(number, hop, part)
-            episodes = play(starts)
-            made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
-            kept.append(made)
-            tries += made
-        return tries
+        """The tries of the whole parts that a file has; what is behind them is dropped.
+
+        What is sampled side by side may depend on all of a part, in the last bits.
+        """
+        beside, fix = path.with_suffix(".json"), TRIES.fix if can_play else _LOST
+        text = json.dumps(record, indent=1) + "\n"
+        if not path.exists():
+            if wanted and not can_play:
+                raise InputError(f"{path} is missing; {fix}.")
+            hosts.first_does(lambda: write_whole(beside, text))
+            return []
+        kept, new = read_fields(beside) if beside.exists() else {}, json.loads(text)
+        old = json.loads(json.dumps(kept))
+        if differing := sorted(n for n in {*old, *new} if old.get(n) != new.get(n)):
+            raise InputError(
+                f"{path} was begun with another {', '.join(differing)}; bring that back, or {fix}."
+            )
+        rows, end = TRIES.read_parts(path, 1, sys.maxsize), 0
+        for part in wanted:
+            if end + len(part) > len(rows):
+                break
+            end += len(part)
+        keys = [TryKey(*a.at, a.state.variant, a.draw) for part in wanted for a in part]
+        whole = end == len(keys) == len(rows)
+        if [each.key for each in rows[:end]] != keys[:end] or not (whole or can_play):
+            raise InputError(f"{path} has other tries than were asked for; {fix}.")
+        if can_play:
+            hosts.first_does(lambda: TRIES.write(path, rows[:end], record))
+        return rows[:end]
 
     def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
         """What is tried at once: all tries of a few questions."""
@@ -339,19 +284,9 @@ class TryMaker:
             seed = (self.config.seed, number, hop, question)
             for place, each in enumerate(choose(own, self.config.next_state, seed)):
                 at = StateKey(question, hop + 1, place)
-                states[at] = state_after(found.states[each.at], each, self.opened)
+                states[at] = state_after(found.states[each.at], each, self.library.named)
                 found.grown_from[at] = each.key
         return states
-
-    def opened(self, state: QueryState, names: Sequence[str]) -> Sequence[Document]:
-        """Passages of the corpus by their ids."""
-        return self.library.named(state, names)
-
-
-def _is_of(asked: Sequence[Asked], tries: Sequence[Try]) -> bool:
-    """Whether these tries are those that were asked for."""
-    keys = [TryKey(*each.at, each.state.variant, each.draw) for each in asked]
-    return keys == [each.key for each in tries]
 
 
 def digest_of(states: dict[StateKey, QueryState]) -> str:
@@ -373,12 +308,8 @@ class PromptMaker:
     """Makes few-shot prompts.
 
     Attributes:
-        config: how many of what.
-        bare: the prompt without examples.
         questions: states of the first hop.
         split: which of them are played.
-        hops: plays them.
-        gold_by: what a page is known by.
     """
 
     config: FewShotConfig
@@ -389,11 +320,7 @@ class PromptMaker:
     gold_by: str
 
     def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
-        """The best prompts, from the run's file if they are there.
-
-        Args:
-            play: plays tries, asked by a prompt.
-        """
+        """The best prompts, from the run's file if they are there."""
         path, template = workdir / NAME, self.bare.prompt.fingerprint
         made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)
         if made.kept:
@@ -406,11 +333,11 @@ class PromptMaker:
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
             kept_variants(made.rounds, self.bare, self.config.kept)
-            _write(path, made)
+            hosts.first_does(partial(write_few_shot, path, made))
         kept = kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
-        _write(path, made)
-        scores = {each.name: each.score for one in made.rounds for each in one}
+        hosts.first_does(partial(write_few_shot, path, made))
+        scores = {each.candidate.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
         return made.variants
@@ -441,16 +368,8 @@ class PromptMaker:
         return [row for hop in rows for row in hop if row.made is not None]
 
 
-def _write(path: Path, made: FewShotPrompts) -> None:
-    hosts.first_does(lambda: write_few_shot(path, made))
-
-
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
-    """The prompts with examples that a run has made.
-
-    Args:
-        bare: the prompt without examples.
-    """
+    """The prompts with examples that a run has made."""
     path = workdir / NAME
     made = read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:

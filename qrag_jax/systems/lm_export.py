@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import InputError
+from qrag_jax.environments.query_rewriting.output import TAGGED
+from qrag_jax.environments.query_rewriting.prompt import prompt_kind
 from qrag_jax.learners import placement
+from qrag_jax.learners.ppo_config import NONE
+from qrag_jax.metrics.hop_log import SHOWN
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.peft import CAUSAL_LM, write_adapters
-from qrag_jax.models.first_language_model import FOLDER, FirstLanguageModel, prepare_language_model
+from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.pretrained_lm import save_language_model, table_of
-from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
-from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
-from qrag_jax.systems.leret_scoring import LERET
-from qrag_jax.systems.lm_card import ADAPTER, language_model_card
-from qrag_jax.systems.rlvr_scoring import RLVR
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
+from qrag_jax.systems.model_card import without_folders
+from qrag_jax.systems.saved_token_run import mesh_of_run
+from qrag_jax.systems.scoring import SUMMARY
 from qrag_jax.systems.token_config import TokenConfig
 
-CARD = "README.md"
-# config.system → what it says of its models.
-EXPORTED = MappingProxyType({each.name: each for each in (RLVR, LERET, DEEPRETRIEVAL)})
+CARD, ADAPTER = "README.md", "adapter"
+Fields = Mapping[str, Any]  # of a config, by section
+Scores = Mapping[str, Mapping[str, float]]  # row → metric → mean; all rows have the same metrics
 
 
 def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Path) -> None:
@@ -44,16 +48,23 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
         out: a new or empty folder.
     """
     check_is_free(out)
-    system = EXPORTED[given.system]
-    config = system.read(given)
-    model = _model(config, workdir)
-    params, step = _trained(config, model, workdir, which)
+    config = EXPORTED[given.system].read(given)
+    mesh = mesh_of_run(config, workdir)
+    # Without the run's data; a state holds more than the policy's parameters, which alone are read.
+    model = prepare_language_model(
+        config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
+    )
+    rules = config.runtime.rules(model.partition_rules)
+    shardings = shardings_of(mesh, rules, model.trained, model.trained)
+    template = placement.shapes_on(model.trained, shardings)
+    trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
     if not step:
         log(
             f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
             "--checkpoint=last exports the newest one"
         )
-    card = language_model_card(system, workdir, given, f"{which} checkpoint of step {step}")
+    card = language_model_card(workdir, given, f"{which} checkpoint of step {step}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
         whole = merge(Adapted(model.loaded.params, params), sizes.scale)
@@ -65,23 +76,187 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
         write_whole(building / CARD, card)
 
 
-def _model(config: TokenConfig, workdir: Path) -> FirstLanguageModel:
-    """The model that training started from, without the run's data."""
-    if not config.model.path and not (workdir / FOLDER / "config.json").exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    platform = Platform.of(make_mesh(config.runtime.mesh))
-    return prepare_language_model(config.model, workdir, tuple, config.seed, platform=platform)
+# ---------------------------------------------------------------- model cards
 
 
-def _trained(
-    config: TokenConfig, model: FirstLanguageModel, workdir: Path, which: str
-) -> tuple[Params, int]:
-    """What was trained, on the host, and the step of the checkpoint.
+class Exported(NamedTuple):
+    """One system whose language models can be exported.
 
-    A state holds more, such as a critic and the moments; only the policy's parameters are read.
+    Attributes:
+        title: its name for readers.
+        learned: what its models learn, as in "A language model that learned to …".
+        read: the config of a run → its settings.
+        told: the fields of a config → sentences about prompt, data and what is left out.
+        scored: what a row of scores is of, such as "collection".
+        scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
+            checkpoint, {} if there are none.
     """
-    mesh, rules = make_mesh(config.runtime.mesh), config.runtime.rules(model.partition_rules)
-    shardings = shardings_of(mesh, rules, model.trained, model.trained)
-    template = placement.shapes_on(model.trained, shardings)
-    params, step = Checkpoints(workdir, read_only=True).restore_params(which, template)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params), step
+
+    title: str
+    learned: str
+    read: Callable[[ConfigDict], TokenConfig]
+    told: Callable[[Fields], str]
+    scored: str
+    scores: Callable[[Fields, str], Scores]
+
+
+_PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
+
+
+def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> str:
+    """The card as Markdown; it names no folder of the training machine.
+
+    Args:
+        workdir: the run's folder, with the summary of its scores if it was scored.
+        given: the run's config.
+        checkpoint: what the checkpoint is called, such as "best checkpoint of step 60".
+    """
+    system, fields = EXPORTED[given.system], without_folders(given.to_dict())
+    for name in _PRIVATE:
+        section, _, field = name.partition(".")
+        fields.get(section, {}).pop(field, None)
+    base = fields["model"]["path"] or "a tiny decoder, made for the run"
+    lines = [
+        f"# {workdir.resolve().name}",
+        "",
+        f"A language model that learned to {system.learned}, by qrag_jax ({system.title}): "
+        f"{checkpoint}. It started from {base}. It is an ordinary causal model of transformers, "
+        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format.",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in '
+        "(AutoModelForCausalLM, AutoTokenizer))",
+        "```",
+        "",
+        system.told(fields),
+        "",
+        *_table(system, workdir, checkpoint),
+        "## Config",
+        "",
+        "```json",
+        json.dumps(fields, indent=2),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(system: Exported, workdir: Path, checkpoint: str) -> list[str]:
+    """The scores of this checkpoint, if the run was scored."""
+    path = workdir / "eval" / SUMMARY
+    if not path.exists():
+        return []
+    scores = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
+    rows = [
+        f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
+        for name, means in scores.items()
+    ]
+    if not rows:
+        return []
+    metrics = [*next(iter(scores.values()))]
+    head = [f"| {' | '.join([system.scored, *metrics])} |", "|---" * (len(metrics) + 1) + "|"]
+    return ["## Scores", "", *head, *rows, ""]
+
+
+def _rlvr(fields: Fields) -> str:
+    tools, questions = fields["tools"], fields["questions"]
+    return (
+        f"Its prompt is `config.tools.prompt={tools['prompt']}`, its calls are written as "
+        f"`config.tools.form={tools['form']}`, and it was trained on "
+        f"`config.questions.train={questions['train']}`."
+    )
+
+
+def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
+    shown = ("em", "f1", "recall", "citation", "reward")
+    return {
+        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in shown}
+        for retriever, weights in summary["scores"].items()
+        if checkpoint in weights
+    }
+
+
+def _leret(fields: Fields) -> str:
+    writing, questions = fields["writing"], fields["questions"]
+    words = writing["passage_words"]
+    cut = f"the first {words} words" if words else "all"
+    return (
+        f"Its prompt is `config.writing.prompt={writing['prompt']}`, without examples or marks, "
+        f"and shows {cut} of each passage found so far. It was trained on "
+        f"`config.questions.train={questions['train']}`, by {writing['hops']} queries of "
+        f"{writing['k']} passages each."
+    )
+
+
+def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
+    """Of the pool after the last hop."""
+    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
+    if checkpoint not in scores:
+        return {}
+    own = scores[checkpoint]
+    row = f"after hop {last}, {own['questions']} questions"
+    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
+
+
+def _deepretrieval(fields: Fields) -> str:
+    writing, queries = fields["writing"], fields["queries"]
+    kind = prompt_kind(writing["prompt"], writing["form"], boolean=writing["boolean"])
+    writes = (
+        '`<think>…</think><answer>{"query": "…"}</answer>`'
+        if kind.form == TAGGED
+        else "the query alone"
+    )
+    told = (
+        f"Its prompt is `config.writing.prompt={writing['prompt']}`, and its output is {writes}. "
+        f"It was trained on `config.queries.train={queries['train']}`."
+    )
+    by_ppo = fields["algorithm"] == deepretrieval_config.PPO and fields["ppo"]["critic"] != NONE
+    if by_ppo and deepretrieval_config.RL in fields["stages"]:
+        told += " PPO's critic, with its value head, is not part of this model."
+    return told
+
+
+def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
+    found = dict(summary["collections"])
+    if len(found) > 1:
+        found["all collections"] = summary["pooled"]
+    return {
+        f"{name}, {own['scored']} queries": {
+            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
+        }
+        for name, own in found.items()
+        if checkpoint in own["scores"]
+    }
+
+
+# config.system → what it says of its models.
+EXPORTED: Mapping[str, Exported] = MappingProxyType(
+    {
+        rlvr_config.NAME: Exported(
+            "RLVR",
+            "search with tools",
+            rlvr_config.RlvrConfig.of,
+            _rlvr,
+            "retriever",
+            _rlvr_scores,
+        ),
+        leret_config.NAME: Exported(
+            "LeReT",
+            "write search queries, one at each hop",
+            leret_config.LeretConfig.of,
+            _leret,
+            "passages found",
+            _leret_scores,
+        ),
+        deepretrieval_config.NAME: Exported(
+            "DeepRetrieval",
+            "rewrite search queries",
+            deepretrieval_config.RewriteConfig.of,
+            _deepretrieval,
+            "collection",
+            _deepretrieval_scores,
+        ),
+    }
+)

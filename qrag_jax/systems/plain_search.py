@@ -110,9 +110,7 @@ class ServedSearch:
     """Which search is served; with neither a retriever nor an encoder it compares words.
 
     Attributes:
-        index: the index, and what searches it.
         retriever: folder of an export or of a run, which searches in steps as it was trained.
-        settings: how it is loaded.
         encoder: a plain encoder, which searches in one step.
     """
 
@@ -145,11 +143,9 @@ def open_corpus(
     """Opens the index of a corpus that all questions share.
 
     Args:
-        where: its folder, as `qrag index` builds it.
         retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
         encoder: of what compares vectors; its path may be "" where words are compared.
         fields: names of the config's fields that say these three, for messages.
-        clean: see `CorpusLibrary`.
     """
     folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
     if not (folder / CORPUS).is_dir():

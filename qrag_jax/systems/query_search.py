@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import Page
@@ -35,15 +36,16 @@ from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_f
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
 
-ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
+REMOTE = "remote"
+OWN = "own"  # folder of the collection without a name, which files of rows search
 _FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
-_SHOWN = 12  # digits of a digest in messages
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchFields:
     """What the sections `search` of query writers and rewriters share."""
 
+    ENGINES: ClassVar[tuple[str, ...]] = (BM25, SEMANTIC, HYBRID, BOOLEAN)
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
@@ -59,6 +61,26 @@ class SearchFields:
     stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
     stop_words: str = "english"  # words left out, those of a language; "": none
 
+    def __post_init__(self) -> None:
+        check_known("search", self, "engine", self.ENGINES)
+        check_share("search", self, "max_missing_share")
+        check_words("search", self)
+        if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
+            raise InputError(
+                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
+                "embeds in config.search.encoder, or use bm25."
+            )
+
+    @property
+    def words(self) -> BM25Config:
+        """How BM25 over pooled passages finds and weighs words."""
+        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+
+    @property
+    def of_quotes(self) -> bool:
+        """Whether ``TeX'' quotes in passages become "straight" ones."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig(SearchFields):
@@ -69,25 +91,43 @@ class SearchConfig(SearchFields):
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
 
     def __post_init__(self) -> None:
-        check_known("search", self, "engine", ENGINES)
+        super().__post_init__()
         check_known("search", self, "gold_by", KEYS)
-        check_share("search", self, "max_missing_share")
-        check_words("search", self)
-        if self.engine not in OF_WORDS and not self.encoder:
-            raise InputError(
-                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
-                "embeds in config.search.encoder, or use bm25."
-            )
-        if self.engine in OF_WORDS and self.encoder:
-            raise InputError(
-                f"config.search.encoder is {self.encoder}, but the engine {self.engine} compares "
-                "words; leave it empty, or use semantic or hybrid."
-            )
 
     @property
-    def words(self) -> BM25Config:
-        """How BM25 over pooled passages finds and weighs words."""
-        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+    def of_quotes(self) -> bool:
+        """See `SearchFields`."""
+        return self.clean
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteSearchConfig(SearchFields):
+    """Section `search`: what queries find."""
+
+    ENGINES: ClassVar[tuple[str, ...]] = (*SearchFields.ENGINES, REMOTE)
+    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
+    # OR, NOT, parentheses and phrases; remote asks the service of section engine
+    engine: str = BM25
+    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
+    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
+    corpus: str = ""
+    index: str = ""  # see corpus
+    # Queries of which the corpus may lack every relevant document, a share; above it the run is
+    # refused
+    max_missing_share: float = 0.1
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str = ""
+    stop_words: str = ""
+    kept: int = 100_000  # results of searches that are kept in memory
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("search", self, kept=0)
+        if self.corpus and self.index:
+            raise InputError(
+                "config.search.corpus and config.search.index are both given; leave one empty."
+            )
 
 
 def open_query_search(
@@ -105,8 +145,6 @@ def open_query_search(
     Args:
         pages: the passages of all questions, of training and evaluation; None: those that the
             folder has. They are not read if the config names an index.
-        folder: the pool's, in the run's folder.
-        stop: checked while passages are embedded.
         begun: the pool belongs to a run that has begun; else it is of a start that was refused,
             and a pool that differs takes its place.
     """
@@ -118,7 +156,7 @@ def open_query_search(
 
 
 def open_passages(
-    config: SearchConfig,
+    config: SearchFields,
     given: Callable[[], Sequence[Passage] | None],
     folder: Path,
     stop: StopSignal | None = None,
@@ -140,24 +178,9 @@ def open_passages(
         if config.engine not in OF_WORDS:
             _index_vectors(encoder, folder, stop)
     where = config.index or str(folder)
-    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.clean)
+    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.of_quotes)
     library.corpus.check_content()
     return library
-
-
-def check_same_corpus(old: str, new: str) -> None:
-    """Refuses to go on with another corpus than the one of earlier tries.
-
-    Args:
-        old, new: digests of corpora, then and now.
-    """
-    if old != new:
-        raise InputError(
-            f"the corpus that is searched has changed since the run began (its digest was "
-            f"{old[:_SHOWN]}, and is {new[:_SHOWN]}), so earlier tries cannot be compared with new "
-            "ones; give back the old one (config.search.index, or the data whose passages are "
-            "pooled), or begin a new run with another --workdir."
-        )
 
 
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
@@ -188,7 +211,7 @@ def _same(stored: StoredCorpus, passages: Sequence[Passage]) -> bool:
     return len(stored) == len(passages) and all(a == b for a, b in zip(stored, passages))
 
 
-def _index_words(config: SearchConfig, folder: Path, *, begun: bool) -> None:
+def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
     stored = StoredCorpus(folder / CORPUS)
     kind: type[BM25Index | BooleanIndex] = BM25Index
     own = folder / BM25
@@ -213,59 +236,18 @@ def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None)
     index_corpus(None, folder, own, IndexSettings(), stop)
 
 
-REMOTE = "remote"
-OWN = "own"  # folder of the collection without a name, which files of rows search
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteSearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
-    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
-    # OR, NOT, parentheses and phrases; remote asks the service of section engine
-    engine: str = BM25
-    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
-    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
-    corpus: str = ""
-    index: str = ""  # see corpus
-    # Queries of which the corpus may lack every relevant document, a share; above it the run is
-    # refused
-    max_missing_share: float = 0.1
-    k1: float = 0.9
-    b: float = 0.4
-    stemmer: str = ""
-    stop_words: str = ""
-    kept: int = 100_000  # results of searches that are kept in memory
-
-    def __post_init__(self) -> None:
-        check_known("search", self, "engine", (*ENGINES, REMOTE))
-        check_words("search", self)
-        if self.corpus and self.index:
-            raise InputError(
-                "config.search.corpus and config.search.index are both given; leave one empty."
-            )
-        check_least("search", self, kept=0)
-        if self.engine == REMOTE:
-            if self.corpus or self.index or self.encoder:
-                raise InputError(
-                    f"config.search.engine is {REMOTE!r}, which searches no corpus of yours; leave "
-                    "config.search.corpus, index and encoder empty."
-                )
-            check_share("search", self, "max_missing_share")
-        else:
-            self.of_index("")
-
-    def of_index(self, index: str) -> SearchConfig:
-        """The same for one index; "": a corpus in the run's folder."""
-        names = (field.name for field in dataclasses.fields(SearchFields))
-        return SearchConfig(**{name: getattr(self, name) for name in names} | {"index": index})
-
-
 @dataclasses.dataclass(frozen=True)
 class Collections:
-    """See `token_episodes.Library`: each task searches the collection that it names."""
+    """See `token_episodes.Library`: each task searches the collection that it names.
+
+    A task whose collection is not there finds nothing.
+    """
 
     by_name: Mapping[str, CorpusLibrary]
+
+    def has(self, task: ToolTask) -> bool:
+        """Whether a query of this task is searched for."""
+        return collection_of(task) in self.by_name
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; each collection is searched once."""
@@ -274,15 +256,15 @@ class Collections:
             places = [n for n, (task, _) in enumerate(asked) if collection_of(task) == name]
             if places:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
-        return [found[n] for n in range(len(asked))]
+        return [found.get(n, ()) for n in range(len(asked))]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """The document of this id in the task's collection."""
-        return self.by_name[collection_of(task)].open(task, step)
+        """The document of this id in the task's collection; None if there is none."""
+        return self.by_name[collection_of(task)].open(task, step) if self.has(task) else None
 
     def digest(self, task: ToolTask) -> str:
         """Of what a query of this task searches."""
-        return self.by_name[collection_of(task)].corpus.digest
+        return self.by_name[collection_of(task)].corpus.digest if self.has(task) else "nothing"
 
 
 SearchLibrary = Collections | RemoteLibrary
@@ -319,14 +301,12 @@ def open_collections(
         wanted: name → its passages, read if they are not there; of the name "" if the config names
             an index, that is opened.
         folder: for corpora and indexes, one folder for each name.
-        stop, begun: see `open_query_search`.
     """
     found = {}
     for name, passages in wanted.items():
-        index = config.index if not name else ""
-        own = folder / (name or OWN)
-        listed, of_index = partial(_listed, passages), config.of_index(index)
-        found[name] = open_passages(of_index, listed, own, stop, begun=begun)
+        of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
+        listed = partial(_listed, passages)
+        found[name] = open_passages(of_index, listed, folder / (name or OWN), stop, begun=begun)
     return Collections(found)
 
 

@@ -7,12 +7,15 @@ imitation may come before that of rewards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -20,7 +23,15 @@ from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.environments.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.sample import Split
+from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
+from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.tools.documents import bridge_task, tasks_of
+from qrag_jax.environments.tools.episode import Closed, ToolTask
+from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
@@ -39,48 +50,285 @@ from qrag_jax.learners.token_update import (
     token_episodes,
 )
 from qrag_jax.metrics.rows import Prediction
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_update import TokenEpisodes, make_token_update, token_episodes
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
-from qrag_jax.rollouts.experience import Experience
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.opening import BM25
+from qrag_jax.retrieval.own_documents import (
+    EmbeddingScorer,
+    EndpointScorer,
+    KeptVectors,
+    OwnRetriever,
+    Scorer,
+)
+from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
+from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import (
-    Speech,
-    TokenEpisode,
-    facts_of,
-)
-from qrag_jax.rollouts.trajectories import (
-    TokenTrajectory,
-)
+from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
-from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, PATHS, SFT, RlvrConfig, load_config
-from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs, told_documents
+from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems import rlvr_config
+from qrag_jax.systems.episode_player import TokenInputs
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
+from qrag_jax.systems.rlvr_config import (
+    GRPO,
+    SFT,
+    RlvrConfig,
+    ToolsConfig,
+)
+from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
-    SCRIPTED,
     BatchSystem,
     Opening,
     Stage,
-    StagedOrder,
-    StageRules,
-    check_server,
+    check_room,
     imitation_optimizer,
     make_stage,
+    model_of,
 )
+
+_WAIT = 60.0  # seconds that a search waits for a rerank service that is down
+_FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
+_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
+
+
+def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
+    """What the tools read."""
+    tools = config.tools
+    if tools.corpus:
+        if tools.rerank_url:
+            raise InputError(
+                "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
+                "use config.tools.encoder or the retriever bm25, and leave the URL empty."
+            )
+        clean = config.tasks.clean
+        return open_corpus(tools.corpus, tools.retriever, _encoder(tools), _FIELDS, clean=clean)
+    return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
+
+
+def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
+    """The scorer that the config names; None if it names none."""
+    if tools.encoder and tools.rerank_url:
+        raise InputError(
+            "config.tools.encoder and config.tools.rerank_url both name what scores documents; "
+            "leave one of them empty."
+        )
+    if tools.rerank_url:
+        prefix = "config.tools.rerank_"
+        config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
+        return EndpointScorer(Client(config))
+    if tools.encoder:
+        encoder = PassageEncoder.of_folder(tools.encoder, _encoder(tools).config, mesh)
+        tower = encoder.tower()
+
+        def passages(texts: Sequence[str]) -> np.ndarray:
+            return tower([encoder.row(ids).tolist() for ids in encoder.tokenizer.encode(texts)])
+
+        return EmbeddingScorer(QuestionTower(encoder), KeptVectors(passages))
+    return None
+
+
+def told_documents(tools: ToolsConfig) -> str:
+    """What the tools read, in words."""
+    return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
+
+
+def _encoder(tools: ToolsConfig) -> PlainEncoder:
+    return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(TokenInputs):
+    """What a run reads.
+
+    Attributes:
+        drawn: of all evaluation questions, those of `dev`.
+        demonstrated: the training questions that have demonstrations; () if none are imitated.
+    """
+
+    agent: ToolAgent
+    library: Library
+    train: Sequence[ToolTask]
+    dev: Sequence[ToolTask]
+    drawn: Drawn
+    demonstrated: Sequence[BridgeQuestion]
+
+
+def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+    """Reads the questions, prepares the model, and cuts its chat template.
+
+    Args:
+        trains: else there are no training questions.
+    """
+    tools, asked = config.tools, config.questions
+    agent = ToolAgent(
+        prompts.load(tools.prompt),
+        form=tools.form,
+        tools=tools.tools,
+        max_turns=tools.max_turns,
+        top_n=tools.top_n,
+        most=tools.most,
+    )
+    library = open_library(config, mesh)
+    bridge = _bridge(config, "train") if asked.train == BRIDGE else None
+    train: Sequence[ToolTask] = ()
+    if trains:
+        train = [*map(bridge_task, bridge)] if bridge else _read(config, asked.train)
+    bridge_dev = _bridge(config, "dev") if asked.dev == BRIDGE else None
+    dev: Sequence[ToolTask]
+    dev = [*map(bridge_task, bridge_dev)] if bridge_dev else _read(config, asked.dev)
+    train = _without(train, dev) if trains else train
+    corpus = library.corpus if isinstance(library, CorpusLibrary) else None
+    if corpus is not None:
+        train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
+
+    texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
+    model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    longest = max((*train, *dev), key=lambda task: len(task.question))
+    check_room(config, speech, longest.id, agent.opening(longest.question), 1)
+    shown = drawn([task.id for task in dev], config.eval)
+    return Inputs(
+        model=model,
+        agent=agent,
+        library=library,
+        speech=speech,
+        train=train,
+        dev=[dev[number] for number in shown.places],
+        drawn=shown,
+        demonstrated=bridge if trains and bridge and SFT in config.stages else (),
+        data={
+            "questions": fingerprint(train),
+            DEV: fingerprint(dev),
+            "model": model_digest(model.folder, default_cache(), log),
+            "prompt": agent.prompt.fingerprint,
+        }
+        | ({} if corpus is None else {"corpus": corpus.digest}),
+    )
+
+
+def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
+    """The questions that are made here."""
+    asked = config.questions
+    count = asked.bridge_train if split == "train" else asked.bridge_dev
+    return bridge_questions(asked.bridge_seed, split, range(count))
+
+
+def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
+    samples: list[Any] = []
+    for part in parse_parts(text):
+        found, report = read_part(part)
+        samples += found
+        log(f"{part.path}: {report}")
+    return tasks_of(samples, config.tasks)
+
+
+def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTask]:
+    """The training questions that are not evaluated on."""
+    asked = {task.question for task in dev}
+    kept = [task for task in train if task.question not in asked]
+    if not kept:
+        raise InputError(
+            "config.questions.train and config.questions.dev name the same questions, so none is "
+            "left to train on; name other parts."
+        )
+    return kept
+
+
+def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
+    found = on_corpus(tasks, corpus)
+    if without := sum(not task.gold_ids for task in found):
+        log(
+            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
+            "their recall counts as 0, and citations as right"
+        )
+    return found
+
+
+def _demonstrated_texts(
+    config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
+) -> Iterator[str]:
+    """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
+    library = OwnLibrary(OwnRetriever(BM25))
+    for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
+        choices = draw_choices(config.demonstrations, config.seed, number)
+        script = Demonstration(question, choices, config.tools.form)
+        for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
+            yield from (text for _, text in messages)
+            yield said
+
+
+def fingerprint(tasks: Sequence[ToolTask]) -> str:
+    """A digest of the questions, their gold answers and their documents."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        documents = tuple((d.id, d.title, d.text, d.is_supporting) for d in task.documents)
+        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{documents}".encode())
+    return digest.hexdigest()[:16]
+
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
-@dataclasses.dataclass
-class Rlvr(BatchSystem[RlvrConfig, Inputs]):
-    """See `systems.System`."""
+Read = TypeVar("Read", bound=TokenInputs)
+
+
+class ToolSystem(BatchSystem[RlvrConfig, Read]):
+    """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
     NAME: ClassVar[str] = "rlvr"
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages, in their order."""
+        config, model = self.config, self.inputs.model
+        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
+
+    def _groups(self, stage: Stage) -> int:
+        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
+
+    @cached_property
+    def _texts(self) -> TurnTexts:
+        return TurnTexts(self.inputs.speech)
+
+    def _prediction(
+        self,
+        trajectory: TokenTrajectory,
+        name: str,
+        question: str,
+        answers: Sequence[str] = (),
+        hops: int = 0,
+    ) -> Prediction:
+        """An episode as files of predictions have it."""
+        return Prediction(
+            id=name,
+            question=question,
+            answers=[*answers],
+            hops=hops,
+            draw=trajectory.member,
+            prediction=trajectory.facts.get("answer", ""),
+            reward=trajectory.parts.get(REWARD),
+            turns=self._texts.of(trajectory),
+            trajectory=trajectory.to_json(),
+        )
+
+
+@dataclasses.dataclass
+class Rlvr(ToolSystem[Inputs]):
+    """See `systems.System`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,9 +338,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             code = self._rubric.code
             self.provenance = {own_rubric.PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
-        )
         stages = []
         if SFT in config.stages:
             stages.append(
@@ -110,36 +355,18 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
         )
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
-        agent = self.inputs.agent
-        check_server(self, (agent.opening(task.question) for task in self.inputs.train), stop)
-        done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, self.playing(), self._counted, done, pending=pending)
-
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
+    def _openings(self) -> Iterable[Messages]:
+        return (self.inputs.agent.opening(task.question) for task in self.inputs.train)
 
     # ---------------------------------------------------------------- episodes
 
-    @cached_property
-    def _order(self) -> Any:
-        """Questions by batches; each stage has its own order, and its own size of batches."""
-        config, inputs = self.config, self.inputs
-        imitated = max(len(inputs.demonstrated), 1)
-        easy = sorted(range(len(inputs.train)), key=lambda number: inputs.train[number].hops)
-        return StagedOrder(
-            config.sft_steps,
-            QuestionOrder(imitated, config.sft.batch_size, config.seed),
-            QuestionOrder(
-                len(inputs.train),
-                config.train.batch_size,
-                config.seed,
-                first=easy if config.tasks.easy_first else None,
-            ),
-        )
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        train = self.inputs.train
+        if stage.kind == SFT:
+            return len(self.inputs.demonstrated), None
+        if not self.config.tasks.easy_first:
+            return len(train), None
+        return len(train), sorted(range(len(train)), key=lambda number: train[number].hops)
 
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -176,9 +403,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             episode = encoded(talk, inputs.speech)
             if config.sft.observed:
                 episode = all_sampled(episode)
-            each = self.trajectory(episode, number, 0, task)
-            facts = {**each.facts, SCRIPTED: True}
-            found.append(dataclasses.replace(each, facts=facts))
+            found.append(self.trajectory(episode, number, 0, task))
         return found
 
     def trajectory(
@@ -187,7 +412,6 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         """A played episode with the parts of its reward; none if it, or a user's rubric, failed.
 
         Args:
-            question: number of its question.
             member: its number among the episodes of this question.
         """
         ended, parts, status = episode.ended, {}, episode.status
@@ -226,21 +450,66 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
             starts = self.player.starts(tasks, 1, EVALUATED)
             return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
-        texts = TurnTexts(self.inputs.speech)
-
         def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
-            return [
-                prediction_of(tasks[place], self.trajectory(each, place, 0, tasks[place]), texts)
-                for place, each in zip(places, episodes, strict=True)
-            ]
+            rows = []
+            for place, each in zip(places, episodes, strict=True):
+                task = tasks[place]
+                row = self.trajectory(each, place, 0, task)
+                rows.append(self._prediction(row, task.id, task.question, task.answers, task.hops))
+            return rows
 
         return ToolScores(tasks, play, self._rubric, config.eval.best_by, logged)
 
-    def _longest(self, stage: Stage) -> TokenEpisodes:
-        """A batch whose rows are as long as they may be; half of each is sampled."""
-        config, imitates = self.config, stage.kind == SFT
-        groups = config.sft.batch_size if imitates else config.train.batch_size
-        return self._arrays(self._full(stage, groups, config.sampling.room // 2, scripted=imitates))
+    # ---------------------------------------------------------------- predictions
+
+    @property
+    def asked(self) -> Sequence[ToolTask]:
+        """The questions that are scored."""
+        return self.inputs.dev
+
+    @staticmethod
+    def id_of(asked: ToolTask) -> str:
+        """The name of a question in a log."""
+        return asked.id
+
+    @property
+    def digest_of_asked(self) -> str:
+        """A digest of these questions."""
+        return fingerprint(self.inputs.dev)
+
+    def predict(
+        self,
+        params: Any,
+        tasks: Sequence[ToolTask],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        greedy: bool,
+        library: Library | None = None,
+    ) -> list[Prediction]:
+        """Episodes of some of the questions, those of a question side by side.
+
+        Args:
+            keys: uint32 `[task, draw, 2]`.
+            first: number of the first question.
+            library: what the tools read; None: what they read in training.
+        """
+        draws = keys.shape[1]
+        starts = [
+            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
+        ]
+        episodes = self.player.on_device(params, starts, stop, greedy=greedy, library=library)
+        rows = []
+        for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
+            number, draw = first + place // draws, place % draws
+            trajectory = self.trajectory(episode, number, draw, start.task)
+            task = start.task
+            row = self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
+            rows.append(row)
+        return rows
+
+    # ---------------------------------------------------------------- batches
 
     def _counted(self) -> dict[str, float]:
         counts = self.counted()
@@ -254,14 +523,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         return [self.inputs.train[number].id for number in numbers]
 
 
-OPENING = Opening(
-    system=Rlvr,
-    config=RlvrConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=PATHS,
-    load=load_inputs,
-)
+OPENING = Opening(Rlvr, rlvr_config, RlvrConfig.of, load_inputs)
 before_devices = OPENING.before_devices
 
 
@@ -294,29 +556,26 @@ def open_system(
     return OPENING.open_system(given, run, dry=dry, devices=devices)
 
 
-def stages_of(config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> list[Stage]:
-    """The stages of a config, in their order."""
-    return [make_stage(config, mesh, model, _rules(kind, config)) for kind in config.stages]
-
-
-def _rules(kind: str, config: RlvrConfig) -> StageRules:
+def _stage(kind: str, config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
     algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
     optimizer = config.optimizer
     if kind == SFT:
         optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
     first = 0 if kind == SFT else config.sft_steps
-    schedule = learning_rate_schedule(optimizer)
-    # One state serves all stages, so all of them keep a reference if one needs it.
-    keeps = GRPO in config.stages and config.grpo.beta > 0
-    return StageRules(
-        kind=kind,
-        algorithm=algorithm,
-        parts=Parts(make_optimizer(optimizer), keeps_reference=keeps),
-        # A part that groups must differ by is a second reward, of no weight.
-        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-        schedule=lambda step: schedule(step - first * algorithm.epochs),
+    return make_stage(
+        config,
+        mesh,
+        model,
+        kind,
+        algorithm,
+        optimizer=optimizer,
         make_update=make_token_update,
         first=first,
+        step_of=lambda step: step - first * algorithm.epochs,
+        # A part that groups must differ by is a second reward, of no weight.
+        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
+        # One state serves all stages, so all of them keep a reference if one needs it.
+        keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
     )
 
 
@@ -347,18 +606,3 @@ class TurnTexts:
 
     def _decoded(self, ids: list[int]) -> str:
         return self._speech.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def prediction_of(task: ToolTask, trajectory: TokenTrajectory, texts: TurnTexts) -> Prediction:
-    """The prediction of an episode."""
-    return Prediction(
-        id=task.id,
-        question=task.question,
-        answers=[*task.answers],
-        hops=task.hops,
-        draw=trajectory.member,
-        prediction=trajectory.facts.get("answer", ""),
-        reward=trajectory.parts.get(REWARD),
-        turns=texts.of(trajectory),
-        trajectory=trajectory.to_json(),
-    )

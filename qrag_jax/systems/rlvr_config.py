@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -22,7 +23,6 @@ from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
@@ -33,7 +33,7 @@ from qrag_jax.systems.token_config import (
     BridgeQuestionsConfig,
     ScriptConfig,
     TokenConfig,
-    served_config,
+    settle_stages,
 )
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
@@ -82,18 +82,12 @@ class EnvironmentConfig:
         made = Path(MADE).absolute() / "bin" / "python"
         if os.access(made, os.X_OK):
             return str(made)
-        if _has_verifiers():
+        if importlib.util.find_spec("verifiers") is not None:
             return sys.executable
         raise InputError(
             f"config.env.python is empty, and there is no {MADE} here; pip install "
             "'qrag_jax[verifiers]' into an environment of its own, and name the Python of that."
         )
-
-
-def _has_verifiers() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("verifiers") is not None
 
 
 def _object(text: str, name: str) -> dict[str, Any]:
@@ -167,14 +161,9 @@ class RubricConfig:
         if self.differ_by:
             check_known("rubric", self, "differ_by", PARTS)
 
-    @property
-    def rubric(self) -> Rubric:
-        """The rubric of the preset."""
-        return preset(self.preset)
-
     def load(self) -> Rubric | OwnRubric:
         """What gives the rewards."""
-        return OwnRubric.load(self.path) if self.path else self.rubric
+        return OwnRubric.load(self.path) if self.path else preset(self.preset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +223,6 @@ class RlvrConfig(TokenConfig):
         parts = LAYOUT.parts(config)
         stages = parts["stages"]
         check_stages(stages, STAGES)
-        train, grpo = parts["train"], parts[GRPO]
         if parts["env"].verifiers:
             _check_environment(stages, parts)
         if GRPO in stages and not parts["sampling"].temperature:
@@ -252,14 +240,8 @@ class RlvrConfig(TokenConfig):
                 "config.stages has sft, whose demonstrations read a question's own documents, and "
                 "config.tools.corpus names a corpus; set stages to grpo, or leave the corpus out."
             )
-        first = parts[SFT].steps if SFT in stages else 0
-        last = train.steps if GRPO in stages else 0
-        parts["train"] = dataclasses.replace(train, steps=first + last)
-        parts["optimizer"] = dataclasses.replace(
-            parts["optimizer"], total_steps=max(last, 1) * grpo.epochs
-        )
-        if GRPO in stages and parts["sampling"].engine == SERVER:
-            parts["llm"] = served_config(config, parts, parts["tools"].staleness + 2)
+        stale, per_batch = parts["tools"].staleness, parts[GRPO].epochs
+        first = settle_stages(config, parts, SFT, GRPO, per_batch=per_batch, stale=stale)
         return cls(sft_steps=first, **parts)
 
 
@@ -280,12 +262,6 @@ def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
             f"config.tools.form is {parts['tools'].form!r}, and config.env.verifiers is {name!r}, "
             f"whose calls are JSON; use one of {', '.join(FORMS)}."
         )
-    for field in ("path", "differ_by"):
-        if value := getattr(parts["rubric"], field):
-            raise InputError(
-                f"config.rubric.{field} is {value!r}, but config.env.verifiers is {name!r}, which "
-                "has its own rubric; leave one of them out."
-            )
 
 
 def default_config() -> ConfigDict:

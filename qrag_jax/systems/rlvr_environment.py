@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,9 +35,10 @@ from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
+from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
-from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import (
     Lost,
@@ -46,25 +48,23 @@ from qrag_jax.rollouts.played_units import (
     Scored,
     Unit,
 )
-from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
+from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.step_log import Told
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.config import CAUSES
-from qrag_jax.systems.rlvr import TurnTexts, stages_of
-from qrag_jax.systems.rlvr_config import FREE_FIELDS, EnvironmentConfig, RlvrConfig, load_config
+from qrag_jax.systems import rlvr_config
+from qrag_jax.systems.episode_player import TokenInputs
+from qrag_jax.systems.rlvr import ToolSystem
+from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
 from qrag_jax.systems.token_system import (
     EVALUATED,
-    BatchSystem,
     Opening,
-    Stage,
-    check_server,
     model_of,
 )
 
+TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
@@ -91,45 +91,20 @@ class Tasks:
         return f"{self.split}-{self.number(place)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvironmentInputs:
-    """What a run reads.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentInputs(TokenInputs):
+    """What a run reads; the environment itself is played elsewhere.
 
     Attributes:
-        model: what is trained.
-        process: has the environment.
-        about: what it says of itself.
-        renderer: between messages and ids.
-        speech: of turns, without tools.
-        train, dev: tasks.
         drawn: those of `dev` that are scored.
-        data: content keys.
     """
 
-    model: FirstLanguageModel
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
-    speech: Speech
     train: Tasks
     dev: Tasks
     drawn: Drawn
-    data: dict[str, str]
-
-    @property
-    def shown(self) -> Sequence[int]:
-        """The places in `dev` that are scored."""
-        return self.drawn.places
-
-    @property
-    def agent(self) -> Agent | None:
-        """The environment is played elsewhere."""
-        return None
-
-    @property
-    def library(self) -> Library | None:
-        """See `agent`."""
-        return None
 
     def question(self, tasks: Tasks, place: int) -> str:
         """The last text of a task's first messages, or its name if they are not known here."""
@@ -238,25 +213,20 @@ def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
 
 
 def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> None:
-    longest: tuple[int, Any] = 0, 0
     for number, messages in enumerate(about.prompts):
-        if not messages:
-            continue
         try:
-            ids = renderer.opening(messages, [])
+            tokens = len(renderer.opening(messages, about.tools)) if messages else 0
         except TextLost as lost:
             raise InputError(
                 f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
                 f"model: {lost}."
             ) from None
-        longest = max(longest, (len(ids), number))
-    tokens, number = longest
-    if tokens >= config.sampling.room:
-        raise InputError(
-            f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} tokens, "
-            f"and config.sampling.room is {config.sampling.room}; raise it, up to the model's "
-            "positions."
-        )
+        if tokens >= config.sampling.room:
+            raise InputError(
+                f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} "
+                f"tokens, and config.sampling.room is {config.sampling.room}; raise it, up to the "
+                "model's positions."
+            )
 
 
 _ADVICE = (
@@ -266,23 +236,19 @@ _ADVICE = (
 
 
 @dataclasses.dataclass
-class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
+class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     """See `systems.System`."""
-
-    SECTION: ClassVar[str] = "tools"
-    NAME: ClassVar[str] = "rlvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
         self.play_counts = PlayCounts()
+        self._closing = contextlib.ExitStack()
+        self._plays: dict[bool, EnvironmentPlay] = {}  # by whether they are greedy
         self._parts: dict[str, float] = {}  # means over the last batch
-        self.told = Told(
-            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
-        )
         self.line = (
-            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.shown)} scored "
+            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
             f"every {self.train.eval_every} steps; {config.train.steps} steps of GRPO by "
             f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
         )
@@ -292,22 +258,10 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         self.inputs.process.end()
         self._closing.close()
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
-        prompts = (
-            tuple(self.inputs.renderer.text(message) for message in messages)
-            for messages in self.inputs.about.prompts
-            if messages
-        )
-        check_server(self, prompts, stop)
-        config, done, pending = self.config, run.progress.batches or 0, run.progress.pending
-        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
-        return AgentExperience(order, self.playing(), self._counted, done, pending=pending)
-
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The one stage, of rewards."""
-        return stages_of(self.config, self.mesh, self.inputs.model)
+    def _openings(self) -> Iterator[Any]:
+        for messages in self.inputs.about.prompts:
+            if messages:
+                yield tuple(self.inputs.renderer.text(message) for message in messages)
 
     # ---------------------------------------------------------------- episodes
 
@@ -316,7 +270,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     ) -> list[TokenTrajectory]:
         """See `agent_experience.Playing`."""
         members = self.config.grpo.members
-        keys = self._keys(step, len(numbers), members)
+        keys = self.player.keys(step, len(numbers), members)
         played = self.play(weights, self.inputs.train, numbers, keys, stop)
         found = [
             self.trajectory(episode, numbers[place // members], place % members)
@@ -339,9 +293,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
 
         Args:
             weights: parameters, or a version of them for the server.
-            places: of tasks.
             keys: uint32 `[task, member, 2]`.
-            greedy: the likeliest tokens.
         """
         units = [
             Unit(tasks.split, tasks.number(place), (key,))
@@ -386,8 +338,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
 
     def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
         """Where agents ask for turns."""
-        inputs = self.inputs
-        server = self._server
+        inputs, server = self.inputs, self._server
         return {
             "url": server.url,
             "key": server.key,
@@ -402,25 +353,12 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
         return self._closing.enter_context(server)
 
-    @cached_property
-    def _closing(self) -> contextlib.ExitStack:
-        return contextlib.ExitStack()
-
-    @cached_property
-    def _plays(self) -> dict[bool, EnvironmentPlay]:
-        return {}
-
-    def _keys(self, step: int, tasks: int, members: int) -> np.ndarray:
-        """Keys of draws that depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
-        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
-        return keys.reshape(tasks, members, -1)
-
     def trajectory(self, episode: PlayedEpisode, place: int, member: int) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it failed."""
         ended = episode.ended
-        turns = sum(len(segment) for segment in episode.segments)
-        facts: dict[str, Any] = {"tally": {"turns": turns}, "cited": [], "seen": []}
+        turns = [turn for segment in episode.segments for turn in segment]
+        tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
+        facts: dict[str, Any] = {"tally": tally, "cited": [], "seen": []}
         parts: dict[str, float] = {}
         if isinstance(ended, Scored):
             parts = {_part(name): value for name, value in ended.parts.items()}
@@ -438,45 +376,66 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
             facts=facts,
         )
 
-    def prediction(
-        self, tasks: Tasks, place: int, trajectory: TokenTrajectory, texts: TurnTexts
-    ) -> Prediction:
-        """An episode as files of predictions have it."""
-        return Prediction(
-            id=tasks.name(place),
-            question=self.inputs.question(tasks, place),
-            answers=[],
-            hops=0,
-            draw=trajectory.member,
-            prediction="",
-            reward=trajectory.parts.get(REWARD),
-            turns=texts.of(trajectory),
-            trajectory=trajectory.to_json(),
-        )
+    # ---------------------------------------------------------------- predictions
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The places of the tasks that are scored."""
+        return self.inputs.drawn.places
+
+    def id_of(self, asked: int) -> str:
+        """The name of a task in a log."""
+        return self.inputs.dev.name(asked)
+
+    @property
+    def digest_of_asked(self) -> str:
+        """Of the tasks, with the numbers of those that are scored."""
+        return f"{self.inputs.about.digest} {[*self.asked]}"
+
+    def predict(
+        self,
+        params: Any,
+        places: Sequence[int],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        greedy: bool,
+        library: None = None,
+    ) -> list[Prediction]:
+        """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
+        draws, rows = keys.shape[1], []
+        played = self.play(params, self.inputs.dev, places, keys, stop, greedy=greedy)
+        for number, episode in enumerate(played):
+            place, ended = places[number // draws], episode.ended
+            row = self._row(place, self.trajectory(episode, place, number % draws))
+            record: Mapping[str, Any] = (
+                ended.record
+                if isinstance(ended, Scored)
+                else {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
+            )
+            row.trajectory["facts"][TRACE] = json.dumps(record)
+            rows.append(row)
+        return rows
+
+    def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
+        name, question = self.id_of(place), self.inputs.question(self.inputs.dev, place)
+        return self._prediction(trajectory, name, question)
 
     @cached_property
     def _scores(self) -> EnvironmentScores:
-        config, inputs = self.config, self.inputs
-        texts = TurnTexts(inputs.speech)
-
         def play(params: Any, stop: StopSignal) -> list[PlayedEpisode]:
-            keys = self._keys(EVALUATED, len(inputs.shown), 1)
-            greedy = config.eval.greedy
-            return self.play(params, inputs.dev, inputs.shown, keys, stop, greedy=greedy)
+            keys, greedy = self.player.keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
+            return self.play(params, self.inputs.dev, self.asked, keys, stop, greedy=greedy)
 
-        def logged(places: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
-            own = [inputs.shown[place] for place in places]
+        def logged(numbers: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
+            places = [self.asked[number] for number in numbers]
             return [
-                self.prediction(inputs.dev, place, self.trajectory(each, place, 0), texts)
-                for place, each in zip(own, episodes, strict=True)
+                self._row(place, self.trajectory(each, place, 0))
+                for place, each in zip(places, episodes, strict=True)
             ]
 
         return EnvironmentScores(play, logged)
-
-    def _longest(self, stage: Stage) -> TokenEpisodes:
-        """A batch whose rows are as long as they may be; half of each is sampled."""
-        config = self.config
-        return self._arrays(self._full(stage, config.train.batch_size, config.sampling.room // 2))
 
     def _counted(self) -> dict[str, float]:
         counts = self.play_counts
@@ -506,14 +465,7 @@ def _means(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
     }
 
 
-OPENING = Opening(
-    system=EnvironmentRlvr,
-    config=RlvrConfig.of,
-    saved=load_config,
-    free=FREE_FIELDS,
-    paths=("model.path",),
-    load=load_environment,
-)
+OPENING = Opening(EnvironmentRlvr, rlvr_config, RlvrConfig.of, load_environment)
 
 
 @contextlib.contextmanager

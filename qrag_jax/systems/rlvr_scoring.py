@@ -7,6 +7,7 @@ by token, whose draws depend on the numbers of its question and of its draw alon
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -24,14 +25,20 @@ from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.metrics.summaries import ALL
+from qrag_jax.metrics import prediction_scores, predictions
+from qrag_jax.metrics.bootstrap import mean_interval
+from qrag_jax.metrics.prediction_scores import ALL
+from qrag_jax.metrics.predictions import Prediction, ScoredEpisode
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.rollouts.token_episodes import Library, TokenStart
+from qrag_jax.rollouts.token_episodes import Library
+from qrag_jax.rollouts.trajectories import TRUNCATED
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.lm_card import ExportedSystem, Fields, Scores
-from qrag_jax.systems.rlvr import Rlvr, TurnTexts, prediction_of
-from qrag_jax.systems.rlvr_config import GRPO, NAME, SFT, RlvrConfig
-from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs, open_library
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.rlvr import Rlvr, load_inputs, open_library
+from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_environment import TRACE, EnvironmentRlvr, load_environment
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,
@@ -60,30 +67,27 @@ _PLANNED = {
 }
 _OF_QUESTIONS = ("questions.", "tasks.")
 
-Played = dict[str, dict[str, list[Prediction]]]  # by retriever, then by what the weights are
+PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
 
 
 def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    if given.env.verifiers:
-        from qrag_jax.systems.environment_scoring import score_environment
-
-        if options.retrievers:
-            raise InputError(
-                f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
-                f"run's environment is {given.env.verifiers!r}; leave it out."
-            )
-        return score_environment(workdir, given, options)
     given = given.copy_and_resolve_references()
+    if given.env.verifiers and options.retrievers:
+        raise InputError(
+            f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
+            f"run's environment is {given.env.verifiers!r}; leave it out."
+        )
     are_others(workdir, given, _OF_QUESTIONS, options.out)
     others = bool(of_others(workdir, given, ASKED))
     chose = report_on(given, options.samples, others=others)
     out = options.out or workdir / "eval"
     retrievers = options.retrievers or (given.tools.retriever,)
+    if given.env.verifiers:
+        retrievers = (PREDICTED_BY,)
     if len(set(retrievers)) < len(retrievers):
         raise InputError(f"--retrievers={','.join(retrievers)} names one twice; give each once.")
-    files: dict[str, dict[str, str]] = {name: {} for name in retrievers}
-    played: Played = {name: {} for name in retrievers}
+    logs: dict[str, dict[str, Path]] = {name: {} for name in retrievers}
     notes = []
     with open_player(given, workdir, workdir) as player:
         for name in retrievers:  # refused before anything is played
@@ -91,28 +95,49 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
         trained = player.weights(options.checkpoint)
         assert trained is not None
         halves = player.system.inputs.drawn.summary(chose, others=others)
-        main = trained.told
         for which in (None, IMITATED, FIRST):
             weights = trained if which is None else player.weights(which)
             if weights is None:
                 notes += _not_kept(player)
                 continue
             for name in retrievers:
-                log = out / weights.name / f"{name}.jsonl"
+                log = logs[name][weights.told] = out / weights.name / f"{name}.jsonl"
                 player.predict(weights, log, name, options.sampled, restart=options.restart)
-                played[name][weights.told] = scored_episodes(log)
-                files[name][weights.told] = str(log.relative_to(out))
+    summarise = environment_summary if given.env.verifiers else _summary
+    summary, lines = summarise(player, logs, trained.told, options)
+    summary = write_summary(out, given, summary | {"questions": halves, "notes": notes})
+    print("\n".join([*lines, *(f"note: {note}" for note in notes), halves["line"]]))
+    print(f"predictions and summary: {out}")
+    return summary
+
+
+Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
+
+
+def _summary(
+    player: Player, logs: Logs, main: str, options: ScoreOptions
+) -> tuple[dict[str, Any], list[str]]:
+    """The summary, and the lines of its table."""
+    played = {
+        name: {told: predictions.read_scores(log) for told, log in own.items()}
+        for name, own in logs.items()
+    }
+    # Each log is in the folder of its weights, in that of all.
+    files = {
+        name: {told: f"{log.parent.name}/{log.name}" for told, log in own.items()}
+        for name, own in logs.items()
+    }
+    first = next(iter(logs))
     settings = {
-        "workdir": str(workdir),
+        "workdir": str(player.workdir),
         "checkpoint": options.checkpoint,
-        "retrievers": [*retrievers],
+        "retrievers": [*logs],
         "samples": options.samples,
         "sampled": options.sampled,
-        "run": given.to_dict(),
+        "run": player.given.to_dict(),
     }
-    summary = _planned(played[retrievers[0]][main], files[retrievers[0]][main], settings)
-    summary["questions"] = halves
-    summary["main"] = {"retriever": retrievers[0], "weights": main}
+    summary = _planned(played[first][main], files[first][main], settings)
+    summary["main"] = {"retriever": first, "weights": main}
     summary["scores"] = {
         name: {told: prediction_scores.summarised(rows) for told, rows in own.items()}
         for name, own in played.items()
@@ -125,10 +150,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
         }
         for name, own in played.items()
     }
-    summary = write_summary(out, given, summary | {"files": files, "notes": notes})
-    print("\n".join([*_table(summary), halves["line"]]))
-    print(f"predictions and summary: {out}")
-    return summary
+    return summary | {"files": files}, _table(summary)
 
 
 def _not_kept(player: Player) -> list[str]:
@@ -180,11 +202,16 @@ def _planned(
 def _table(summary: Mapping[str, Any]) -> list[str]:
     scores, differences = dict[str, Any](), dict[str, Any]()
     for retriever, own in summary["scores"].items():
-        scores |= {f"{retriever}, {told}": each for told, each in own.items()}
-        gained = summary["gains"][retriever].items()
-        differences |= {f"{retriever}, gain over {told}": each for told, each in gained}
-    notes = [f"note: {each}" for each in summary["notes"]]
-    return [*prediction_scores.table(scores, differences), *notes]
+        for told, scores in own.items():
+            cells = prediction_scores.score_lines(scores)
+            cells[0][0] = f"{retriever}, {told}"
+            lines += cells
+            after += [
+                f"{retriever}, {told}: {x}" for x in prediction_scores.draws_text(scores[ALL])
+            ]
+        for told, found in summary["gains"][retriever].items():
+            lines.append(prediction_scores.gain_line(f"{retriever}, gain over {told}", found))
+    return [*prediction_scores.table(lines), *after]
 
 
 def played_config(given: ConfigDict) -> dict[str, Any]:
@@ -199,17 +226,16 @@ class Player:
 
     Attributes:
         given: the config, with the questions that are asked.
-        system: the run's.
+        system: the run's, with tools or in an environment of verifiers.
         workdir: the run's folder; None: there is no run, and the model is untrained.
-        stop: looked at while episodes are played.
         libraries: what the tools read, by the retriever's name.
     """
 
     given: ConfigDict
-    system: Rlvr
+    system: Any
     workdir: Path | None
     stop: StopSignal
-    libraries: dict[str, Library]
+    libraries: dict[str, Library | None]
 
     def weights(self, which: str) -> Weights | None:
         """The weights of one of `CHECKPOINTS`; see `SavedWeights.named`."""
@@ -222,8 +248,13 @@ class Player:
         both = {SFT, GRPO} <= set(self.system.config.stages)
         return self.system.config.sft_steps if both else 0
 
-    def library(self, retriever: str) -> Library:
-        """What the tools read with a retriever; it is made once."""
+    @property
+    def retriever(self) -> str:
+        """The run's own, by which a log is named."""
+        return next(iter(self.libraries))
+
+    def library(self, retriever: str) -> Library | None:
+        """What the tools read with a retriever; it is made once. None: of an environment."""
         if retriever not in self.libraries:
             config = self.system.config
             tools = dataclasses.replace(config.tools, retriever=retriever)
@@ -243,61 +274,44 @@ class Player:
         """Plays all questions that the file lacks; see `PlayedParts`.
 
         Args:
-            log: the file, `….jsonl`.
             retriever: what the tool that searches uses.
             sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
-            restart: throw the file away instead of going on with it.
         """
         system, library, draws = self.system, self.library(retriever), sampled or 1
-        config, texts = system.config, TurnTexts(system.inputs.speech)
+        config = system.config
         greedy = not sampled and config.eval.greedy
 
-        def play(tasks: Sequence[ToolTask], first: int) -> list[Prediction]:
-            keys = keys_of(config.seed, first, len(tasks), draws)
-            starts = [
-                TokenStart(task, key) for task, own in zip(tasks, keys, strict=True) for key in own
-            ]
-            episodes = system.player.on_device(
-                weights.params, starts, self.stop, greedy=greedy, library=library
+        def play(asked: Sequence[Any], first: int) -> list[Prediction]:
+            keys = keys_of(config.seed, first, len(asked), draws)
+            return system.predict(
+                weights.params, asked, keys, self.stop, first=first, greedy=greedy, library=library
             )
-            rows = []
-            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
-                number, draw = first + place // draws, place % draws
-                trajectory = system.trajectory(episode, number, draw, start.task)
-                rows.append(prediction_of(start.task, trajectory, texts))
-            return rows
 
         parts = PlayedParts(
             rows=PREDICTIONS,
-            asked=system.inputs.dev,
+            asked=system.asked,
             # As many episodes side by side as in training, whose memory is known to suffice.
             size=max(1, config.train.batch_size * config.grpo.members // draws),
             play=play,
-            is_of=lambda row, task: row.id == task.id,
+            is_of=lambda row, asked: row.id == system.id_of(asked),
             names=("question", "questions"),
             draws=draws,
         )
-        record = self._record(weights, retriever, sampled, greedy=greedy)
-        parts.into(log, record, self.stop, restart=restart)
-
-    def _record(
-        self, weights: Weights, retriever: str, sampled: int, *, greedy: bool
-    ) -> dict[str, Any]:
-        """All that the episodes depend on."""
-        inputs, config = self.system.inputs, played_config(self.given)
-        config["tools"]["retriever"] = retriever
-        return {
-            "kind": TOOL_EPISODES,
+        played = played_config(self.given)
+        played["tools"]["retriever"] = retriever
+        record = {
+            "kind": predictions.KIND,
             "checkpoint": weights.told,
             "retriever": retriever,
-            "questions": len(inputs.dev),
+            "questions": len(system.asked),
             "sampled": sampled,
             "greedy": greedy,
-            "data": {**inputs.data, "questions": fingerprint(inputs.dev)},
+            "data": {**system.inputs.data, "questions": system.digest_of_asked},
             "weights": encoder_key(weights.params, {}),
-            "rewards": {**self.system.provenance},
-            "config": config,
+            "rewards": {**system.provenance},
+            "config": played,
         }
+        parts.into(log, record, self.stop, restart=restart)
 
 
 @contextlib.contextmanager
@@ -310,15 +324,18 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
         folder: where a tiny model is, or is made.
     """
     config = RlvrConfig.of(given)
-    if config.env.verifiers:
-        raise InputError(
-            f"the run's environment is {config.env.verifiers!r} (config.env.verifiers), whose "
-            "episodes are played and written by `qrag evaluate`; give that command."
-        )
     mesh = mesh_of_run(config, workdir)
-    with StopSignal() as stop:
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
+        if config.env.verifiers:
+            environment = EnvironmentRlvr(
+                config, mesh, load_environment(config, folder, mesh), folder
+            )
+            stack.callback(environment.close)
+            yield Player(given, environment, workdir, stop, {PREDICTED_BY: None})
+            return
         inputs = load_inputs(config, folder, mesh, trains=False)
-        libraries: dict[str, Library] = {config.tools.retriever: inputs.library}
+        libraries: dict[str, Library | None] = {config.tools.retriever: inputs.library}
         yield Player(given, Rlvr(config, mesh, inputs, folder), workdir, stop, libraries)
 
 
@@ -328,32 +345,56 @@ def keys_of(seed: int, first: int, tasks: int, draws: int) -> np.ndarray:
     return np.asarray(draw_keys(key, np.arange(first, first + tasks, dtype=np.uint32), draws))
 
 
-_SHOWN = ("em", "f1", "recall", "citation", "reward")
+# ---------------------------------------------------------------- environments of verifiers
+
+TRACES = "traces.jsonl"  # the file that verifiers writes
 
 
-def _told(fields: Fields) -> str:
-    tools, questions = fields["tools"], fields["questions"]
-    return (
-        f"Its prompt is `config.tools.prompt={tools['prompt']}`, its calls are written as "
-        f"`config.tools.form={tools['form']}`, and it was trained on "
-        f"`config.questions.train={questions['train']}`."
-    )
+def environment_summary(
+    player: Player, logs: Logs, main: str, options: ScoreOptions
+) -> tuple[dict[str, Any], list[str]]:
+    """See `_summary`; writes the file that verifiers itself would write beside each log."""
+    system, scores, lines = player.system, dict[str, Any](), list[str]()
+    for told, log in logs[PREDICTED_BY].items():
+        facts = [row.trajectory["facts"] for row in predictions.read(log)]
+        traces = log.with_name(TRACES)
+        write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
+        rows = predictions.read_scores(log)
+        scores[told] = _means([_measured(row) for row in rows if row.reward is not None], len(rows))
+        lines.append(f"{told}: {scores[told]['failed_share']:.0%} without a reward ({traces})")
+        for name, own in scores[told].items():
+            if isinstance(own, dict):
+                interval = f"[{own['low']:.3f}, {own['high']:.3f}]"
+                lines.append(f"  {name:24} {own['mean']:.3f} {interval}, std {own['std']:.3f}")
+        ends = collections.Counter(each["stop"] for each in facts if "stop" in each)
+        shares = (f"{name} {count / ends.total():.0%}" for name, count in ends.most_common())
+        lines.append(f"  ended by: {', '.join(shares)}")
+    about = {
+        "environment": system.config.env.verifiers,
+        "verifiers": system.inputs.about.version,
+        "main": main,
+        "tasks": len(system.asked),
+        "episodes_per_task": options.sampled or 1,
+        "scores": scores,
+    }
+    return about, lines
 
 
-def _scores(summary: Fields, checkpoint: str) -> Scores:
+def _measured(row: ScoredEpisode) -> dict[str, float]:
+    """The parts of the reward of an episode, and its counts."""
     return {
-        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in _SHOWN}
-        for retriever, weights in summary["scores"].items()
-        if checkpoint in weights
+        **row.parts,
+        "turns": float(row.tally["turns"]),
+        "truncated": float(row.status == TRUNCATED),
+        "sampled_tokens": float(row.tally["sampled_tokens"]),
     }
 
 
-RLVR = ExportedSystem(
-    name=NAME,
-    title="RLVR",
-    learned="search with tools",
-    read=RlvrConfig.of,
-    told=_told,
-    scored="retriever",
-    scores=_scores,
-)
+def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:
+    """The mean of each score with its interval, and the share of episodes without a reward."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        mean, low, high = mean_interval(values)
+        found[name] = {"mean": mean, "low": low, "high": high, "std": float(np.std(values))}
+    return found | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}

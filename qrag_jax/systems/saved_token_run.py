@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.embedding_files import encoder_key
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log
+from qrag_jax.systems.scoring import PlayedParts
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
@@ -48,8 +50,6 @@ class Weights:
     Attributes:
         name: of what they write, such as "best-120".
         told: what people are told of them.
-        step: updates that they have seen.
-        params: on the mesh.
     """
 
     name: str
@@ -57,14 +57,15 @@ class Weights:
     step: int
     params: Any
 
+    @property
+    def digest(self) -> str:
+        """To know them again."""
+        return encoder_key(self.params, {})
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedWeights:
-    """The weights that a run keeps.
-
-    Attributes:
-        system: opened in the run's folder.
-    """
+    """The weights that a run keeps."""
 
     system: TokenSystem[Any, Any]
 
@@ -110,9 +111,47 @@ class SavedWeights:
         return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)
 
 
-def digest_of_weights(params: Any) -> str:
-    """A digest of parameters, to know them again."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return digest.hexdigest()[:16]
+System = TypeVar("System", bound=TokenSystem[Any, Any])
+Asked = TypeVar("Asked")
+Row = TypeVar("Row")
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor(Generic[System, Asked, Row]):
+    """Predicts with the model of one run; see `PlayedParts`.
+
+    Attributes:
+        play: (parameters, a part, number of its first) → its rows.
+        settings: the questions, and the fields that the play of given weights depends on.
+        record: all else that the rows depend on, but for the weights.
+        imitated: the step at which imitation ended, 0: there was none; and what that is called.
+    """
+
+    system: System
+    stop: StopSignal
+    rows: RowLog[Row]
+    asked: Sequence[Asked]
+    size: int
+    play: Callable[[Any, Sequence[Asked], int], Sequence[Row]]
+    is_of: Callable[[Row, Asked], bool]
+    names: tuple[str, str]
+    settings: dict[str, Any]
+    record: dict[str, Any]
+    imitated: tuple[int, str]
+
+    def weights(self, which: str) -> Weights | None:
+        """The weights of one of `CHECKPOINTS`; see `SavedWeights.named`."""
+        return SavedWeights(self.system).named(which, *self.imitated)
+
+    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
+        """Plays all that the file lacks."""
+        parts = PlayedParts(
+            rows=self.rows,
+            asked=self.asked,
+            size=self.size,
+            play=lambda asked, first: self.play(weights.params, asked, first),
+            is_of=self.is_of,
+            names=self.names,
+        )
+        record = {"checkpoint": weights.told, "weights": weights.digest}
+        parts.into(log, self.settings | self.record | record, self.stop, restart=restart)

@@ -70,6 +70,33 @@ def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -
     return ServedConfig.of(config.llm.to_dict(), needs)
 
 
+def settle_stages(
+    config: ConfigDict,
+    parts: dict[str, Any],
+    first: str,
+    then: str,
+    *,
+    per_batch: int,
+    stale: int,
+) -> int:
+    """Settles the steps of imitation and of a stage of rewards; returns those of imitation.
+
+    Args:
+        first, then: the sections of both stages; `then` has config.train.steps.
+        per_batch: optimizer steps of a batch.
+        stale: K, updates between playing a batch and learning from it.
+    """
+    stages, train = parts["stages"], parts["train"]
+    imitated = parts[first].steps if first in stages else 0
+    rewarded = train.steps if then in stages else 0
+    parts["train"] = dataclasses.replace(train, steps=imitated + rewarded)
+    steps = max(rewarded, 1) * per_batch
+    parts["optimizer"] = dataclasses.replace(parts["optimizer"], total_steps=steps)
+    if then in stages and parts["sampling"].engine == SERVER:
+        parts["llm"] = served_config(config, parts, stale + 2)
+    return imitated
+
+
 @dataclasses.dataclass(frozen=True)
 class BridgeQuestionsConfig:
     """Section `questions`: what is asked."""

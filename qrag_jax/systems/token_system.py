@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -25,6 +26,21 @@ from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.state import Parts, TrainState
+from qrag_jax.learners.optimizers import (
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from qrag_jax.learners.policy_state import (
+    Parts,
+    PolicyState,
+    first_state,
+    next_stage,
+    state_shapes,
+    state_shardings,
+)
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.text.prompts import Messages
@@ -36,7 +52,8 @@ from qrag_jax.models.first_language_model import (
     prepare_language_model,
 )
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts.agent_experience import Drawn, Playing, QuestionOrder
+from qrag_jax.rollouts.agent_experience import AgentExperience, Drawn, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
@@ -51,8 +68,9 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
-from qrag_jax.systems.episode_player import EpisodePlayer
-from qrag_jax.systems.episode_player import Inputs as Played
+from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.config import CAUSES
+from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
@@ -61,11 +79,7 @@ class Stage(NamedTuple):
     """One stage of training.
 
     Attributes:
-        kind: names what is learned.
-        policy: how it learns.
-        update: the jitted update.
         begin: state → the state with which it begins behind another stage.
-        first: its first step.
     """
 
     kind: str
@@ -75,40 +89,37 @@ class Stage(NamedTuple):
     first: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StageRules:
-    """How a stage learns.
+def make_stage(
+    config: TokenConfig,
+    mesh: Mesh,
+    model: FirstLanguageModel,
+    kind: str,
+    algorithm: Any,
+    *,
+    optimizer: OptimizerConfig,
+    make_update: Callable[[TokenPolicy[Any]], Any],
+    first: int,
+    step_of: Callable[[Any], Any],
+    weights: tuple[float, ...] = (),
+    keeps_reference: bool = False,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    rests_until: int = 0,
+) -> Stage:
+    """A stage of a run on a mesh.
 
-    Attributes:
-        kind: names what is learned.
-        algorithm: constants of it.
-        parts: what its state is made of.
-        weights: of the parts of an episode's reward.
-        schedule: optimizer step of the run → learning rate.
+    Args:
         make_update: makes the jitted update of a policy.
-        first: its first step.
+        step_of: optimizer step of the run → that of the stage, on which the learning rate depends.
+        critic_optimizer: None: there is no critic.
         rests_until: the step of the run before which the critic learns alone.
     """
-
-    kind: str
-    algorithm: Any
-    parts: Parts
-    weights: tuple[float, ...]
-    schedule: Callable[[Any], Any]
-    make_update: Callable[[TokenPolicy[Any]], Any]
-    first: int
-    rests_until: int = 0
-
-
-def make_stage(
-    config: TokenConfig, mesh: Mesh, model: FirstLanguageModel, rules: StageRules
-) -> Stage:
-    """The stage of a run on a mesh."""
-    loaded, parts = model.loaded, rules.parts
+    loaded, width = model.loaded, model.loaded.model.trunk.config.hidden_size
+    parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
     trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
     # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
-    by_rewards = isinstance(rules.algorithm, TokenGRPOConfig | TokenPPOConfig)
+    by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
     temperature = config.sampling.temperature if by_rewards else 1.0
+    rate = learning_rate_schedule(optimizer)
     of_base = None
     if model.base is not None:
         of_base = placement.base_shardings(mesh, partition, model.base)
@@ -117,16 +128,17 @@ def make_stage(
         shardings=parts.shardings(mesh, partition, model.trained),
         trunk=trunk,
         vocabulary=Vocabulary(temperature, products=trunk.precision.products),
-        config=rules.algorithm,
-        weights=rules.weights,
-        parts=parts,
-        schedule=rules.schedule,
+        config=algorithm,
+        weights=weights,
+        optimizer=parts.optimizer,
+        schedule=lambda step: rate(step_of(step)),
         base_shardings=of_base,
         lora_scale=loaded.model.lora_scale,
-        rests_until=rules.rests_until,
+        critic_optimizer=critic_optimizer,
+        rests_until=rests_until,
     )
-    begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
-    return Stage(rules.kind, policy, rules.make_update(policy), begin, rules.first)
+    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
+    return Stage(kind, policy, make_update(policy), parts, begin, first)
 
 
 def model_of(
@@ -151,42 +163,36 @@ def model_of(
             )
         return texts()
 
-    platform = Platform.of(mesh)
+    platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
-    return model, speech_of(config, model, turn)
-
-
-def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
-    """Between the text and the ids of a model.
-
-    Args:
-        turn: most tokens that a turn may sample.
-    """
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded, room = model.loaded, config.sampling.room
+    loaded, thinking = model.loaded, {"": None, "on": True, "off": False}[config.model.thinking]
     if room > loaded.model.max_positions:
         raise InputError(
             f"config.sampling.room is {room}, but {model.folder} has "
             f"{loaded.model.max_positions} positions; lower it."
         )
-    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
+    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
+    return model, Speech(loaded.tokenizer, scaffold, turn, room)
 
 
-SCRIPTED = "scripted"  # among the facts of a demonstration
+def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
+    """Refuses a prompt that leaves what is sampled no room.
+
+    Args:
+        more: tokens that are sampled, at least.
+    """
+    tokens = len(speech.scaffold.opening(prompt))
+    if tokens + more > config.sampling.room:
+        raise InputError(
+            f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind it, "
+            f"and config.sampling.room is {config.sampling.room}; raise it, or shorten the prompt."
+        )
+
+
+_CHECKED = 8  # prompts by which a server that samples is checked
 WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-class TokenInputs(Played, Protocol):
-    """What is read here of a system's inputs.
-
-    Attributes:
-        data: content keys.
-    """
-
-    @property
-    def data(self) -> Mapping[str, str]: ...
 
 
 class Scores(Protocol):
@@ -204,7 +210,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     """See `systems.System`.
 
     Attributes:
-        workdir: the run's folder.
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
         served: what samples the episodes that are learned from; None: the device.
@@ -213,6 +218,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
     NAME: ClassVar[str]  # field `system` of the config
+    SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
     config: Config
     mesh: Mesh
     inputs: Inputs
@@ -226,6 +232,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = TokenCounts()
+        self.told = Told(self._names, self.SHOWN, self._advice, CAUSES[self.NAME])
         self._step: int | None = None  # of the next update
 
     @classmethod
@@ -242,10 +249,35 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _longest(self, stage: Any) -> Any:
         """A batch of a stage whose rows are as long as they may be."""
 
+    @abc.abstractmethod
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        """What people know the questions of a batch by."""
+
     @property
     @abc.abstractmethod
     def _scores(self) -> Scores:
         """Scores parameters during the training."""
+
+    @abc.abstractmethod
+    def _openings(self) -> Iterable[Messages]:
+        """First prompts of questions, by which a server that samples is checked."""
+
+    def check_server(self, stop: StopSignal) -> None:
+        """Waits for the server that samples, and compares what it samples with the first weights.
+
+        It does nothing if the device samples.
+        """
+        if self.served is None:
+            return
+        self.served.wait(stop)
+        scaffold = self.inputs.speech.scaffold
+        prompts = [
+            np.array(scaffold.opening(messages), np.int32)
+            for messages in itertools.islice(self._openings(), _CHECKED)
+        ]
+        params = self.player.here(self.untrained)
+        distance = self.served.check(params, self.player.base, prompts, stop)
+        log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")
 
     # ---------------------------------------------------------------- learning
 
@@ -283,12 +315,16 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _at_stage(self, state: TrainState) -> tuple[Stage, TrainState]:
         """The stage of the next update, and the state, which begins anew with a later stage."""
         step = self._updates(state)
-        stage = next(each for each in reversed(self.stages) if each.first <= step)
+        stage = self.stage_at(step)
         if step == stage.first > 0:
             self.keep(step, state.params)
             state = stage.begin(state)
         self._step = step + 1
         return stage, state
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage of a step, from 0."""
+        return next(stage for stage in reversed(self.stages) if stage.first <= step)
 
     def _learned(
         self, stage: Stage, state: TrainState, episodes: Any
@@ -313,7 +349,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """The shape of the blocks in which the rows of a batch are computed.
 
         Args:
-            members: rows of a group.
             whole: see `choose_shape`.
         """
         tokens = self.config.model.tokens(Platform.of(self.mesh))
@@ -406,20 +441,16 @@ class Opening(Generic[System]):
     """How the runs of one system are opened; its methods are the functions of the system's module.
 
     Attributes:
-        system: its class.
+        fields: the module of its config: `load_config`, `FREE_FIELDS`, which may change when a run
+            goes on, and `PATHS` of data whose digests a checkpoint keeps.
         config: reads settings, and refuses those that are wrong for any data.
-        saved: reads the config of a run.
-        free: beginnings of names of fields that may change when a run goes on.
-        paths: names of fields of data whose digests a checkpoint keeps.
         load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
             cannot be used.
     """
 
     system: type[System]
+    fields: ModuleType
     config: Callable[[ConfigDict], Any]
-    saved: Callable[[Path], ConfigDict]
-    free: tuple[str, ...]
-    paths: tuple[str, ...]
     load: Callable[[Any, Path, Mesh], Any]
 
     def check(self, given: ConfigDict) -> None:
@@ -446,7 +477,8 @@ class Opening(Generic[System]):
     ) -> Iterator[System]:
         """Opens the system, and the server that samples if the config has one; see `systems`."""
         if run.has_begun:
-            run.check_config(self.saved(run.config_path), given, self.free, self.paths)
+            saved, fields = self.fields.load_config(run.config_path), self.fields
+            run.check_config(saved, given, fields.FREE_FIELDS, fields.PATHS)
         config = self.config(given)
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)
@@ -481,38 +513,54 @@ class Opening(Generic[System]):
             )
 
 
-_CHECKED = 8  # prompts by which a server that samples is checked
-
-
-@dataclasses.dataclass(frozen=True)
-class StagedOrder:
-    """The order of questions of two stages, see `agent_experience.QuestionOrder`.
+class StagedOrder(NamedTuple):
+    """The order of questions, see `agent_experience.QuestionOrder`; each stage has its own.
 
     Attributes:
-        first_steps: of the first stage.
-        first, then: each stage has its own order, and its own size of batches.
+        orders: first step of a stage → its order.
     """
 
-    first_steps: int
-    first: QuestionOrder
-    then: QuestionOrder
+    orders: Mapping[int, QuestionOrder]
 
     def at(self, step: int) -> Drawn:
         """The questions of the batch that step `step` learns from, from 0."""
-        if step < self.first_steps:
-            return self.first.at(step)
-        return self.then.at(step - self.first_steps)
+        first = max(first for first in self.orders if first <= step)
+        return self.orders[first].at(step - first)
 
 
 @dataclasses.dataclass
 class BatchSystem(TokenSystem[Config, Inputs]):
     """A system that plays a batch of questions for each update: RLVR and DeepRetrieval."""
 
-    def playing(self) -> Playing:
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        """See `System`; a server that samples is checked first."""
+        self.check_server(stop)
+        done, pending = run.progress.batches or 0, run.progress.pending
+        return AgentExperience(self._order, self._playing(), self._counted, done, pending=pending)
+
+    @cached_property
+    def _order(self) -> Any:
+        """The order of questions."""
+        orders = {}
+        for stage in self.stages:
+            count, first = self._questions(stage)
+            order = QuestionOrder(count, self._groups(stage), self.config.seed, first=first)
+            orders[stage.first] = order
+        return StagedOrder(orders)
+
+    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+        """How many questions a stage has, and their order in the first epoch; None: shuffled."""
+        return len(self.inputs.train), None
+
+    @abc.abstractmethod
+    def _counted(self) -> dict[str, float]:
+        """Further metrics, since this start of the run."""
+
+    def _playing(self) -> Playing:
         """How batches are played."""
         return Playing(
             play=self._play,
-            batch=self._batch,
+            batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
             save=TokenTrajectory.to_json,
             restore=TokenTrajectory.from_json,
             params=self.weights,
@@ -531,16 +579,12 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         """The parts of rewards that are learned from."""
         return (REWARD,)
 
-    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
-        """What an update takes, on the devices."""
-        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
+    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
+        """What an update of a stage takes, on the devices."""
+        return put_whole(self._arrays(stage, trajectories), episode_shardings(self.mesh))
 
-    def _stage_of(self, trajectories: Sequence[TokenTrajectory]) -> Stage:
-        return self.stages[0 if SCRIPTED in trajectories[0].facts else -1]
-
-    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> Any:
+    def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
-        stage = self._stage_of(trajectories)
         rules = BatchRules(
             members=stage.policy.config.members,
             parts=self._learned_parts,
@@ -553,13 +597,20 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
         return token_episodes(stage.policy, batch, shape)
 
-    def _full(
-        self, stage: Stage, groups: int, sampled: int, *, scripted: bool = False
-    ) -> list[TokenTrajectory]:
-        """Trajectories that fill the room, so many tokens of which are sampled."""
+    @abc.abstractmethod
+    def _groups(self, stage: Stage) -> int:
+        """Questions of a batch of a stage."""
+
+    def _sampled(self, stage: Stage) -> int:
+        """Tokens of the room that are sampled, in the longest episode that is planned with."""
+        return self.config.sampling.room // 2
+
+    def _longest(self, stage: Stage) -> Any:
+        """See `TokenSystem`."""
+        sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
-        return [
+        trajectories = [
             TokenTrajectory(
                 question=group,
                 member=member,
@@ -567,11 +618,12 @@ class BatchSystem(TokenSystem[Config, Inputs]):
                 segments=((Turn(before, ids, log_probs, STOP),),),
                 status=DONE,
                 parts={**dict.fromkeys(self._learned_parts, 0.0), REWARD: float(member)},
-                facts={SCRIPTED: True} if scripted else {},
+                facts={},
             )
-            for group in range(groups)
+            for group in range(self._groups(stage))
             for member in range(stage.policy.config.members)
         ]
+        return self._arrays(stage, trajectories)
 
 
 def imitation_optimizer(
@@ -591,27 +643,3 @@ def imitation_optimizer(
         final_ratio=0.1,
         clip_norm=1.0,
     )
-
-
-def check_server(
-    system: TokenSystem[Any, Any], openings: Iterable[Messages], stop: StopSignal
-) -> None:
-    """Waits for the server that samples, and compares what it samples with the first weights.
-
-    It does nothing if the device samples.
-
-    Args:
-        openings: first prompts of questions, of which a few are asked.
-    """
-    if system.served is None:
-        return
-    system.served.wait(stop)
-    scaffold = system.inputs.speech.scaffold
-    prompts = [
-        np.array(scaffold.opening(messages), np.int32)
-        for messages in itertools.islice(openings, _CHECKED)
-    ]
-    player = system.player
-    params = player.here(system.untrained)
-    distance = system.served.check(params, player.base, prompts, stop)
-    log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")

@@ -226,7 +226,7 @@ def experience(
 ) -> AgentExperience:
     playing = Playing(
         play=play,
-        batch=lambda episodes: hop_batch(episodes, SHAPE, CONFIG),
+        batch=lambda episodes, number: hop_batch(episodes, SHAPE, CONFIG),
         save=saved,
         restore=lambda kept: restored(kept, lambda numbers: VECTORS[numbers]),
         params=float,

@@ -19,10 +19,10 @@ from qrag_jax.feedback.tries import Try
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.saved_token_run import digest_of_weights
+from qrag_jax.systems.leret_pairs import LessonExperience
 from tests.systems.small_runs import opened, small_leret
 
 SCRIPT_STEPS, SFT_STEPS, PAIR_STEPS = 12, 2, 2  # of `small_leret`
@@ -55,7 +55,7 @@ class Trained:
 def trained_run(workdir: Path) -> Iterator[Trained]:
     """Trains it."""
     with opened(small_leret(), workdir) as system:
-        experience, state = LessonExperience(system, 0), system.first_state()
+        experience, state = system.lessons(), system.first_state()
         made = Trained(system, [], [], [], [])
         for number in range(system.train.steps):
             made.states.append(jax.device_get(state))
@@ -76,12 +76,12 @@ def tries_of(system: Leret, iteration: int) -> list[Try]:
         for hop in (1, 2)
         for line in (folder / f"hop-{hop}.jsonl").read_text().splitlines()
     ]
-    return [Try.from_json(row) for row in rows if "part" not in row]
+    return [Try.from_json(row) for row in rows]
 
 
 def weights_of(trained: Trained, step: int) -> str:
     """The digest of the weights before a step."""
-    return digest_of_weights(trained.states[step].params)
+    return encoder_key(trained.states[step].params, {})
 
 
 def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
@@ -89,7 +89,7 @@ def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
     shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
     system = dataclasses.replace(trained.system, workdir=workdir)
     system._step = None
-    return system, LessonExperience(system, 0)
+    return system, system.lessons()
 
 
 def said(

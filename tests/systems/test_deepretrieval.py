@@ -23,9 +23,8 @@ from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.systems.deepretrieval import DeepRetrieval, RewriteEpisodes
 from qrag_jax.systems.deepretrieval_config import EvalConfig, RewriteConfig, default_config
-from qrag_jax.systems.deepretrieval_episodes import RewriteEpisodes
 from qrag_jax.systems.query_search import Collections
 from tests.systems.small_runs import opened_run
 from tests.systems.small_runs import small_deepretrieval as small
@@ -105,6 +104,7 @@ def test_stages_follow_each_other_with_moments_and_a_critic_of_their_own(both: A
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {"ppo__critic": "none", "ppo__kl": 0.0},
+    "several": {"ppo__epochs": 2, "ppo__minibatches": 2},
     "grpo": {"algorithm": "grpo", "grpo__beta": 0.1},
     "adapters": {"model__lora__rank": 4},
 }
@@ -199,7 +199,7 @@ def test_what_failed_has_no_reward(system: DeepRetrieval) -> None:
 
 def test_evaluation_is_of_what_is_found(system: DeepRetrieval) -> None:
     found, tasks = system.evaluate(system.first_state(), 0, STOP), system.inputs.dev
-    hits = system.episodes.searched(tasks, 100)
+    hits = system.episodes.originals.searched(tasks, 100)
     rankings = {f"{n}": [one.id for one in each] for n, each in enumerate(hits)}  # type: ignore[union-attr]
     qrels = {f"{n}": dict(each.grades) for n, each in enumerate(tasks)}
     for name, column in ranking_columns(rankings, qrels, system.config.eval.measures).items():
@@ -262,7 +262,6 @@ def test_boolean_prompts_are_for_what_obeys_them() -> None:
         ({**GRPO, "grpo.members": 8, "train.batch_size": 12}, "config.grpo.members"),
         ({"ppo.minibatches": 3, "train.batch_size": 16}, "config.ppo.minibatches"),
         ({**GRPO, "grpo.longest": 255, "train.batch_size": 64}, "config.grpo.longest"),
-        ({"rollout.query_tokens": 257}, "config.rollout.query_tokens"),
         ({"guards.max_kl": 0.5, "ppo.kl": 0.0}, "config.guards.max_kl"),
         ({"reward.tiers": "ir"}, "config.reward.tiers"),
         ({**REMOTE, "reward.measure": "answer_rank"}, "config.reward.measure"),

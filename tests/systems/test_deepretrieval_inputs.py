@@ -15,9 +15,8 @@ import pytest
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
-from qrag_jax.systems.deepretrieval_config import RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
-from qrag_jax.systems.rewrite_script import DroppedConfig, script_of_texts
+from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs, script_of_texts
 from tests.retrieval.web_service import pubmed_says, serving
 from tests.systems.corpora import (
     Judged,
@@ -190,13 +189,13 @@ def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, nort
     long: Judged = {"long": ("where " * 300 + "?", {"d1": 1})}
     splits = {"train": {**judged(0, 6), **long}}
     folder = write_collection(tmp_path / "south", TEXTS, splits)
-    said = r"the prompt of query 'long' has \d+ tokens, an output may have 24 .*room is 448; raise"
+    said = r"'long'.*config\.sampling\.room"
     with pytest.raises(InputError, match=said):
         load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
     # A query of fewer letters may have more tokens.
     odd: Judged = {"odd": ("\U0001f50e" * 110, {"d1": 1}), "plain": ("where " * 20, {"d1": 1})}
     folder = write_collection(tmp_path / "east", TEXTS, {"train": {**judged(0, 6), **odd}})
-    with pytest.raises(InputError, match=r"the prompt of query 'odd' has \d+ tokens"):
+    with pytest.raises(InputError, match="'odd'"):
         load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
     said = r"config\.sampling\.room is 600, but .* has 512 positions; lower it"
     with pytest.raises(InputError, match=said):

@@ -19,9 +19,7 @@ from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.systems import towers_export
-from qrag_jax.systems.deepretrieval_scoring import DEEPRETRIEVAL
-from qrag_jax.systems.lm_card import language_model_card
-from qrag_jax.systems.lm_export import export_language_model
+from qrag_jax.systems.lm_export import export_language_model, language_model_card
 from qrag_jax.systems.model_card import without_folders
 from tests.support.parity import our_vectors
 from tests.support.small_models import write_small_model
@@ -283,7 +281,7 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
-    card = language_model_card(DEEPRETRIEVAL, Path("runs/none"), config, "best")
+    card = language_model_card(Path("runs/none"), config, "best")
     for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", HEAD):
         assert shown in card
     for hidden in ("/home", "within.example.org"):
@@ -298,10 +296,10 @@ def test_scores_of_every_collection(tmp_path: Path) -> None:
     path = tmp_path / "eval" / "summary.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"collections": {"one": own, "two": none}, "pooled": own}))
-    card = language_model_card(DEEPRETRIEVAL, tmp_path, config, main)
+    card = language_model_card(tmp_path, config, main)
     assert "| one, 9 queries | 0.250 |" in card
     assert "| two" not in card
-    other = language_model_card(DEEPRETRIEVAL, tmp_path, config, "last checkpoint of step 60")
+    other = language_model_card(tmp_path, config, "last checkpoint of step 60")
     assert "0.250" not in other
 
 

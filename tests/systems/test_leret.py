@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -19,7 +17,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import (
     PREFERENCE,
@@ -29,7 +26,7 @@ from qrag_jax.systems.leret_config import (
     StagePlan,
     default_config,
 )
-from qrag_jax.systems.leret_experience import LessonExperience, Script
+from qrag_jax.systems.leret_inputs import Script
 from qrag_jax.systems.token_system import EVALUATED
 from tests.systems.leret_run import (
     FIRST_PAIRS,
@@ -149,32 +146,14 @@ def demonstrations(system) -> Script:
     return script
 
 
-@pytest.mark.parametrize("ways", ["styles", "bare"])
-def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways: str) -> None:
-    with opened(small(tries__ways=ways, styles__marked=1.0), tmp_path / "run") as system:
-        experience, state = LessonExperience(system, 0), system.first_state()
+def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path) -> None:
+    with opened(small(tries__ways="bare", styles__marked=1.0), tmp_path / "run") as system:
+        experience, state = system.lessons(), system.first_state()
         blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
         speech = system.inputs.speech
         read = "".join(speech.text(row) for row in blocks.tokens)
         assert "style: " in read
-        assert system.variants == ((0,) if ways == "bare" else (1, 2))
-
-
-def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
-    read = []
-    for renamed in (0.0, 1.0):
-        config = small(styles__renamed=renamed)
-        with opened(config, tmp_path / f"run{renamed}") as system:
-            experience, state = LessonExperience(system, 0), system.first_state()
-            blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
-            script = demonstrations(system)
-            numbers = experience.samples[:, 0]
-            speech = system.inputs.speech
-            told = "".join(speech.text(row) for row in blocks.tokens)
-            questions = [script.demonstrated[n][1] for n in numbers]
-            read.append([each.entity in told for each in questions])
-    assert all(read[0])
-    assert not any(read[1])
+        assert system.variants == (0,)
 
 
 def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:
@@ -225,7 +204,9 @@ def knowing(state: Any, _: np.ndarray) -> str:
 def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None:
     config = few_shot(chat)
     with opened(config, tmp_path / "run") as system:
-        prompt = system.prompt(play_by(system, knowing))
+        assert system.maker is not None
+        system.maker.prompts(system.workdir, play_by(system, knowing))
+        prompt = system.prompt
         assert system.variants == (0, 1, 2)
         assert len(prompt.variants) == 2
         assert len(system.asked) == 3
@@ -238,46 +219,26 @@ def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None
         ]
         assert system.tries.variants == (0, 1, 2)
     with opened(config, tmp_path / "run") as system:
-        assert system.prompt(None).variants == prompt.variants  # nothing plays
+        assert system.prompt.variants == prompt.variants  # nothing plays
     file = tmp_path / "run" / "few_shot.json"
     saved = json.loads(file.read_text())
     file.write_text(json.dumps({**saved, "template": "another"}))
     with (
         opened(config, tmp_path / "run") as system,
-        pytest.raises(InputError, match="has examples for another prompt than the one in use"),
+        pytest.raises(InputError, match="few_shot"),
     ):
-        system.prompt(None)
+        _ = system.prompt
     file.write_text(json.dumps({**saved, "kept": []}))
     with (
         opened(config, tmp_path / "run") as system,
-        pytest.raises(InputError, match="are not finished, and the weights that make them are"),
+        pytest.raises(InputError, match="few_shot"),
     ):
-        system.prompt(None)
+        _ = system.prompt
 
 
 def test_no_full_credit_in_the_bootstrap(chat: Path, tmp_path: Path) -> None:
     with (
         opened(few_shot(chat), tmp_path / "run") as system,
-        pytest.raises(InputError, match="has full credit, so there is nothing to show; raise"),
+        pytest.raises(InputError, match="full credit"),
     ):
-        system.prompt(play_by(system, lambda *_: "xyzzy"))
-
-
-def test_another_model_or_search(chat: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(chat, folder)
-    config = few_shot(folder)
-    with opened(config, tmp_path / "run") as system:
-        data = dict(system.data)
-    other = few_shot(folder, search__b=0.5)
-    with pytest.raises(InputError, match=r"config\.search\.b"), opened(other, tmp_path / "run"):
-        pass
-    sizes = TinyLMConfig(layers=1, hidden=32, heads=2)
-    write_tiny_lm(folder, ["other words"], sizes, seed=1)
-    with opened(config, tmp_path / "run") as system:
-        assert system.data["model"] != data["model"]
-        with Run.open(tmp_path / "other", 0.0) as run:
-            run.checkpoints.save_last(1, {"x": jnp.zeros(1)}, {"data": data})
-            run.checkpoints.wait()
-            with pytest.raises(InputError, match=r"\(model\)"):
-                run.restore(lambda: {"x": jnp.zeros(1)}, system.data, {})
+        system.maker.prompts(system.workdir, play_by(system, lambda *_: "xyzzy"))

@@ -25,21 +25,14 @@ from qrag_jax.environments.queries import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
-from qrag_jax.feedback.preference_pairs import PAIRED, TIED, Pair, StatePairs
-from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_experience import (
-    check_some,
-    imitation_batch,
-    lessons_of,
-    pairs_batch,
-)
 from qrag_jax.systems.leret_tries import HopPlayer, PromptMaker, TryMaker, kept_prompts
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
+from tests.environments.query_writing.trying import BERG, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.leret_run import (
     FIRST_SFT,
     STOP,
@@ -209,17 +202,12 @@ CONFIG = FewShotConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def speech_prompts(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm") / "model")
-
-
 class Model:
     """Knows what to write, the better the more its prompt shows of question 1; may be stopped."""
 
-    def __init__(self, speech_prompts: Speech, stop_at: int = 0) -> None:
+    def __init__(self, speech: Speech, stop_at: int = 0) -> None:
         self.speech, self.stop_at, self.calls = (
-            speech_prompts,
+            speech,
             stop_at,
             list[tuple[str, list[str]]](),
         )
@@ -250,10 +238,8 @@ def maker(config: FewShotConfig = CONFIG) -> PromptMaker:
     return PromptMaker(config, BARE, STATES, split, hops, BY_PASSAGE)
 
 
-def test_the_best_prompts_on_questions_held_out_are_kept(
-    speech_prompts: Speech, tmp_path: Path
-) -> None:
-    model = Model(speech_prompts)
+def test_the_best_prompts_on_questions_held_out_are_kept(speech: Speech, tmp_path: Path) -> None:
+    model = Model(speech)
     found = maker().prompts(tmp_path, model)
     assert model.calls[0] == ("bare", ["q0", "q1", "q2"])
     assert model.calls[1] == ("bare", ["q0", "q1", "q2"])
@@ -269,97 +255,21 @@ def test_the_best_prompts_on_questions_held_out_are_kept(
     assert saved["kept"] == [each.name for each in found]
 
 
-def test_a_later_round_is_played_by_the_best_prompt(speech_prompts: Speech, tmp_path: Path) -> None:
+def test_a_later_round_is_played_by_the_best_prompt(speech: Speech, tmp_path: Path) -> None:
     two = maker(dataclasses.replace(CONFIG, rounds=2))
-    whole, made_in = Model(speech_prompts), tmp_path / "whole"
+    whole, made_in = Model(speech), tmp_path / "whole"
     made_in.mkdir()
     found = two.prompts(made_in, whole)
     name, ids = whole.calls[10]
     assert (name, ids) == (found[0].name, ["q0", "q1", "q2"])
-    broken = Model(speech_prompts, stop_at=13)
+    broken = Model(speech, stop_at=13)
     with pytest.raises(Stopped):
         two.prompts(tmp_path, broken)
     with pytest.raises(InputError, match=r"few_shot\.json"):
         kept_prompts(tmp_path, BARE)
-    again = Model(speech_prompts)
+    again = Model(speech)
     assert two.prompts(tmp_path, again) == found
     assert again.calls == whole.calls[10:]  # the first round is not played again
-
-
-PROMPT_LESSONS = QueryPrompt(prompts.load("bare_query"), (Variant("one", mark="style: one"),))
-
-
-SHOWN = {StateKey(0, 1, 0): STATE, StateKey(3, 2, 0): LATER.asked_by(1)}
-
-
-FIRST, SECOND = SHOWN
-
-
-@pytest.fixture(scope="module")
-def speech_lessons(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm") / "model")
-
-
-def query(at: StateKey, *ids: int, reward: float = 0.5) -> Try:
-    return Try(
-        *at, 1, 0, f"query {ids}", ids, (-1.0,) * len(ids), "stop", "searched", reward=reward
-    )
-
-
-def state(at: StateKey, *ids: tuple[int, ...], pairs=(), target: int | None = None) -> StatePairs:
-    queries = tuple(query(at, *each) for each in ids)
-    given = tuple(Pair(*each) for each in pairs)
-    return StatePairs(
-        at, queries, ((1,),) * len(ids), given, target, PAIRED if pairs else TIED, 2, 0
-    )
-
-
-def test_queries_are_learned_behind_the_bare_prompt(speech_lessons: Speech) -> None:
-    states = [
-        state(FIRST, (5, 6, 1), (7, 1), (8, 1), pairs=[(2, 0, 1.0), (1, 0, 0.25)], target=2),
-        state(SECOND, (9, 1), (4, 4, 1), pairs=[(1, 0, 1.0)]),
-    ]
-    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
-    openings = [
-        speech_lessons.scaffold.opening(PROMPT_LESSONS.messages(each)) for each in (STATE, LATER)
-    ]
-    (best,) = found.imitated
-    assert best.question == 0
-    ((turn,),) = (best.best,)
-    np.testing.assert_array_equal(turn.observed, openings[0])
-    assert turn.sampled.tolist() == [8, 1]
-    told = [
-        (p.better[0].sampled.tolist(), p.worse[0].sampled.tolist(), p.weight, p.question)
-        for p in found.pairs
-    ]
-    assert told == [
-        ([8, 1], [5, 6, 1], 1.0, 0),
-        ([7, 1], [5, 6, 1], 0.25, 0),
-        ([4, 4, 1], [9, 1], 1.0, 3),
-    ]
-    np.testing.assert_array_equal(found.pairs[2].worse[0].observed, openings[1])
-    assert found.too_long == 0
-
-
-def test_batches(speech_lessons: Speech) -> None:
-    states = [state(FIRST, (5, 6, 1), (7, 1), pairs=[(1, 0, 1.0)], target=1)]
-    found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
-    opening = speech_lessons.scaffold.opening(PROMPT_LESSONS.messages(STATE)).tolist()
-    batch = pairs_batch(found.pairs, speech_lessons.room)
-    rows = [batch.tokens[n, : batch.lengths[n]].tolist() for n in range(2)]
-    assert rows == [[*opening, 7, 1], [*opening, 5, 6, 1]]
-    assert batch.episode[:2].tolist() == [0, 1]
-    assert (batch.leader[1], batch.shared[1]) == (0, len(opening))
-    assert batch.loss_mask.sum(axis=1).tolist()[:2] == [2, 3]
-    one = imitation_batch([each.best for each in found.imitated], speech_lessons.room)
-    assert one.tokens[0, : one.lengths[0]].tolist() == [*opening, 7, 1]
-    assert one.loss_mask.sum() == 2
-
-
-def test_a_stage_without_lessons_is_refused() -> None:
-    check_some(1, "pairs", "preference")
-    with pytest.raises(InputError, match="the tries gave no pairs for the stage preference; use"):
-        check_some(0, "pairs", "preference")
 
 
 def test_the_next_states_grow_from_tries(leret_trained: Trained) -> None:

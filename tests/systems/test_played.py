@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.systems.leret_tries import KeptTries
 from qrag_jax.systems.run_flags import experiment_of
 from qrag_jax.systems.scoring import NOT_KEPT, PlayedParts, Way, WayLogs
 
@@ -151,35 +148,6 @@ def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
         logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=False)
     logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=True)
     assert calls == ["one", "one"]
-
-
-RECORD_TRIES = {"weights": "abc", "search": {"k": (1, 2)}}
-
-
-def one(number: int) -> Try:
-    return Try(number, 1, 0, 1, 0, "a query", (5, 6), (-0.1, -2.5), "stop", "searched", reward=0.5)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> KeptTries:
-    return KeptTries(tmp_path / "iteration-1" / "hop-1.jsonl", RECORD_TRIES)
-
-
-def test_parts_come_back_to_the_last_bit(kept: KeptTries) -> None:
-    assert kept.begin() == []
-    kept.append([one(0), one(1)])
-    kept.append([one(2)])
-    assert kept.begin() == [[one(0), one(1)], [one(2)]]
-
-
-@pytest.mark.parametrize("torn", ["", '{"question": 3', json.dumps(one(3).to_json()) + "\n"])
-def test_what_is_behind_the_last_whole_part_goes(kept: KeptTries, torn: str) -> None:
-    kept.begin()
-    kept.append([one(0)])
-    whole = kept.path.read_text()
-    kept.path.write_text(whole + torn)
-    assert kept.begin() == [[one(0)]]
-    assert kept.path.read_text() == whole
 
 
 TOLD = """

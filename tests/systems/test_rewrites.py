@@ -17,7 +17,7 @@ from qrag_jax.rollouts import patient_play
 from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval_episodes import (
+from qrag_jax.systems.deepretrieval import (
     Found,
     GuardedExperience,
     OriginalQueries,
@@ -32,7 +32,7 @@ def guard_of(**fields: Any) -> RewriteGuard:
 def experience(guard: RewriteGuard, position: Any = None) -> GuardedExperience:
     playing = Playing(
         play=lambda params, numbers, step, stop: [*numbers],
-        batch=lambda episodes: np.array(episodes),
+        batch=lambda episodes, number: np.array(episodes),
         save=lambda episode: episode,
         restore=lambda saved: saved,
         params=lambda state: state,
@@ -99,9 +99,9 @@ class Search:
         self.fails = fails  # by the last letter of the query
         self.calls: list[tuple[list[str], int]] = []
 
-    def __call__(self, tasks: Sequence[RewriteTask], k: int) -> list[Found]:
-        self.calls.append(([each.question for each in tasks], k))
-        return [self._one(each.question) for each in tasks]
+    def __call__(self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]) -> list[Found]:
+        self.calls.append(([*queries], k))
+        return [self._one(query) for query in queries]
 
     def _one(self, query: str) -> Found:
         name = f"q{query[-1]}"

@@ -34,10 +34,9 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems import rlvr
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr import Rlvr, fingerprint, open_library
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
-from qrag_jax.systems.rlvr_inputs import fingerprint, open_library
-from qrag_jax.systems.token_system import StageRules, make_stage
+from qrag_jax.systems.token_system import make_stage
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_rlvr as small
@@ -55,29 +54,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def system(both: Any) -> Rlvr:
     return both[0]
-
-
-def test_stages_follow_each_other_with_moments_of_their_own(both: Any) -> None:
-    system, run = both
-    state, experience = system.first_state(), system.experience(run, STOP)
-    for step in range(SFT_STEPS):
-        state, metrics = system.update(state, experience.next(state, step, STOP))
-        assert len(experience.samples) == 4
-        assert "return" not in metrics
-    assert _moments(state.opt_state) > 0
-    before = jax.device_get(state.params)
-    state, metrics = system.update(state, experience.next(state, SFT_STEPS, STOP))
-    assert int(state.step) == SFT_STEPS + 1
-    assert len(experience.samples) == 2
-    # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
-    assert float(metrics["flat_groups"]) == 1
-    assert _moments(state.opt_state) == 0
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
-
-
-def _moments(opt_state: Any) -> float:
-    leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
-    return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
 
 
 def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
@@ -103,17 +79,19 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     system: Rlvr, algorithm: Any, divisor: float
 ) -> None:
     sampling = dataclasses.replace(system.config.sampling, temperature=0.1)
-    rules = StageRules(
-        kind="",
-        algorithm=algorithm,
-        parts=system.stages[0].policy.parts,
-        weights=(1.0,),
-        schedule=lambda step: step,
+    config = dataclasses.replace(system.config, sampling=sampling)
+    stage = make_stage(
+        config,
+        system.mesh,
+        system.inputs.model,
+        "",
+        algorithm,
+        optimizer=system.config.optimizer,
         make_update=lambda policy: None,
         first=0,
+        step_of=lambda step: step,
+        weights=(1.0,),
     )
-    config = dataclasses.replace(system.config, sampling=sampling)
-    stage = make_stage(config, system.mesh, system.inputs.model, rules)
     hidden, head = np.eye(2, 8, dtype=np.float32), np.eye(3, 8, dtype=np.float32)
     found = token_scores(stage.policy.vocabulary, hidden, head, np.array([0, 0]))
     expected = jax.nn.log_softmax(hidden @ head.T / divisor)[:, 0]
@@ -207,14 +185,12 @@ def test_what_does_not_go_together_is_refused(
     assert named in str(caught.value)
 
 
-def test_an_environment_of_verifiers_brings_its_own_rubric_and_python(
+def test_an_environment_of_verifiers_brings_its_own_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fields in (
         {"stages": ("sft", "grpo")},
         {"tools.form": "xml"},
-        {"rubric.path": "own.py:score"},
-        {"rubric.differ_by": "em"},
     ):
         config = get_config("verifiers").unlock()
         config.update_from_flattened_dict(fields)
@@ -255,39 +231,18 @@ def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
         assert np.isfinite(float(metrics["loss"]))
 
 
-TASKS = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]
-
-
-def changed(**fields) -> list:
-    return [TASKS[0], dataclasses.replace(TASKS[1], **fields), TASKS[2]]
-
-
 def test_every_part_of_a_task_counts() -> None:
-    first, *others = TASKS[1].documents
-    other_text = (first._replace(text=f"{first.text} It is old."), *others)
-    other_gold = (first._replace(is_supporting=not first.is_supporting), *others)
-    found = {
-        fingerprint(tasks)
-        for tasks in (
-            TASKS,
-            TASKS[:2],
-            TASKS[::-1],
-            changed(answers=("1931",)),
-            changed(question="Who?"),
-            changed(documents=other_text),
-            changed(documents=other_gold),
-            changed(documents=tuple(reversed(TASKS[1].documents))),
-        )
-    }
-    assert len(found) == 8
-    assert fingerprint(list(TASKS)) in found
-
-
-def test_it_stays_that_of_earlier_runs() -> None:
-    # Taken from the code before documents had scores: a run of then goes on now.
-    assert fingerprint(TASKS) == "f5abe477aa331619"
-    scored = tuple(each._replace(score=1.0) for each in TASKS[1].documents)
-    assert fingerprint(changed(documents=scored)) == "f5abe477aa331619"
+    tasks = [bridge_task(bridge_question(0, "train", index)) for index in range(3)]
+    first, *others = tasks[1].documents
+    changes: list[dict[str, Any]] = [
+        {"answers": ("1931",)},
+        {"question": "Who?"},
+        {"documents": (first._replace(text=f"{first.text} It is old."), *others)},
+        {"documents": (first._replace(is_supporting=not first.is_supporting), *others)},
+    ]
+    lists = [[tasks[0], dataclasses.replace(tasks[1], **each), tasks[2]] for each in changes]
+    found = {fingerprint(each) for each in (tasks, tasks[:2], tasks[::-1], *lists)}
+    assert len(found) == 3 + len(changes)
 
 
 GOLD = "p4"
@@ -310,13 +265,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     index_corpus(source, both, None, IndexSettings(engine=BM25))
     index_corpus(source, words, None, IndexSettings(engine=BM25))
     return {"tower": str(tower), "both": str(both), "words": str(words)}
-
-
-def config(**tools: Any) -> RlvrConfig:
-    made = default_config()
-    made.stages = ("grpo",)
-    made.tools.update(**tools)
-    return RlvrConfig.of(made)
 
 
 def searching(**tools: Any) -> Any:

@@ -124,32 +124,6 @@ def test_the_server_draws_what_the_device_would(
             np.testing.assert_allclose(mine.log_probs, its.log_probs, atol=1e-4)
 
 
-def test_batches_in_flight_are_kept(server: PolicyServer, folder: Path, tmp_path: Path) -> None:
-    """A run that goes on from a checkpoint learns what one that was never ended learns."""
-    config = settings(folder, server.url, tools__staleness=1)
-    stop = StopSignal()
-    with opened(config, tmp_path / "whole") as (system, run):
-        whole = trained(system, run)
-    with opened(config, tmp_path / "run") as (system, run):
-        state, experience = system.first_state(), system.experience(run, stop)
-        for step in range(2):
-            state, _ = system.update(state, experience.next(state, step, stop))
-        batches, pending = experience.position()
-        kept = jax.device_get(state)
-    asked = len(server.asked)
-    server.forget()  # and the server was restarted meanwhile
-    with opened(config, tmp_path / "run") as (system, run):
-        state = jax.device_put(kept, system.stages[0].policy.shardings)
-        run.progress.batches, run.progress.pending = batches, pending
-        experience = system.experience(run, stop)
-        for step in range(2, STEPS):
-            state, _ = system.update(state, experience.next(state, step, stop))
-    for one, other in zip(leaves(whole), leaves(state.params), strict=True):
-        np.testing.assert_array_equal(one, other)
-    again = {body["model"].partition("@")[2].split(".")[0] for body in server.asked[asked:]}
-    assert again == {"check", "2"}
-
-
 def without_ids(request: dict[str, Any], choice: dict[str, Any]) -> None:
     del choice["token_ids"]
 

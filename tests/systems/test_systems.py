@@ -17,9 +17,10 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
-from qrag_jax.systems import deepretrieval, leret, rlvr, rlvr_environment
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
@@ -29,10 +30,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(systems.SYSTEMS, "line_fit", "tests.systems.line_fit")
 
 
-@pytest.mark.parametrize("system", [rlvr, rlvr_environment, leret, deepretrieval])
-def test_a_language_model_whose_digest_is_kept_may_move(system: Any) -> None:
+@pytest.mark.parametrize("fields", [rlvr_config, leret_config, deepretrieval_config])
+def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
-    check_same_config(saved, given, (*system.OPENING.free, *system.OPENING.paths))
+    check_same_config(saved, given, (*fields.FREE_FIELDS, *fields.PATHS))
 
 
 def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
