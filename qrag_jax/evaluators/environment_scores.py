@@ -13,7 +13,7 @@ from qrag_jax.evaluators.episode_views import TOKENS
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.metrics.predictions import Prediction
-from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
+from qrag_jax.rollouts.environment_play import PlayedEpisode, Scored
 from qrag_jax.runtime.interrupt import StopSignal
 
 # (parameters, signal) → an episode for each task, in order.

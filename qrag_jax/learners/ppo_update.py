@@ -41,8 +41,8 @@ from qrag_jax.learners.token_policy import (
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 
 class PerAction(NamedTuple):

@@ -25,8 +25,8 @@ from qrag_jax.learners.token_policy import (
     learn,
 )
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 
 class TokenEpisodes(NamedTuple):

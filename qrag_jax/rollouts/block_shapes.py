@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments.chunks import chunk_width, state_width
-from qrag_jax.models.compute.packing import Blocks, choose_blocks
+from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.rollouts.chunks import Actor, RolloutConfig
+from qrag_jax.runtime.flops import Rounds
 from qrag_jax.runtime.platform import Platform
 
 # Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
@@ -76,3 +80,134 @@ def _multiples(platform: Platform) -> tuple[int, ...]:
 
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
     return np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
+
+
+# ---------------------------------------------------------------- rounds
+# The loops over blocks (`models.compute.ragged`) end when all rows are computed, so a compiled
+# program does not tell their rounds. Here the same plan is run on lengths alone.
+
+BATCHES = 16  # of which the mean is taken
+
+
+class RowLengths(NamedTuple):
+    """Tokens of the rows of one batch of B questions on one device; 0 for an absent row.
+
+    chunks: `[B·C]`.
+    states: `[T, B]`, after 0 to T-1 actions.
+    chosen: `[T, B]`, the rows of the chunks taken.
+    """
+
+    chunks: np.ndarray
+    states: np.ndarray
+    chosen: np.ndarray
+
+
+class Widths(NamedTuple):
+    """Tokens that rows are padded to before they are packed."""
+
+    chunk: int
+    state: int
+
+
+def widths_of(actor: Actor, shape: EpisodeShape) -> Widths:
+    """The padded widths of a run's rows."""
+    encoder, rollout = actor.encoder, actor.config
+    in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
+    chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
+    return Widths(
+        min(rollout.max_chunk_tokens, chunk),
+        state_width(
+            len(encoder.state_opening), shape.question_tokens, in_state, rollout.max_steps - 1
+        ),
+    )
+
+
+def draw_lengths(
+    actor: Actor, shape: EpisodeShape, stores: Sequence[Tokens], questions: int
+) -> RowLengths:
+    """Lengths of batches of this many questions, `BATCHES` of them on a new axis 0.
+
+    Questions, numbers of chunks and chunks are drawn from the data, each by itself: no text is
+    taken for a repeated one, and no episode ends early.
+    """
+    rng, encoder, rollout = np.random.default_rng(0), actor.encoder, actor.config
+    widths, steps = widths_of(actor, shape), rollout.max_steps
+    asked, counts, lengths = (
+        np.concatenate([getattr(store, name) for store in stores])
+        for name in ("question_lengths", "chunk_counts", "chunk_lengths")
+    )
+    number = rng.integers(len(counts), size=(BATCHES, questions))
+    columns = shape.chunks + rollout.stop_action  # all STOPs are one short row, which is left out
+    chunks = rng.choice(lengths, (BATCHES, questions, columns))
+    rows = np.minimum(chunks + chunk_width(len(encoder.chunk_opening), 0), widths.chunk)
+    rows = np.where(np.arange(columns) < counts[number][..., None], rows, 0)
+    in_state = np.minimum(chunks, rollout.max_chunk_tokens_in_state) + 1
+    state = asked[number] + len(encoder.state_opening) + 1
+    states = [state + in_state[..., :taken].sum(axis=-1) for taken in range(steps)]
+    # Any chunk may be taken; the first ones stand for all, as all are drawn alike.
+    chosen = [rows[..., min(step, columns - 1)] for step in range(steps)]
+    return RowLengths(
+        rows.reshape(BATCHES, -1),
+        np.minimum(np.stack(states, axis=1), widths.state),
+        np.stack(chosen, axis=1),
+    )
+
+
+def loop_rounds(
+    shapes: BlockShapes, widths: Widths, lengths: RowLengths
+) -> dict[tuple[int, int], Rounds]:
+    """The course of each loop of playing and learning, by the number and width of its rows.
+
+    Learning in the step that plays pads the rows of both towers to the wider ones, and has the mean
+    course of both. Learning from scored episodes has a loop for each tower; that of the wider rows
+    gets the mean course, too.
+
+    Args:
+        shapes: the blocks of each use.
+        widths: the widths of the rows.
+        lengths: of several batches, on axis 0.
+    """
+    batches, steps, questions = lengths.states.shape
+    learned, states = steps * questions, lengths.states.reshape(-1, questions)
+    of_towers = [rows.reshape(batches, -1) for rows in (lengths.chosen, lengths.states)]
+    narrower = of_towers[widths.chunk > widths.state]
+    return {
+        (lengths.chunks.shape[1], widths.chunk): rounds_of(shapes.chunks, lengths.chunks),
+        (learned, min(widths)): rounds_of(shapes.gradients, narrower),
+        (learned, max(widths)): rounds_of(shapes.gradients, np.concatenate(of_towers)),
+        (questions, widths.state): rounds_of(shapes.states, states),
+    }
+
+
+def even_rounds(blocks: Blocks, rows: int, longest: int) -> dict[tuple[int, int], Rounds]:
+    """As `loop_rounds`, for so many rows of up to `longest` tokens, all lengths as likely."""
+    lengths = np.random.default_rng(0).integers(1, longest + 1, (BATCHES, rows))
+    return {(rows, longest): rounds_of(blocks, lengths)}
+
+
+def rounds_of(blocks: Blocks, lengths: np.ndarray) -> Rounds:
+    """The mean course of the loop over blocks for rows of these lengths, `[batches, N]`."""
+    ordered = jnp.asarray(np.sort(lengths, axis=1).astype(np.int32))
+    counts = np.asarray(_counts(blocks, ordered), np.float64).sum(axis=0)
+    total = counts.sum()
+    return Rounds(float(total / len(lengths)), tuple((counts / max(total, 1.0)).tolist()))
+
+
+@partial(jax.jit, static_argnums=0)
+def _counts(blocks: Blocks, ordered: jax.Array) -> jax.Array:
+    """Blocks of each shape, `[batches, shapes]`, for ascending lengths `[batches, N]`."""
+    count = ordered.shape[1]
+    shapes = len(list(blocks.shapes(count)))
+
+    def one_batch(lengths: jax.Array) -> jax.Array:
+        def one_block(loop: tuple[jax.Array, Filling]) -> tuple[jax.Array, Filling]:
+            counts, left = loop
+            block = next_block(blocks, lengths, left)
+            left = Filling(left.low + block.bottom, left.high - block.top)
+            return counts.at[block.shape].add(1), left
+
+        absent = (lengths == 0).sum(dtype=jnp.int32)
+        start = jnp.zeros(shapes, jnp.int32), Filling(absent, jnp.int32(count))
+        return jax.lax.while_loop(lambda loop: loop[1].low < loop[1].high, one_block, start)[0]
+
+    return jax.lax.map(one_batch, ordered)

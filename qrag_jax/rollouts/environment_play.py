@@ -7,6 +7,7 @@ reward. A process that was lost is started again, and its episodes are played an
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +15,145 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, Unfit
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
 from qrag_jax.rollouts.draw_keys import key_within
 from qrag_jax.rollouts.generate_server import Wanted
-from qrag_jax.rollouts.played_units import (
-    Lost,
-    PlayCounts,
-    PlayedEpisode,
-    PlayedUnit,
-    PlaySettings,
-    Scored,
-    Unit,
-)
 from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import Segment
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment
 from qrag_jax.runtime.run import log
 
 WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """An episode that came to an end.
+
+    Attributes:
+        reward: by the environment's rubric.
+        parts: values of its functions.
+        stop: its name for the end.
+        truncated: a limit ended it.
+        record: what verifiers itself would write of it.
+        outside: tokens that the environment had sampled and that are no part of the episode.
+    """
+
+    reward: float
+    parts: Mapping[str, float]
+    stop: str
+    truncated: bool
+    record: Mapping[str, Any]
+    outside: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """An episode that has no reward.
+
+    Attributes:
+        cause: a short word, such as those of `llm.outcomes` and `feedback.language_model`.
+        message: one sentence.
+    """
+
+    cause: str
+    message: str
+
+
+class Unit(NamedTuple):
+    """Episodes of one task that are played together, since their rewards may compare them.
+
+    Attributes:
+        split: "train" or "eval".
+        task: its number.
+        keys: uint32 `[2]`, of the draws of each episode.
+    """
+
+    split: str
+    task: int
+    keys: tuple[np.ndarray, ...]
+
+
+class PlayedEpisode(NamedTuple):
+    """A played episode.
+
+    Attributes:
+        ended: how it ended.
+        segments: what was sampled and observed.
+        attempts: how often it was played.
+        seconds: from its begin to its reward.
+    """
+
+    ended: Scored | Lost
+    segments: tuple[Segment, ...]
+    attempts: int
+    seconds: float
+
+    @property
+    def status(self) -> str:
+        """As `TokenTrajectory.status`."""
+        if isinstance(self.ended, Lost):
+            return self.ended.cause
+        return TRUNCATED if self.ended.truncated else DONE
+
+
+class PlayedUnit(NamedTuple):
+    """The episodes of a unit."""
+
+    episodes: tuple[PlayedEpisode, ...]
+
+    @property
+    def ended(self) -> Scored | Lost:
+        """The first failure; if there is none, the end of the first episode."""
+        ends = [episode.ended for episode in self.episodes]
+        return next((end for end in ends if isinstance(end, Lost)), ends[0])
+
+
+@dataclasses.dataclass
+class PlayCounts:
+    """What the episodes needed.
+
+    Attributes:
+        turns: that were sampled.
+        batches: calls of the sampler; one for each turn where it is a server.
+        failed: episodes that failed, attempts that were repeated among them.
+        outside: sampled tokens that are no part of an episode.
+        lost: processes that were lost.
+    """
+
+    turns: int = 0
+    batches: int = 0
+    failed: int = 0
+    outside: int = 0
+    lost: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaySettings:
+    """How environments are played.
+
+    Attributes:
+        limits: of an episode.
+        seconds: that an environment may work on an episode by itself.
+        attempts: a unit that fails is played again, so often in all.
+        side_by_side: episodes that are played at a time.
+        served: where the process finds the server of turns, and its settings.
+    """
+
+    limits: TurnLimits
+    seconds: float
+    attempts: int
+    side_by_side: int
+    served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:

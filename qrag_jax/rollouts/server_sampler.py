@@ -10,12 +10,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
+from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.heads.language_model import LanguageModel
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_sampler import (
     LENGTH,
     STOP,
@@ -191,3 +198,141 @@ def _problem(answer: Answer, most: int, stop_ids: Sequence[int]) -> str:
             "ignore_eos and stop_token_ids, as vLLM"
         )
     return ""
+
+
+# ---------------------------------------------------------------- is it the trainer's model?
+
+TOLERANCE = 0.1  # nats a token; bfloat16 on both sides makes some hundredths
+_ROUNDING = 1e-3  # nats a token; below it, nothing tells two temperatures apart
+
+
+def check_log_probs(
+    server: np.ndarray,
+    trainer: np.ndarray,
+    trainer_at_one: np.ndarray,
+    *,
+    temperature: float,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
+
+    vLLM gives raw log-probabilities, those at temperature 1, unless it was told otherwise. Where
+    the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
+    taken for raw if they are less than half as far from the trainer's at temperature 1.
+
+    Args:
+        server: `[S]`, as the server gave them.
+        trainer: `[S]`, of the trainer at the temperature of sampling, by the same weights.
+        trainer_at_one: `[S]`, of the trainer at temperature 1.
+        temperature: of sampling.
+        tolerance: the highest mean distance.
+
+    Returns:
+        The mean distance of `server` and `trainer`.
+
+    Raises:
+        ValueError: the arrays are empty, or are not of the same tokens.
+    """
+    if not server.shape == trainer.shape == trainer_at_one.shape or not server.size:
+        raise ValueError("log-probabilities of the same tokens are compared, of one at least.")
+    distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
+    if at_one < distance / 2 and distance > _ROUNDING and at_one <= tolerance:
+        raise InputError(
+            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
+            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; start vLLM "
+            "with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)."
+        )
+    if not distance <= tolerance:  # nor NaN
+        raise InputError(
+            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
+            f"more than {tolerance:g}; serve the model's folder that is trained, with its "
+            "tokenizer, and sample by the version that was published last."
+        )
+    return distance
+
+
+def check_adapted(server: np.ndarray, adapted: np.ndarray, plain: np.ndarray) -> None:
+    """Refuses a server that leaves out the adapters that were handed over to it.
+
+    Args:
+        server: `[S]`, as the server gave them.
+        adapted: `[S]`, of the trainer by the same adapters.
+        plain: `[S]`, of the trainer without adapters.
+    """
+    distance, without = _distance(server, adapted), _distance(server, plain)
+    if without < distance / 2 and distance > _ROUNDING:
+        raise InputError(
+            f"the server answers without the adapters that were handed over: it is {distance:.3g} "
+            f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
+            "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
+        )
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).mean())
+
+
+# ---------------------------------------------------------------- the trainer's log-probabilities
+
+_WIDTHS = 64  # rows are as long as a multiple of this: attention on GPUs wants even lengths
+
+
+class _Rows(NamedTuple):
+    """tokens `[B, L]`, lengths `[B]`; place `[B, S]` before each sampled token, target `[B, S]`."""
+
+    tokens: Any
+    lengths: Any
+    place: Any
+    target: Any
+
+
+def turn_log_probs(
+    model: LanguageModel,
+    params: Params | Adapted,
+    turns: Sequence[tuple[np.ndarray, np.ndarray]],
+    temperatures: Sequence[float],
+) -> list[np.ndarray]:
+    """Log-probabilities of sampled tokens, in nats; float32 `[S]` for each temperature.
+
+    Args:
+        params: of the model, stacked; or a base and adapters.
+        turns: the ids before a turn, one at least, and those that were sampled.
+        temperatures: that logits are divided by; 0 is taken for 1, as samplers do.
+
+    Returns:
+        The tokens of all turns, one turn behind the other.
+    """
+    longest = max(len(before) + len(sampled) for before, sampled in turns)
+    width = -(-longest // _WIDTHS) * _WIDTHS
+    most = max(len(sampled) for _, sampled in turns)
+    tokens = np.zeros((len(turns), width), np.int32)
+    lengths = np.zeros(len(turns), np.int32)
+    place, target = (np.zeros((len(turns), most), np.int32) for _ in range(2))
+    for row, (before, sampled) in enumerate(turns):
+        lengths[row] = len(before) + len(sampled)
+        tokens[row, : lengths[row]] = np.concatenate([before, sampled])
+        place[row, : len(sampled)] = np.arange(len(before) - 1, lengths[row] - 1)
+        target[row, : len(sampled)] = sampled
+    is_sampled = np.arange(most)[None] < np.array([len(sampled) for _, sampled in turns])[:, None]
+    scored = jax.jit(partial(_scored, model, tuple(each or 1.0 for each in temperatures)))
+    found = jax.device_get(scored(params, _Rows(tokens, lengths, place, target)))
+    return [np.asarray(each)[is_sampled] for each in found]
+
+
+def _scored(
+    model: LanguageModel,
+    temperatures: Sequence[float],
+    params: Params | Adapted,
+    rows: _Rows,
+) -> list[jax.Array]:
+    """`[B, S]` for each temperature."""
+    whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+    hidden = model.trunk.hidden_states(whole, rows.tokens, rows.lengths)
+    before = jnp.take_along_axis(hidden, rows.place[..., None], axis=1)
+    before = before.reshape(-1, before.shape[-1])
+    found = []
+    for temperature in temperatures:
+        how = Vocabulary(temperature, products=model.trunk.precision.products)
+        scores = token_scores(how, before, model.head(whole), rows.target.reshape(-1))
+        found.append(scores.log_probs.reshape(rows.target.shape))
+    return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
 _ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be

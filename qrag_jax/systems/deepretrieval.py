@@ -33,12 +33,10 @@ from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shar
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import QuestionOrder
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.experience import Experience, QuestionOrder
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
@@ -155,7 +153,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         if step < self.config.first_steps:
             return self.episodes.imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]

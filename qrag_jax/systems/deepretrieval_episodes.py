@@ -21,7 +21,7 @@ from qrag_jax.feedback.rewrite_guards import (
 from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
+from qrag_jax.rollouts.experience import AgentExperience, Playing
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of

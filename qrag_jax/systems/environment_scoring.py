@@ -22,7 +22,7 @@ from qrag_jax.metrics import predictions
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.metrics.row_log import append_lines
-from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
+from qrag_jax.rollouts.environment_play import PlayedEpisode, Scored
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.rlvr import TurnTexts

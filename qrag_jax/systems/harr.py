@@ -39,12 +39,10 @@ from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.agents import AgentRollout, Checks, Counts, Episode, Start
-from qrag_jax.rollouts.block_rounds import even_rounds
-from qrag_jax.rollouts.block_shapes import choose_row_blocks
+from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.hop_batch import (
     HopBatch,
     HopShape,
@@ -54,9 +52,9 @@ from qrag_jax.rollouts.hop_batch import (
     restored,
     saved,
 )
-from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import ADVICE, Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
+from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
@@ -452,7 +450,7 @@ class Harr:
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
-        """Plays the groups of these questions; see `agent_experience.Playing`."""
+        """Plays the groups of these questions; see `experience.Playing`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))

@@ -40,11 +40,10 @@ from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.rollouts.agent_experience import QuestionOrder
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.query_states import states_on
+from qrag_jax.rollouts.experience import QuestionOrder
+from qrag_jax.rollouts.libraries import CorpusLibrary
+from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
@@ -53,6 +52,7 @@ from qrag_jax.rollouts.trajectories import (
     SCORED,
     BatchRules,
     Segment,
+    TokenBatch,
     TokenTrajectory,
     Turn,
     token_batch,

@@ -29,8 +29,7 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.rollouts.text_table import Embed, make_embed
+from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
 from qrag_jax.runtime import retriever_config
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh

@@ -34,8 +34,7 @@ from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
-from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
-from qrag_jax.rollouts.block_shapes import choose_block_shapes
+from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime import determinism

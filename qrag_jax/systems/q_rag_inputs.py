@@ -29,7 +29,7 @@ from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH
 from qrag_jax.feedback.service import PendingService
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told

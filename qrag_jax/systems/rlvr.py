@@ -40,10 +40,8 @@ from qrag_jax.learners.token_update import (
 )
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
-from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import (
     Speech,
@@ -51,6 +49,7 @@ from qrag_jax.rollouts.token_episodes import (
     facts_of,
 )
 from qrag_jax.rollouts.trajectories import (
+    TokenBatch,
     TokenTrajectory,
 )
 from qrag_jax.runtime.interrupt import StopSignal
@@ -144,7 +143,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         if step < self.config.sft_steps:
             return self._imitated(numbers, step)
         config, tasks = self.config, [self.inputs.train[n] for n in numbers]

@@ -34,19 +34,19 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_tex
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.generate_server import GenerateServer
-from qrag_jax.rollouts.played_units import (
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
     Lost,
     PlayCounts,
     PlayedEpisode,
     PlaySettings,
     Scored,
     Unit,
+    hands_over,
 )
+from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
+from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
@@ -315,7 +315,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         members = self.config.grpo.members
         keys = self._keys(step, len(numbers), members)
         played = self.play(weights, self.inputs.train, numbers, keys, stop)

@@ -36,8 +36,7 @@ from qrag_jax.retrieval.own_documents import (
     OwnRetriever,
     Scorer,
 )
-from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
-from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.run import DEV, log

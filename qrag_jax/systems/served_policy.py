@@ -40,9 +40,12 @@ from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.pretrained_lm import table_of
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.sampler_check import check_adapted, check_log_probs
-from qrag_jax.rollouts.scored_turns import turn_log_probs
-from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.server_sampler import (
+    ServerSampler,
+    check_adapted,
+    check_log_probs,
+    turn_log_probs,
+)
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal

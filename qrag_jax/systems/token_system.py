@@ -45,12 +45,18 @@ from qrag_jax.models.first_language_model import (
     prepare_language_model,
 )
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts.agent_experience import Drawn, Playing, QuestionOrder
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.experience import Drawn, Playing, QuestionOrder
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
 from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    BatchRules,
+    TokenBatch,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
@@ -499,7 +505,7 @@ _CHECKED = 8  # prompts by which a server that samples is checked
 
 @dataclasses.dataclass(frozen=True)
 class StagedOrder:
-    """The order of questions of two stages, see `agent_experience.QuestionOrder`.
+    """The order of questions of two stages, see `experience.QuestionOrder`.
 
     Attributes:
         first_steps: of the first stage.
@@ -537,7 +543,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
 
     @property
     def _learned_parts(self) -> tuple[str, ...]:

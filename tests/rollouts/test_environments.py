@@ -27,9 +27,17 @@ from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
+    Lost,
+    PlayCounts,
+    PlayedUnit,
+    PlaySettings,
+    Scored,
+    Unit,
+    hands_over,
+)
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
-from qrag_jax.rollouts.played_units import Lost, PlayCounts, PlayedUnit, PlaySettings, Scored, Unit
 from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 

@@ -25,8 +25,17 @@ from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.service import Asked
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Fused, Played, ScoredEpisodes
+from qrag_jax.rollouts.experience import (
+    AgentExperience,
+    Asking,
+    Batches,
+    Deferred,
+    Fused,
+    Played,
+    Playing,
+    QuestionOrder,
+    ScoredEpisodes,
+)
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
 from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -32,9 +32,7 @@ from qrag_jax.models.trunks.qwen3 import PARTITION_RULES, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.qwen3_cache import empty_cache
 from qrag_jax.models.trunks.qwen3_decode import DecodeCache, decode_cache
 from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.sampler_check import check_log_probs
-from qrag_jax.rollouts.scored_turns import turn_log_probs
-from qrag_jax.rollouts.server_sampler import ServerSampler, seed_of
+from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh

@@ -33,10 +33,16 @@ from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
+    PlayCounts,
+    PlaySettings,
+    Scored,
+    Unit,
+    hands_over,
+)
 from qrag_jax.rollouts.generate_server import GenerateServer
-from qrag_jax.rollouts.own_library import OwnLibrary
-from qrag_jax.rollouts.played_units import PlayCounts, PlaySettings, Scored, Unit
+from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest

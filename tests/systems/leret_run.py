@@ -17,7 +17,7 @@ from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.episode import Look, Said, Speak
 from qrag_jax.feedback.tries import Try
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import StopSignal

@@ -14,7 +14,7 @@ from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts import patient_play
-from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
+from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.deepretrieval_episodes import (
