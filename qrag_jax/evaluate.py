@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME

@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics import reward_log
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped

@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped

@@ -19,7 +19,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
-from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import both_towers, params_shardings, state_shardings

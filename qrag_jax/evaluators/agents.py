@@ -13,8 +13,8 @@ from qrag_jax.environments.rag.episode import Broken
 from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.episode_views import AGENTS
 from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics import answers, hops
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.rollouts.agents import Episode

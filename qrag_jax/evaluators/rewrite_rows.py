@@ -12,7 +12,7 @@ from qrag_jax.environments.query_rewriting.output import REWRITTEN, read_output
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
+from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 

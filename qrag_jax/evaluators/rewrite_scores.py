@@ -14,7 +14,7 @@ from qrag_jax.evaluators.episode_sample import played_sampler
 from qrag_jax.evaluators.episode_views import REWRITES
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
+from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal

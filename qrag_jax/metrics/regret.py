@@ -20,7 +20,7 @@ _FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class BestReturn:
-    """What returns depend on; see `feedback.ground_truth`.
+    """What returns depend on; see `feedback.facts`.
 
     Attributes:
         gamma: γ, the discount of a step.

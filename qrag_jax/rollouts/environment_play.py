@@ -61,7 +61,7 @@ class Lost:
     """An episode that has no reward.
 
     Attributes:
-        cause: a short word, such as those of `llm.outcomes` and `feedback.language_model`.
+        cause: a short word, such as those of `llm.outcomes` and `feedback.llm`.
         message: one sentence.
     """
 

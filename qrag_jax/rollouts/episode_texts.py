@@ -15,7 +15,7 @@ import jax
 from qrag_jax.environments.query_rewriting.task import Rewritten
 from qrag_jax.environments.query_writing.state import Searched
 from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.rollouts.trajectories import segments_from_json, segments_to_json
 from qrag_jax.runtime import hosts

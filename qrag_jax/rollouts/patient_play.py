@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qrag_jax.environments.rag.episode import MALFORMED_CALL, NO_RETRIEVAL, OWN_CODE, Broken
-from qrag_jax.feedback.language_model import PERMANENT
-from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
+from qrag_jax.feedback.llm import FIRST_PAUSE, LONGEST_PAUSE, PERMANENT, FeedbackLost
 from qrag_jax.metrics.answer_table import causes_text
 from qrag_jax.rollouts.agents import Checks
 

@@ -21,8 +21,7 @@ from qrag_jax.environments.query_writing.state import (
 )
 from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
-from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of
 from qrag_jax.retrieval.protocol import NONE

@@ -11,8 +11,7 @@ from qrag_jax.data.scripted import BLOCK
 from qrag_jax.environments.query_rewriting.prompt import PromptKind, prompt_kind
 from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.rewrite_guards import GuardsConfig
-from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
+from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.metrics.ranking import cut_of

@@ -11,14 +11,15 @@ import numpy as np
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.feedback.rewrite_guards import (
+from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
     TELL,
+    Entries,
     Guards,
     GuardsConfig,
+    RewriteReward,
     guard_measures,
 )
-from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.rollouts.experience import AgentExperience, Playing
@@ -227,7 +228,7 @@ _GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
 
 
 class RewriteGuard:
-    """Looks at updates; see `feedback.rewrite_guards`.
+    """Looks at updates; see `feedback.rewrite.Guards`.
 
     Attributes:
         ended: why the training ends before its next update; "": it goes on.

@@ -22,7 +22,7 @@ from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts

@@ -19,12 +19,19 @@ from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.feedback import rag_judging
-from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.llm import FeedbackLost, Unscored, metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
-from qrag_jax.feedback.rag import LLM, OF_HOPS, RELEVANCE, Gold, Mixture, Scored
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.rag import (
+    LLM,
+    OF_HOPS,
+    RELEVANCE,
+    Gold,
+    Mixture,
+    Scored,
+    judged_answer,
+    mean_score,
+    reranked_passages,
+)
 from qrag_jax.llm.outcomes import Outcome, Request
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
@@ -132,13 +139,13 @@ class AgentRewards:
             return [None] * len(episodes)
         prompt = prompts.load(JUDGE)
         requests: list[Request | None] = [
-            rag_judging.correctness_request(prompt, gold, each.ended.answer, judge.generation)
+            judged_answer(prompt, gold, each.ended.answer, judge.generation)
             if isinstance(each.ended, Finished)
             else None
             for gold, each in zip(golds, episodes, strict=True)
         ]
         return [
-            None if outcome is None else rag_judging.correctness(outcome, judge.generation)
+            None if outcome is None else verdict_of(outcome, judge.generation)
             for outcome in _asked(judge.model, requests, watch)
         ]
 
@@ -155,12 +162,12 @@ class AgentRewards:
             for each in episodes
         ]
         requests: list[Request | None] = [
-            rag_judging.relevance_request(hop.sub_query, self._seen(drawn))
+            reranked_passages(hop.sub_query, self._seen(drawn))
             for own in searches
             for hop, drawn in own
         ]
         outcomes: Iterator[Any] = iter(_asked(self.reranker, requests, watch))
-        return [tuple(rag_judging.relevance(next(outcomes)) for _ in own) for own in searches]
+        return [tuple(mean_score(next(outcomes)) for _ in own) for own in searches]
 
     def _seen(self, drawn: Drawn) -> list[Seen]:
         """The passages that the agent read."""

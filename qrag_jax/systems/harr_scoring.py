@@ -23,7 +23,7 @@ from qrag_jax.environments.rag.episode import Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
-from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.llm import Unscored
 from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log, answer_log, reward_log
 from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised

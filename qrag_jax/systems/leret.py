@@ -21,7 +21,7 @@ from qrag_jax.environments.query_writing.few_shot_file import NAME
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
-from qrag_jax.feedback.pool_scores import PoolScores
+from qrag_jax.feedback.tries import PoolScores
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_state import Parts, PolicyState
 from qrag_jax.learners.preference_update import make_preference_update

@@ -29,9 +29,14 @@ from qrag_jax.environments.query_writing.styles import (
 )
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
-from qrag_jax.feedback.preference_pairs import StatePairs, pairs_of
+from qrag_jax.feedback.pairs import (
+    StatePairs,
+    check_found,
+    check_pairs,
+    credited,
+    pairs_of,
+    report_of,
+)
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
@@ -98,7 +103,6 @@ class PairLesson(NamedTuple):
 
     better: Segment
     worse: Segment
-    weight: float
     question: int
 
 
@@ -147,7 +151,7 @@ def lessons_of(
         if each.target is not None:
             lessons.imitated.append(BestLesson(turns[each.target], each.at.question))
         lessons.pairs.extend(
-            PairLesson(turns[pair.winner], turns[pair.loser], pair.weight, each.at.question)
+            PairLesson(turns[pair.winner], turns[pair.loser], each.at.question)
             for pair in each.pairs
         )
     return dataclasses.replace(lessons, too_long=too_long)
@@ -389,7 +393,7 @@ class LessonExperience:
             pairs_batch(chosen, room),
             shape,
             reference,
-            np.array([pair.weight for pair in chosen], np.float32),
+            np.ones(len(chosen), np.float32),
         )
         return put_whole(episodes, pair_shardings(system.mesh))
 
@@ -459,9 +463,7 @@ class LessonExperience:
         by_state: dict[StateKey, list[Try]] = {}
         for each in tries:
             by_state.setdefault(each.at, []).append(each)
-        states = [
-            pairs_of(own, config.pairs, (config.seed, iteration)) for own in by_state.values()
-        ]
+        states = [pairs_of(own, config.pairs) for own in by_state.values()]
         report = report_of(states)
         lessons = lessons_of(states, found.states, prompt, inputs.speech)
         told = report.to_json() | {

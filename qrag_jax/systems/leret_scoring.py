@@ -24,8 +24,7 @@ from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
-from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.preference_pairs import pairs_of
+from qrag_jax.feedback.pairs import credited, pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import hop_log
@@ -309,7 +308,7 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
     speech = system.inputs.speech
     lines, states = list[str](), 0
     for at, tries in by_state.items():
-        state = pairs_of(tries, config.pairs, (config.seed, iteration))
+        state = pairs_of(tries, config.pairs)
         if not state.pairs:
             continue
         states += 1

@@ -37,9 +37,8 @@ from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QuerySt
 from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
-from qrag_jax.feedback.next_states import choose
-from qrag_jax.feedback.pool_scores import AP
-from qrag_jax.feedback.tries import StateKey, Try, TryKey
+from qrag_jax.feedback.pairs import choose
+from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.libraries import CorpusLibrary
@@ -340,8 +339,9 @@ class TryMaker:
         states = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            for place, each in enumerate(choose(own, self.config.next_state, seed)):
-                at = StateKey(question, hop + 1, place)
+            each = choose(own, self.config.next_state, seed)
+            if each is not None:
+                at = StateKey(question, hop + 1, 0)
                 states[at] = state_after(found.states[each.at], each, self.opened)
                 found.grown_from[at] = each.key
         return states

@@ -17,18 +17,17 @@ from qrag_jax.data.generators import noise
 from qrag_jax.data.sample import OF_VALUES
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
-from qrag_jax.feedback.answer_labels import NEEDED
-from qrag_jax.feedback.deferred_reward import DeferredReward
-from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, fact_feedback
-from qrag_jax.feedback.language_model import ModelReward
-from qrag_jax.feedback.own_reward import OwnReward, open_own
-from qrag_jax.feedback.service import (
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, NEEDED, fact_feedback
+from qrag_jax.feedback.llm import (
+    DeferredReward,
+    ModelReward,
     PendingService,
     Rewards,
     ServiceConfig,
     leave_room,
     open_service,
 )
+from qrag_jax.feedback.own import OwnReward, open_own
 from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState

@@ -22,11 +22,8 @@ from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
-from qrag_jax.feedback import own_rubric
-from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
-from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
-from qrag_jax.feedback.rubric import score
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import OWN_CAUSES, FeedbackLost, Unscored
+from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
 from qrag_jax.learners.optimizers import (
     learning_rate_schedule,
     make_optimizer,
@@ -87,7 +84,7 @@ class Rlvr(BatchSystem[RlvrConfig, Inputs]):
         self._rubric, self._unscored = config.rubric.load(), 0
         if isinstance(self._rubric, OwnRubric):
             code = self._rubric.code
-            self.provenance = {own_rubric.PATH: f"{code.spec} {code.digest}"}
+            self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         self.told = Told(
             self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]

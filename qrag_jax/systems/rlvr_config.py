@@ -15,9 +15,7 @@ from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback import own_rubric
-from qrag_jax.feedback.own_rubric import OwnRubric
-from qrag_jax.feedback.rubric import PARTS, Rubric, preset
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
 from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
@@ -163,7 +161,7 @@ class RubricConfig:
     def __post_init__(self) -> None:
         preset(self.preset)
         if self.path:
-            own_code.check_form(self.path, own_rubric.PATH)
+            own_code.check_form(self.path, OWN_PATH)
         if self.differ_by:
             check_known("rubric", self, "differ_by", PARTS)
 

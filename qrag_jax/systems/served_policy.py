@@ -23,8 +23,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
+from qrag_jax.feedback.llm import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost, metrics_of_all
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure

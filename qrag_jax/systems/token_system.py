@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.service import leave_room
+from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_state import (

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import pytest
 
-from qrag_jax.feedback.found_scores import ndcg, recall, reciprocal_rank
-from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
+from qrag_jax.feedback.rewrite import ndcg, recall, reciprocal_rank
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig
 from qrag_jax.metrics.ranking import ranking_columns
 
 GRADES = {"a": 3, "b": 1, "c": 2}
@@ -27,10 +27,6 @@ def test_scores_by_hand() -> None:
     # A document counts at its first place.
     assert ndcg(["a", "a", "a"], {"a": 2, "b": 2}, 3) == ndcg(["a", "x"], {"a": 2, "b": 2}, 3)
     assert recall(["a", "a", "b"], {"a": 1, "b": 1}, 2) == 0.5
-    for score in (ndcg, recall, reciprocal_rank):
-        for grades, k in (({}, 1), ({"a": 1, "b": 0}, 1), ({"a": 1}, 0)):
-            with pytest.raises(ValueError):
-                score(["a"], grades, k)
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])
@@ -73,9 +69,6 @@ def test_a_pool_by_hand() -> None:
     # A page counts at its first place; LeReT's code gives (1 + 2/2 + 3/3) / 2 = 1.5 here.
     assert SCORES.of(["a", "a", "b"], ["a", "b"], 1)["ap"] == pytest.approx((1 + 2 / 3) / 2)
     assert SCORES.of([], ["a"], 1) == dict.fromkeys(SCORES.names, 0.0)
-    for wrong in ([], ["a", "a"]):
-        with pytest.raises(ValueError):
-            SCORES.of(["a"], wrong, 1)
 
 
 def test_pools_are_scored_as_by_trec_eval() -> None:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.learners import placement
 from qrag_jax.learners.deferred import ScoredGradient
 from qrag_jax.learners.pqn import FusedGradient, PQNConfig, Sums, Towers

@@ -21,8 +21,7 @@ from qrag_jax.data.sources import babilong
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.completion import EpisodeRewards
-from qrag_jax.feedback.service import Asked
+from qrag_jax.feedback.llm import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.experience import (

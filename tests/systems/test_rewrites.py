@@ -10,8 +10,7 @@ import pytest
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
-from qrag_jax.feedback.rewrite_guards import GuardsConfig
-from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
+from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts import patient_play
 from qrag_jax.rollouts.experience import Playing, QuestionOrder

@@ -20,7 +20,7 @@ from qrag_jax.environments.tools.episode import Document, Look, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns

@@ -19,7 +19,7 @@ from qrag_jax.data.sample import Split
 from qrag_jax.environments.tools.documents import bridge_task
 from qrag_jax.environments.tools.episode import Look, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.learners.ppo_config import TokenPPOConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
