@@ -142,6 +142,7 @@ class Patience:
         watch: looked at during a pause.
         log: receives lines for people.
         remedy: what to do if trying again is in vain.
+        broken: the class of a failure, which has a cause and a message.
         hopeless: causes that trying again, even later, does not change.
         what, again: of the episodes, for the lines.
     """
@@ -150,21 +151,25 @@ class Patience:
     watch: Checks
     log: Log
     remedy: str
+    broken: type
     hopeless: Sequence[str] = PERMANENT
-    what: str = "have no reward"
-    again: str = "asking again"
+    what: str = "broke"
+    again: str = "playing them again"
 
-    def few_failed(
-        self,
-        found: Sequence[T],
-        why: Callable[[T], Any],
-        retry: Callable[[Sequence[T], list[int]], Sequence[T]],
-    ) -> list[T]:
-        """The episodes, of which at most the allowed share has failed.
+    def play(self, starts: Sequence[Any], play: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+        """The episodes of these starts, of which at most the allowed share is broken."""
+
+        def retry(found: list[Any], places: list[int]) -> list[Any]:
+            again = dict(zip(places, play([starts[place] for place in places]), strict=True))
+            return [again.get(place, each) for place, each in enumerate(found)]
+
+        return self.few_failed(play(starts), retry)
+
+    def few_failed(self, found: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
+        """What was got, of which at most the allowed share has failed.
 
         Args:
-            found: what was got at first.
-            why: the failure of one of these, with a cause and a message; None: it did not fail.
+            found: what was got at first: failures among it, or things that `ended` in one.
             retry: (what was got, places of the failures) → all of it, these tried again.
 
         Raises:
@@ -172,10 +177,10 @@ class Patience:
         """
         seconds = FIRST_PAUSE
         while True:
-            failures = {place: why(each) for place, each in enumerate(found)}
-            failed = {place: each for place, each in failures.items() if each is not None}
+            ends = [getattr(each, "ended", each) for each in found]
+            failed = {n: each for n, each in enumerate(ends) if isinstance(each, self.broken)}
             if len(failed) <= self.most * len(found):
-                return [*found]
+                return found
             hopeless = [each for each in failed.values() if each.cause in self.hopeless]
             if len(hopeless) > self.most * len(found):
                 raise FeedbackLost(
@@ -518,10 +523,10 @@ class Rewards:
             asked.future = self.scorer.begin(asked.questions, asked.future.result())
             return arrived()
 
-        patience = Patience(self.max_failure_share, watch, self.log, self.remedy)
-        return patience.few_failed(
-            arrived(), lambda each: each if isinstance(each, Unscored) else None, again
-        )
+        words = {"what": "have no reward", "again": "asking again"}
+        share, remedy = self.max_failure_share, self.remedy
+        patience = Patience(share, watch, self.log, remedy, Unscored, **words)
+        return patience.few_failed(arrived(), again)
 
 
 # ---------------------------------------------------------------- the server

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
+from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
-from qrag_jax.rollouts.draw_keys import key_within
 from qrag_jax.rollouts.generate_server import Wanted
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, key_within
 from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment
@@ -31,7 +31,6 @@ from qrag_jax.runtime.run import log
 
 WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 
 
@@ -118,25 +117,6 @@ class PlayedUnit(NamedTuple):
         return next((end for end in ends if isinstance(end, Lost)), ends[0])
 
 
-@dataclasses.dataclass
-class PlayCounts:
-    """What the episodes needed.
-
-    Attributes:
-        turns: that were sampled.
-        batches: calls of the sampler; one for each turn where it is a server.
-        failed: episodes that failed, attempts that were repeated among them.
-        outside: sampled tokens that are no part of an episode.
-        lost: processes that were lost.
-    """
-
-    turns: int = 0
-    batches: int = 0
-    failed: int = 0
-    outside: int = 0
-    lost: int = 0
-
-
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
     """How environments are played.
@@ -200,7 +180,7 @@ class EnvironmentPlay:
         process: EnvironmentProcess,
         renderer: ChatRenderer,
         settings: PlaySettings,
-        counts: PlayCounts,
+        counts: Counts,
     ) -> None:
         self.counts = counts
         self._process, self._renderer, self._settings = process, renderer, settings
@@ -336,7 +316,7 @@ class _Course:
 
     def _hear(self) -> None:
         """Takes what has arrived; waits a little if nothing has."""
-        wait = _GATHER if self._waiting or self._flying else _LOOK_EVERY
+        wait = _GATHER if self._waiting or self._flying else LOOK_EVERY
         if self._is_full:
             wait = 0.0
         while True:

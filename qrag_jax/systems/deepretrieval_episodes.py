@@ -11,6 +11,7 @@ import numpy as np
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.feedback.llm import Patience
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
     TELL,
@@ -23,7 +24,6 @@ from qrag_jax.feedback.rewrite import (
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.rollouts.experience import AgentExperience, Playing
-from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory

@@ -19,7 +19,7 @@ from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost, Unscored, metrics_of_all, verdict_of
+from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
 from qrag_jax.feedback.rag import (
     LLM,
@@ -45,7 +45,7 @@ from qrag_jax.llm.text.generation import (
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.protocol import Corpus
-from qrag_jax.rollouts.agents import Asks, Checks, Episode
+from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.hop_batch import Rewarded
 from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import StopSignal
@@ -302,23 +302,11 @@ class HarrModels:
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return _Watch(stop, self._open.lost) if self._open is not None else stop
+        return Watch(stop, self._open.lost) if self._open is not None else stop
 
     def counts(self) -> dict[str, float]:
         """Of the language model's clients, as metrics; all hosts call this together."""
         return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    stop: StopSignal
-    lost: Callable[[], str]
-
-    def check(self) -> None:
-        """See `StopSignal.check`."""
-        self.stop.check()
-        if why := self.lost():
-            raise FeedbackLost(why)
 
 
 @contextlib.contextmanager

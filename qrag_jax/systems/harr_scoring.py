@@ -32,7 +32,7 @@ from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
-from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key

@@ -178,7 +178,7 @@ def _longest(
         opening = speech.scaffold.opening(prompt.messages(shown[at].asked_by(0)))
         if len(opening) + len(longest.sampled) <= speech.room:
             turn = (_turn(opening, longest),)
-            found.append(PairLesson(turn, turn, 1.0, at.question))
+            found.append(PairLesson(turn, turn, at.question))
     return found
 
 
@@ -332,7 +332,7 @@ class LessonExperience:
         opening = np.zeros(room - len(query), np.int32)
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
         if kind == PREFERENCE:
-            pairs = pairs_batch([PairLesson(segment, segment, 1.0, 0)] * count, room)
+            pairs = pairs_batch([PairLesson(segment, segment, 0)] * count, room)
             zeros, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
             shape = self._shape_of(kind, pairs)
             return pair_episodes(self._policy(kind), pairs, shape, zeros, ones)

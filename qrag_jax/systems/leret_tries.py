@@ -40,9 +40,9 @@ from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pairs import choose
 from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.runtime import bounded_files, hosts
 from qrag_jax.runtime.interrupt import StopSignal

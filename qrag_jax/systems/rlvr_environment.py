@@ -38,7 +38,6 @@ from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     Lost,
-    PlayCounts,
     PlayedEpisode,
     PlaySettings,
     Scored,
@@ -47,6 +46,7 @@ from qrag_jax.rollouts.environment_play import (
 )
 from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
 from qrag_jax.rollouts.generate_server import GenerateServer
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
@@ -277,7 +277,7 @@ class EnvironmentRlvr(BatchSystem[RlvrConfig, EnvironmentInputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
-        self.play_counts = PlayCounts()
+        self.play_counts = Counts()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.told = Told(
             self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]

@@ -25,7 +25,7 @@ from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import Prediction, ScoredEpisode
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library, TokenStart
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal

@@ -46,8 +46,9 @@ from qrag_jax.models.first_language_model import (
 )
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.experience import Drawn, Playing, QuestionOrder
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import (
     DONE,
@@ -245,7 +246,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
-        self.counts = TokenCounts()
+        self.counts = Counts()
         self._step: int | None = None  # of the next update
 
     @classmethod
@@ -402,10 +403,10 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         served = ", sampled by vLLM" if self.served else ""
         return f"on {self.mesh.size} {Platform.of(self.mesh).kind} device(s){served}"
 
-    def counted(self) -> TokenCounts:
+    def counted(self) -> Counts:
         """What the episodes of all hosts needed; all hosts call this together."""
         own = np.array(dataclasses.astuple(self.counts))
-        return TokenCounts(*hosts.of_each(own).sum(axis=0).tolist())
+        return Counts(*hosts.of_each(own).sum(axis=0).tolist())
 
     def _of_server(self) -> dict[str, float]:
         """What the server was asked, as metrics; {} if the device samples."""

@@ -30,7 +30,6 @@ from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     Lost,
-    PlayCounts,
     PlayedUnit,
     PlaySettings,
     Scored,
@@ -38,6 +37,7 @@ from qrag_jax.rollouts.environment_play import (
     hands_over,
 )
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
@@ -399,7 +399,7 @@ class Plays:
         self.sampler: Any = ScriptedSampler(lambda text: f"said {len(text)}")
         limits = TurnLimits(turn=50, room=400, turns=4, tokens=0, temperature=1.0)
         options = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
-        self.counts, self.settings = PlayCounts(), PlaySettings(limits, **options)
+        self.counts, self.settings = Counts(), PlaySettings(limits, **options)
 
     def play(self, *tasks: int, members: int = 1, **more: Any) -> list[PlayedUnit]:
         ours = dataclasses.replace(self.settings, **more)
@@ -550,7 +550,7 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
     fields |= {"tasks": 100, "harness": "direct", "renderer": None}
     process = EnvironmentProcess(ProcessSpec(PYTHON, tmp_path / "verifiers.log", fields))
-    counts = PlayCounts()
+    counts = Counts()
 
     def play(say: Callable[[str], str], *tasks: int) -> tuple[list[PlayedUnit], ScriptedSampler]:
         sampler = ScriptedSampler(say)

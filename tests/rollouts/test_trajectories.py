@@ -25,11 +25,10 @@ from qrag_jax.environments.query_writing.state import (
 from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.rollouts.called_turns import Piece, segments_of
-from qrag_jax.rollouts.episode_texts import from_text, to_text
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
