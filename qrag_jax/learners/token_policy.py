@@ -34,7 +34,7 @@ from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.compute.sharing import RowLengths, shared_layout
+from qrag_jax.models.compute.sharing import shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
@@ -275,8 +275,7 @@ class BlockPasses(Generic[Given, Summed]):
 
     def _scores(self, used: _Used, further: Any, block: TokenBlocks) -> Any:
         prepared, words, head = used
-        longest = RowLengths(*block.room.shape[:-1])
-        layout = shared_layout(block.shared, block.lengths, len(block.tokens), longest)
+        layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
         hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
         before = take_rows(hidden, block.place)
         return self.read(before, head, further, block.target)

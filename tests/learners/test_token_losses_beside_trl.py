@@ -139,7 +139,7 @@ class Ours:
         """The loss, its gradient by Hugging Face's names, and the sums."""
         blocks, given, divisor = self.given(config)
         if not corrected:
-            blocks = blocks._replace(sampler=given.old)
+            blocks = dataclasses.replace(blocks, sampler=given.old)
         gradient, sums = self.sums(config, blocks, given)
         named = by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient))
         return float(sums.loss) / divisor, named, sums
@@ -281,7 +281,8 @@ def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected
     new = np.asarray(ours.log_probs(ours.new, None, blocks))
     old = new - np.log(np.float32(1.2))
     given = given._replace(old=old, reference=new + np.log(np.float32(2)))
-    _, sums = ours.sums(config, blocks._replace(sampler=old - np.log(np.float32(3))), given)
+    shifted = dataclasses.replace(blocks, sampler=old - np.log(np.float32(3)))
+    _, sums = ours.sums(config, shifted, given)
     assert float(sums.loss) / divisor == pytest.approx(expected, abs=1e-5)
     assert (sums.departure.actions, sums.departure.clipped) == (125 if beta else 51, 27)
 
