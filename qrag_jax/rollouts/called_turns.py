@@ -365,16 +365,8 @@ class Piece(NamedTuple):
 
 
 def segments_of(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
-    """The segments of an episode; tokens that no sampled ones follow are left out.
-
-    Raises:
-        ValueError: a piece has a parent that is not before it.
-    """
-    inner = set[int]()
-    for number, piece in enumerate(pieces):
-        if not -1 <= piece.parent < number:
-            raise ValueError(f"piece {number} has the parent {piece.parent}, which is not before")
-        inner.add(piece.parent)
+    """The segments of an episode; tokens that no sampled ones follow are left out."""
+    inner = {piece.parent for piece in pieces}
     trained, segments = set[int](), []
     for leaf in range(len(pieces)):
         if leaf in inner:

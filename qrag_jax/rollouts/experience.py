@@ -126,13 +126,7 @@ class Batches:
 class Fused:
     """See `Experience`: the update plays and scores the batch."""
 
-    def __init__(self, batches: Batches, pending: Sequence[Any] = ()) -> None:
-        """
-        Raises:
-            ValueError: episodes of a run with another reward are pending.
-        """
-        if pending:
-            raise ValueError("episodes of a run with another reward are pending")
+    def __init__(self, batches: Batches) -> None:
         self.waited = {"input": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
         self._batches = batches

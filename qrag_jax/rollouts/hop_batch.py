@@ -75,16 +75,9 @@ class Rewarded(NamedTuple):
 def hop_batch(
     episodes: Sequence[Rewarded], shape: HopShape, config: PlackettLuceConfig
 ) -> HopBatch:
-    """The arrays of these episodes, on the host.
-
-    Raises:
-        ValueError: an episode has more searches than the shape.
-    """
+    """The arrays of these episodes, on the host."""
     arrays = _empty(len(episodes), shape, config)
     for row, episode in enumerate(episodes):
-        if len(episode.searches) > shape.hops:
-            count = len(episode.searches)
-            raise ValueError(f"an episode has {count} searches, more than {shape.hops}")
         for hop, drawn in enumerate(episode.searches):
             at = row, hop
             arrays["tokens"][row, hop, : len(drawn.row)] = drawn.row

@@ -8,7 +8,7 @@ read from text. Whatever a model's generation_config.json says of sampling is ov
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ from qrag_jax.rollouts.token_sampler import (
 
 Submit = Callable[[Sequence[Request]], Future[list[Outcome]]]
 
-# With these values no field changes the distribution; with others training is refused.
+# With these values no field changes the distribution. vLLM takes those of the model's
+# generation_config.json otherwise.
 _NEUTRAL = {
     "top_p": 1.0,
     "top_k": 0,
@@ -43,10 +44,6 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-_RESHAPING = (
-    *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "use_beam_search"),
-    *("structured_outputs", "response_format", "thinking_token_budget"),
-)
 # vLLM writes this in the place of minus infinity.
 _LEAST = -9999.0
 _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)"
@@ -59,34 +56,18 @@ class ServerSampler:
         submit: `Client.submit`; the client asks again where a failure may pass.
         config: the sampling.
         stop_ids: tokens that end a turn. The model's own end of text does so only if it is one.
-        extra: further fields of the requests, such as `{"priority": 1}`.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        config: SamplingConfig,
-        stop_ids: Sequence[int],
-        *,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, submit: Submit, config: SamplingConfig, stop_ids: Sequence[int]) -> None:
         self.config = config
         self._submit, self._stop_ids = submit, tuple(stop_ids)
-        own = {
+        self._extra = {
+            **_NEUTRAL,
             "return_token_ids": True,
             "stop_token_ids": list(self._stop_ids),
             "ignore_eos": True,
             "skip_special_tokens": False,
         }
-        for name, value in (extra or {}).items():
-            if name in _RESHAPING or value != _NEUTRAL.get(name, value):
-                raise InputError(
-                    f"{name}={value!r} changes the distribution that tokens are drawn from, so the "
-                    "policy's own log-probabilities would be others; train without it."
-                )
-            if name in own:
-                raise InputError(f"{name} is set by the sampler; leave it out of the requests.")
-        self._extra = {**(extra or {}), **_NEUTRAL, **own}
 
     def sample(
         self, model: str, requests: Sequence[SampleRequest]
@@ -98,9 +79,6 @@ class ServerSampler:
         Args:
             model: the name of one version, as `Publisher` published it.
             requests: the turns.
-
-        Raises:
-            ValueError: a context is empty, or has no room for a token behind it.
         """
         return [
             self._one(self._request(model, request, most), most)
@@ -229,12 +207,7 @@ def check_log_probs(
 
     Returns:
         The mean distance of `server` and `trainer`.
-
-    Raises:
-        ValueError: the arrays are empty, or are not of the same tokens.
     """
-    if not server.shape == trainer.shape == trainer_at_one.shape or not server.size:
-        raise ValueError("log-probabilities of the same tokens are compared, of one at least.")
     distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
     if at_one < distance / 2 and distance > _ROUNDING and at_one <= tolerance:
         raise InputError(

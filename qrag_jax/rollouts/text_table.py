@@ -12,8 +12,8 @@ import dataclasses
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.platform import Platform, compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
@@ -35,31 +36,6 @@ GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if 
 DIGEST = 16  # bytes of a text's digest
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
-
-
-class Mapped(Protocol):
-    """A table on disk, mapped into memory (`runtime.embedding_files`)."""
-
-    rows: np.ndarray  # [N, D] float32
-
-    def reserve(self, count: int) -> None:
-        """Makes `rows` this long."""
-
-    def put(self, start: int, embeddings: np.ndarray) -> None:
-        """Writes the embeddings `[n, D]`, from row `start` on."""
-
-
-class Store(Protocol):
-    """Keeps embeddings between processes (`runtime.embedding_files`)."""
-
-    def table(self) -> Mapped:
-        """An empty table on disk."""
-
-    def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """The stored embeddings, part by part: digests of texts, and embeddings `[n, D]`."""
-
-    def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        """Keeps the embeddings `[n, D]`, float32, of the texts with these digests."""
 
 
 @dataclasses.dataclass
@@ -158,7 +134,7 @@ class TextTable:
         params: Params,
         *,
         row_tokens: int,
-        store: Store | None = None,
+        store: EmbeddingFiles | None = None,
     ) -> None:
         self.counts = Counts()
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer

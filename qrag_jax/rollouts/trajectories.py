@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.rollouts.token_sampler import FINISHES
 
 DONE, TRUNCATED = "done", "truncated"
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
@@ -36,14 +35,6 @@ class Turn:
     log_probs: np.ndarray
     finish: str
     version: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.sampled) != len(self.log_probs):
-            raise ValueError(
-                f"a turn has {len(self.sampled)} tokens and {len(self.log_probs)} log-probabilities"
-            )
-        if self.finish not in FINISHES:
-            raise ValueError(f"a turn ends by {' or '.join(FINISHES)}, not {self.finish!r}")
 
 
 Segment = tuple[Turn, ...]
@@ -198,19 +189,11 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
 
     Args:
         trajectories: group by group; the members of a group have one question.
-
-    Raises:
-        ValueError: groups are not whole, a group has two questions, or a row is too long.
     """
-    if len(trajectories) % rules.members:
-        raise ValueError(f"{len(trajectories)} episodes are no groups of {rules.members}")
     rows: list[_Row] = []
     scored = np.zeros(len(trajectories), bool)
     rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
     for number, each in enumerate(trajectories):
-        first = trajectories[number // rules.members * rules.members]
-        if each.question != first.question:
-            raise ValueError(f"episode {number} has another question than others of its group")
         is_masked = each.status == TRUNCATED and rules.truncated == MASKED
         scored[number] = not each.failed and not is_masked
         if scored[number]:

@@ -155,7 +155,7 @@ class QRag:
         def by_rewards(goes_on: bool) -> Experience:
             pending = run.progress.pending if goes_on else ()
             if self._rewards is None:
-                return Fused(batches(PQN, goes_on), pending)
+                return Fused(batches(PQN, goes_on))
             assert isinstance(config.reward, DeferredReward)
             staleness, samples = config.reward.staleness, inputs.train_samples
             asking = Asking(self._rewards, samples, staleness, config.train.steps)

@@ -167,11 +167,6 @@ def test_fused_gives_one_batch_after_the_other() -> None:
     assert experience.waited["input"] > 0
 
 
-def test_fused_knows_no_pending_episodes() -> None:
-    with pytest.raises(ValueError):
-        Fused(on_mesh(), [{"actions": []}])
-
-
 # ---------------------------------------------------------------- agents
 
 
