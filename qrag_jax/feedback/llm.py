@@ -18,10 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-import jax
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
@@ -567,36 +564,29 @@ class PendingService:
             self.question(sample, ())
 
 
-@dataclasses.dataclass(frozen=True)
-class ServiceConfig:
-    """Settings of the rewards of a language model.
-
-    Attributes:
-        reward: section of the config.
-        llm: section of the config.
-        never_terminate: whether an episode continues after it is complete.
-        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
-        cache: folder for the digests of models.
-    """
-
-    reward: ModelReward
-    llm: LlmConfig
-    never_terminate: bool
-    seed: int
-    cache: Path
-
-
 @contextlib.contextmanager
-def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[PendingService]:
+def open_service(
+    reward: ModelReward,
+    llm: LlmConfig,
+    place: Place,
+    log: Log,
+    *,
+    never_terminate: bool,
+    seed: int,
+) -> Iterator[PendingService]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
     The server starts while the caller continues.
+
+    Args:
+        reward, llm: sections of the config.
+        place: of the run's files, and of digests of models.
+        never_terminate: whether an episode continues after it is complete.
+        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
     """
-    reward = config.reward
     question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    place = Place(workdir, config.cache, jax.process_index())
     with (
-        open_model(config.llm, place, config.seed, log) as pending,
+        open_model(llm, place, seed, log) as pending,
         contextlib.ExitStack() as stack,
     ):
 
@@ -612,7 +602,7 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
                 log,
                 lost=model.lost,
                 counts=lambda: metrics_of_all(model.client.counters()),
-                completion=Completion(reward.completion_threshold, not config.never_terminate),
+                completion=Completion(reward.completion_threshold, not never_terminate),
                 remedy=OF_MODEL + model.kept,
             )
 

@@ -24,7 +24,7 @@ from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, Sums
 from qrag_jax.learners.state import optimizer_step
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.hop_batch import HopBatch
+from qrag_jax.rollouts.pool_search import HopBatch
 from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES
 

@@ -42,16 +42,19 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
-from qrag_jax.rollouts.hop_batch import (
+from qrag_jax.rollouts.pool_search import (
+    Ask,
+    Found,
     HopBatch,
     HopShape,
+    PoolSearch,
+    QueryRows,
     Rewarded,
     batch_shapes,
     hop_batch,
     restored,
     saved,
 )
-from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import determinism, hosts

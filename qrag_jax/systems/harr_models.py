@@ -46,8 +46,7 @@ from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.rollouts.agents import Asks, Episode
-from qrag_jax.rollouts.hop_batch import Rewarded
-from qrag_jax.rollouts.pool_search import Drawn
+from qrag_jax.rollouts.pool_search import Drawn, Rewarded
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.harr_config import (

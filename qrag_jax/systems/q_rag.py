@@ -23,7 +23,6 @@ from qrag_jax.feedback.llm import (
     ModelReward,
     PendingService,
     Rewards,
-    ServiceConfig,
     leave_room,
     open_service,
 )
@@ -33,6 +32,7 @@ from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.llm.server.opening import Place
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
@@ -82,9 +82,15 @@ def open_system(
         service = None
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
             # The server starts while the data and the encoder are read.
-            never, kept = config.env.never_terminate, config.data.cache_folder
-            asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
-            service = stack.enter_context(open_service(asked, run.workdir, log))
+            asked = open_service(
+                config.reward,
+                config.llm,
+                Place(run.workdir, config.data.cache_folder, jax.process_index()),
+                log,
+                never_terminate=config.env.never_terminate,
+                seed=config.seed,
+            )
+            service = stack.enter_context(asked)
         elif isinstance(config.reward, OwnReward):
             never = config.env.never_terminate
             own = open_own(config.reward, never_terminate=never, log=log)

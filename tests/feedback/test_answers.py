@@ -25,7 +25,6 @@ from qrag_jax.feedback.llm import (
     PendingService,
     Rewards,
     Scorer,
-    ServiceConfig,
     Unscored,
     leave_room,
     open_service,
@@ -253,8 +252,9 @@ def opened(workdir: Path, **llm: Any) -> AbstractContextManager[PendingService]:
     taken = QRagConfig.of(config)
     assert isinstance(taken.reward, ModelReward)
     assert taken.llm is not None
-    asked = ServiceConfig(taken.reward, taken.llm, True, taken.seed, taken.data.cache_folder)
-    return open_service(asked, workdir, print)
+    place = Place(workdir, taken.data.cache_folder)
+    reward, llm, seed = taken.reward, taken.llm, taken.seed
+    return open_service(reward, llm, place, print, never_terminate=True, seed=seed)
 
 
 def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.learners.policy_state import Critic
 from qrag_jax.learners.query_update import minibatch_order
 from qrag_jax.policies.plackett_luce import entropy
-from qrag_jax.rollouts.hop_batch import HopBatch
+from qrag_jax.rollouts.pool_search import HopBatch
 from tests.learners.updates import (
     FLAT,
     HARR_GRPO,

@@ -35,8 +35,15 @@ from qrag_jax.rollouts.experience import (
     QuestionOrder,
     ScoredEpisodes,
 )
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
-from qrag_jax.rollouts.pool_search import Drawn
+from qrag_jax.rollouts.pool_search import (
+    Drawn,
+    HopBatch,
+    HopShape,
+    Rewarded,
+    hop_batch,
+    restored,
+    saved,
+)
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
