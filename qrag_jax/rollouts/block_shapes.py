@@ -12,12 +12,12 @@ import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import Tokens
-from qrag_jax.environments.chunks import chunk_width, state_width
+from qrag_jax.environments.chunks import chunk_width
 from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.rollouts.chunks import Actor, RolloutConfig
+from qrag_jax.rollouts.chunks import Actor, RolloutConfig, Widths, widths_of
 from qrag_jax.runtime.flops import Rounds
 from qrag_jax.runtime.platform import Platform
 
@@ -37,16 +37,15 @@ def choose_block_shapes(
     """Blocks that suit the lengths found in the data and the devices."""
     steps, count = rollout.max_steps, config.length_buckets
     of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
-    chunk_row = min(rollout.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
+    widths = widths_of(rollout, encoder, shape)
     in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
-    state_row = state_width(of_state, shape.question_tokens, in_state, steps - 1)
     chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
     questions = np.concatenate([store.question_lengths for store in stores]) + of_state + 1
-    chunks = _histogram(chunk_lengths + chunk_width(of_chunk, 0), chunk_row)
+    chunks = _histogram(chunk_lengths + chunk_width(of_chunk, 0), widths.chunk)
     typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
     lengths = np.concatenate([questions + t * typical for t in range(steps)])
-    states = _histogram(lengths, state_row)
-    both = np.zeros(max(chunk_row, state_row) + 1, np.int64)
+    states = _histogram(lengths, widths.state)
+    both = np.zeros(max(widths) + 1, np.int64)
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
@@ -102,26 +101,6 @@ class RowLengths(NamedTuple):
     chosen: np.ndarray
 
 
-class Widths(NamedTuple):
-    """Tokens that rows are padded to before they are packed."""
-
-    chunk: int
-    state: int
-
-
-def widths_of(actor: Actor, shape: EpisodeShape) -> Widths:
-    """The padded widths of a run's rows."""
-    encoder, rollout = actor.encoder, actor.config
-    in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
-    chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
-    return Widths(
-        min(rollout.max_chunk_tokens, chunk),
-        state_width(
-            len(encoder.state_opening), shape.question_tokens, in_state, rollout.max_steps - 1
-        ),
-    )
-
-
 def draw_lengths(
     actor: Actor, shape: EpisodeShape, stores: Sequence[Tokens], questions: int
 ) -> RowLengths:
@@ -131,7 +110,7 @@ def draw_lengths(
     taken for a repeated one, and no episode ends early.
     """
     rng, encoder, rollout = np.random.default_rng(0), actor.encoder, actor.config
-    widths, steps = widths_of(actor, shape), rollout.max_steps
+    widths, steps = widths_of(rollout, encoder, shape), rollout.max_steps
     asked, counts, lengths = (
         np.concatenate([getattr(store, name) for store in stores])
         for name in ("question_lengths", "chunk_counts", "chunk_lengths")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, Spoken, content_text
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
 from qrag_jax.rollouts.trajectories import Segment, Turn
@@ -59,12 +60,6 @@ class Over(NamedTuple):
     what: str
 
 
-class Unfit(NamedTuple):
-    """A call that cannot be answered; `message` is one sentence."""
-
-    message: str
-
-
 @dataclasses.dataclass
 class _Call:
     """A call that was asked, and answered once `sampled` is there."""
@@ -91,7 +86,7 @@ class EpisodeCalls:
         self._calls: dict[int, _Call] = {}
         self._drawn: Counter[bytes] = Counter()
 
-    def ask(self, number: int, asked: Mapping[str, Any]) -> SampleRequest | Over | Unfit:
+    def ask(self, number: int, asked: Mapping[str, Any]) -> SampleRequest | Over | Failure:
         """The turn to sample for a call.
 
         Args:
@@ -102,7 +97,7 @@ class EpisodeCalls:
         """
         messages, tools = asked["messages"], asked["tools"]
         if problem := unfit(asked.get("sampling") or {}, self._limits.temperature):
-            return Unfit(problem)
+            return Failure("request", problem)
         keys, of_tools = [_message_key(each) for each in messages], json.dumps(tools)
         parent = self._extended(keys, of_tools)
         observed = None
@@ -126,14 +121,14 @@ class EpisodeCalls:
 
     def ask_ids(
         self, number: int, ids: np.ndarray, sampling: Mapping[str, Any]
-    ) -> SampleRequest | Over | Unfit:
+    ) -> SampleRequest | Over | Failure:
         """The turn to sample for a call that gives ids, which somebody else has made of messages.
 
         Args:
             ids: int32, all before the turn.
         """
         if problem := unfit(sampling, self._limits.temperature):
-            return Unfit(problem)
+            return Failure("request", problem)
         most = self.most(len(ids), sampling)
         if isinstance(most, Over):
             return most

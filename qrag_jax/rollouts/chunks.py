@@ -298,8 +298,26 @@ def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.categorical)(step_keys, log_policy)
 
 
-# ---------------------------------------------------------------- limits
-# Checks that episodes fit the encoder, before anything is computed.
+class Widths(NamedTuple):
+    """Tokens that rows are padded to before they are packed."""
+
+    chunk: int
+    state: int
+
+
+def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> Widths:
+    """The padded widths of a run's rows.
+
+    Args:
+        shape: sizes of the longest question, chunk and document.
+    """
+    in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
+    opening, steps = len(encoder.state_opening), config.max_steps
+    chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
+    return Widths(
+        min(config.max_chunk_tokens, chunk),
+        state_width(opening, shape.question_tokens, in_state, steps - 1),
+    )
 
 
 def check_fit(
@@ -314,11 +332,10 @@ def check_fit(
     check_steps(config.max_steps, stores)
     positions.check_chunks(config.positions, shape.chunks)
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
-    max_positions, opening = encoder.max_positions, len(encoder.state_opening)
-    longest = state_width(opening, shape.question_tokens, in_state, config.max_steps - 1)
-    if longest > max_positions:
+    widths, max_positions = widths_of(config, encoder, shape), encoder.max_positions
+    if widths.state > max_positions:
         raise InputError(
-            f"a state can reach {longest} tokens ({shape.question_tokens} of the question and "
+            f"a state can reach {widths.state} tokens ({shape.question_tokens} of the question and "
             f"{config.max_steps - 1} chunks of {in_state}), but the encoder has "
             f"{max_positions} positions; lower config.data.max_chunk_tokens_in_state, "
             "config.data.max_question_tokens or config.env.max_steps."
@@ -330,9 +347,8 @@ def check_fit(
             f"{chunk_width(opening, 0)} tokens before any text (special tokens and "
             "config.encoder.chunk_prefix); raise it."
         )
-    row = min(config.max_chunk_tokens, chunk_width(opening, shape.chunk_tokens))
-    if row > max_positions:
+    if widths.chunk > max_positions:
         raise InputError(
-            f"a chunk row has up to {row} tokens, but the encoder has {max_positions} positions; "
+            f"a chunk row has up to {widths.chunk} tokens, but the encoder has {max_positions} positions; "
             "lower config.data.max_chunk_tokens."
         )

@@ -21,7 +21,7 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessL
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
 from qrag_jax.rollouts.generate_server import Wanted
 from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, key_within
 from qrag_jax.rollouts.token_episodes import Sampler
@@ -367,25 +367,24 @@ class _Course:
         calls = self._play.calls.get(number)
         if calls is None:
             return  # of an episode that is over
+
+        def take(sampled: Sampled | Failure) -> None:
+            if isinstance(sampled, Failure):
+                failure = {"cause": sampled.cause, "message": sampled.message}
+                self._process.say("sampled", call=call, failure=failure)
+            else:
+                reply = calls.take(call, sampled, self._sampler.version)
+                self._process.say("sampled", call=call, **reply)
+
         try:
             request = calls.ask(call, message)
         except TextLost as lost:
-            request = Unfit(str(lost))
+            request = Failure("request", str(lost))
         if isinstance(request, Over):
             self._process.say("sampled", call=call, over=request.what)
-        elif isinstance(request, Unfit):
-            failure = {"cause": "request", "message": request.message}
-            self._process.say("sampled", call=call, failure=failure)
+        elif isinstance(request, Failure):
+            take(request)
         else:
-
-            def take(sampled: Sampled | Failure) -> None:
-                if isinstance(sampled, Failure):
-                    failure = {"cause": sampled.cause, "message": sampled.message}
-                    self._process.say("sampled", call=call, failure=failure)
-                else:
-                    reply = calls.take(call, sampled, self._sampler.version)
-                    self._process.say("sampled", call=call, **reply)
-
             self._waiting.append(Asked(request, take))
 
     def _wanted(self, wanted: Wanted) -> None:
@@ -395,18 +394,18 @@ class _Course:
             wanted.turn.set_result(Failure("request", f"there is no episode {wanted.episode}"))
             return
         call = self._play.number()
+
+        def take(sampled: Sampled | Failure) -> None:
+            if isinstance(sampled, Sampled):
+                calls.keep(call, sampled, self._sampler.version)
+            wanted.turn.set_result(sampled)
+
         request = calls.ask_ids(call, wanted.ids, wanted.sampling)
         if isinstance(request, Over):
-            wanted.turn.set_result(Failure("request", f"the limit of {request.what} is reached"))
-        elif isinstance(request, Unfit):
-            wanted.turn.set_result(Failure("request", request.message))
+            take(Failure("request", f"the limit of {request.what} is reached"))
+        elif isinstance(request, Failure):
+            take(request)
         else:
-
-            def take(sampled: Sampled | Failure) -> None:
-                if isinstance(sampled, Sampled):
-                    calls.keep(call, sampled, self._sampler.version)
-                wanted.turn.set_result(sampled)
-
             self._waiting.append(Asked(request, take))
 
     def _ended(self, message: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError, check_known
 
-STOP, LENGTH = FINISHES = ("stop", "length")
+STOP, LENGTH = "stop", "length"
 DEVICE, SERVER = ENGINES = ("device", "server")
 
 

@@ -33,8 +33,8 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.step import make_step, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.llm.server.opening import Place
-from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds, widths_of
-from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
+from qrag_jax.rollouts.chunks import Actor, widths_of
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.device_memory import FirstCalls
@@ -231,7 +231,9 @@ class QRag:
         # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
         together = questions * actor.encoder.module.group.tensor // self.mesh.size
         lengths = draw_lengths(actor, inputs.shape, stores, together)
-        return loop_rounds(actor.block_shapes, widths_of(actor, inputs.shape), lengths)
+        return loop_rounds(
+            actor.block_shapes, widths_of(actor.config, actor.encoder, inputs.shape), lengths
+        )
 
     @cached_property
     def towers(self) -> TwoTowers:

@@ -71,29 +71,6 @@ def test_a_pool_by_hand() -> None:
     assert SCORES.of([], ["a"], 1) == dict.fromkeys(SCORES.names, 0.0)
 
 
-def test_pools_are_scored_as_by_trec_eval() -> None:
-    """A page's second passage is another document there."""
-    draw = random.Random(0)
-    pages = [f"page{number}" for number in range(9)]
-    gold, pools = {}, {}
-    for number in range(150):
-        gold[f"q{number}"] = draw.sample(pages, draw.randint(1, 5))
-        pools[f"q{number}"] = draw.choices(pages, k=draw.randint(0, 12))
-    scores = PoolScores(k=3, cut=6)
-    names = {
-        query: [f"{page} again {n}" if page in pool[:n] else page for n, page in enumerate(pool)]
-        for query, pool in pools.items()
-    }
-    qrels = {query: dict.fromkeys(keys, 1) for query, keys in gold.items()}
-    columns = ranking_columns(names, qrels, ("ap", "recall@6", "recall@100"))
-    for query, pool in pools.items():
-        ours = scores.of(pool, gold[query], 4)
-        assert ours["ap"] == pytest.approx(columns["ap"][query], abs=1e-6)
-        assert ours["recall@6"] == pytest.approx(columns["recall@6"][query], abs=1e-6)
-        assert ours["recall"] == pytest.approx(columns["recall@100"][query], abs=1e-6)
-        assert ours["all_gold"] == (ours["recall"] == 1)
-
-
 def test_ap_is_1_only_where_gold_comes_first() -> None:
     """Exactly so, by fractions: what is discarded as solved depends on it."""
     draw = random.Random(0)

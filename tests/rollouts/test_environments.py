@@ -26,7 +26,7 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     Lost,
@@ -241,7 +241,7 @@ def test_another_distribution_is_refused(sampling: dict[str, Any]) -> None:
     request = Conversation().calls.ask(1, asked([user("Q")], **same))
     assert isinstance(request, SampleRequest)
     assert request.most == 3
-    assert isinstance(Conversation().calls.ask(1, asked([user("Q")], **sampling)), Unfit)
+    assert isinstance(Conversation().calls.ask(1, asked([user("Q")], **sampling)), Failure)
 
 
 def test_texts_that_have_no_ids_are_refused_and_a_mark_in_a_text_ends_no_turn() -> None:

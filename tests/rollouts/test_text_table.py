@@ -16,8 +16,8 @@ from qrag_jax.models.compute.ragged import TokenRows, count_tokens
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import text_table
-from qrag_jax.rollouts.block_shapes import BATCHES, Widths, draw_lengths, rounds_of, widths_of
-from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig
+from qrag_jax.rollouts.block_shapes import BATCHES, draw_lengths, rounds_of
+from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig, Widths, widths_of
 from qrag_jax.rollouts.text_table import Counts, TextTable
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
@@ -192,4 +192,4 @@ def test_lengths_are_drawn_from_the_data() -> None:
     assert (found.states[:, 0] == 7).all()
     assert (found.states[:, 1] == 7 + 6 + 1).all()  # a chunk is cut, and a [SEP] ends it
     assert (found.chosen == 12).all()
-    assert widths_of(actor, shape) == Widths(12, 8 + 2 + 7)
+    assert widths_of(actor.config, actor.encoder, shape) == Widths(12, 8 + 2 + 7)
