@@ -349,6 +349,6 @@ def check_fit(
         )
     if widths.chunk > max_positions:
         raise InputError(
-            f"a chunk row has up to {widths.chunk} tokens, but the encoder has {max_positions} positions; "
-            "lower config.data.max_chunk_tokens."
+            f"a chunk row has up to {widths.chunk} tokens, but the encoder has {max_positions} "
+            "positions; lower config.data.max_chunk_tokens."
         )

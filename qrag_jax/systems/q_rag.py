@@ -231,9 +231,8 @@ class QRag:
         # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
         together = questions * actor.encoder.module.group.tensor // self.mesh.size
         lengths = draw_lengths(actor, inputs.shape, stores, together)
-        return loop_rounds(
-            actor.block_shapes, widths_of(actor.config, actor.encoder, inputs.shape), lengths
-        )
+        widths = widths_of(actor.config, actor.encoder, inputs.shape)
+        return loop_rounds(actor.block_shapes, widths, lengths)
 
     @cached_property
     def towers(self) -> TwoTowers:
