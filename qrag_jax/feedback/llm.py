@@ -52,7 +52,7 @@ OF_MODEL = (
     "config.reward.prompt"
 )
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
-# A user's own code (`feedback.own_reward`) raised, gave no reward, or something that is no number.
+# A user's own code (`feedback.own`) raised, gave no reward, or something that is no number.
 OWN_CAUSES = RAISED, NO_REWARD, NO_NUMBER = ("raised", "no_reward", "no_number")
 # Asking again does not change these: the prompt is too long, the server's filter withholds the
 # answer, the model calls a tool, no answer can be read from the text, or a user's own code failed.
