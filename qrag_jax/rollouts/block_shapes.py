@@ -49,32 +49,36 @@ def choose_block_shapes(
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    tokens, sizes = _tokens(config, platform), config.block_sizes
-    choose = partial(choose_blocks, multiples=_multiples(platform))
+    sizes, tokens = config.block_sizes, config.block_tokens
+    choose = partial(blocks_of, platform=platform, sizes=sizes, tokens=tokens)
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(
-        chunks=choose(chunks, tokens, count, sizes),
-        states=choose(states, tokens, max(count - 1, 1), sizes),
-        gradients=choose(both, tokens, max(count - 1, 1), sizes),
+        chunks=choose(chunks, count),
+        states=choose(states, max(count - 1, 1)),
+        gradients=choose(both, max(count - 1, 1)),
     )
 
 
 def choose_row_blocks(config: EncoderConfig, longest: int, platform: Platform) -> Blocks:
     """Blocks for rows of up to `longest` tokens, of whose lengths nothing is known yet."""
-    alike = np.ones(longest + 1, np.int64)
-    tokens, multiples = _tokens(config, platform), _multiples(platform)
-    return choose_blocks(
-        alike, tokens, config.length_buckets, config.block_sizes, multiples=multiples
-    )
+    alike, count = np.ones(longest + 1, np.int64), config.length_buckets
+    sizes, tokens = config.block_sizes, config.block_tokens
+    return blocks_of(alike, count, platform=platform, sizes=sizes, tokens=tokens)
 
 
-def _tokens(config: EncoderConfig, platform: Platform) -> int:
+def blocks_of(
+    histogram: np.ndarray, count: int, *, platform: Platform, sizes: int, tokens: int = 0
+) -> Blocks:
+    """Blocks for rows of which so many have each length.
+
+    Args:
+        count: of lengths of rows in a block.
+        sizes: of blocks.
+        tokens: of a block; 0: as many as suit the platform.
+    """
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
-    return config.block_tokens or usual
-
-
-def _multiples(platform: Platform) -> tuple[int, ...]:
-    return (8,) if platform.on_cpu else (64, 8)
+    multiples = (8,) if platform.on_cpu else (64, 8)
+    return choose_blocks(histogram, tokens or usual, count, sizes, multiples=multiples)
 
 
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:

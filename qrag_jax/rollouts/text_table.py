@@ -22,11 +22,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.packing import Blocks, choose_blocks
+from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.tower_rows import Rows
-from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.platform import Platform, compiler_options
@@ -291,17 +291,12 @@ class MeshTower:
         number: int | None,
         row_tokens: int,
     ) -> None:
-        on_cpu = Platform.of(mesh).on_cpu
+        platform = Platform.of(mesh)
 
         def program(shorter: int, longest: int, sizes: int) -> Embed:
             """For rows of more than `shorter` tokens, all lengths as likely."""
-            blocks = choose_blocks(
-                np.arange(longest + 1) > shorter,
-                CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS,
-                _LENGTHS,
-                sizes,
-                multiples=(8,) if on_cpu else (64, 8),
-            )
+            wanted = np.arange(longest + 1) > shorter
+            blocks = blocks_of(wanted, _LENGTHS, platform=platform, sizes=sizes)
             return make_embed(mesh, shardings, encoder, blocks, number)
 
         short = min(SHORT, row_tokens)
