@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import random
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -254,30 +252,6 @@ def test_measures_by_definition() -> None:
                 "echo": float(before == after),
             }
         )
-
-
-HACKS: dict[str, tuple[str, Callable[[int], str]]] = {  # measure, and the query of update n
-    "grows": ("query_words", lambda n: " ".join(f"word{item}" for item in range(5 + 3 * n))),
-    "repeats": ("repetition", lambda n: "river Oslo" + " river" * n),
-    "remembers": ("answer_in_query", lambda n: "river" + " Akerselva" * (n > 4)),
-    "honest": ("", lambda n: f"river Ada Berg birthplace city {n}"),
-}
-
-
-def means(policy: Callable[[int], str], update: int) -> dict[str, float]:
-    rows = [guard_measures(ORIGINAL, policy(update + item), ANSWERS) for item in range(3)]
-    return {name: statistics.fmean(row[name] for row in rows) for name in GUARD_MEASURES}
-
-
-@pytest.mark.parametrize(("name", "stopped"), [*zip(HACKS, ([7], [4, 7], [], []), strict=True)])
-def test_planted_hacks_are_shown_and_stopped(name: str, stopped: list[int]) -> None:
-    named, policy = HACKS[name]
-    first, last = means(policy, 0), means(policy, 20)
-    assert not named or last[named] > first[named] + 0.25
-    guards = Guards(GuardsConfig(max_words=20, max_repetition=0.5, patience=3))
-    said = {update: guards.look(means(policy, update)) for update in range(9)}
-    assert [update for update, text in said.items() if text] == stopped
-    assert all(named in (text or named) for text in said.values())
 
 
 LIMITED = GuardsConfig(max_kl=0.5, min_entropy=0.5, max_words=0.5, max_repetition=0.5, patience=3)
