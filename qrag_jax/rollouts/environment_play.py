@@ -169,7 +169,6 @@ class EnvironmentPlay:
     Args:
         process: has the environment.
         renderer: between messages and ids.
-        stop: looked at while this waits.
 
     Attributes:
         counts: over all calls of `play`.
@@ -196,19 +195,15 @@ class EnvironmentPlay:
         """
         played: dict[int, PlayedUnit] = {}
         for attempt in range(1, self._settings.attempts + 1):
-            left = {place: unit for place, unit in enumerate(units) if _is_left(played, place)}
+            left = {
+                place: unit
+                for place, unit in enumerate(units)
+                if place not in played or isinstance(played[place].ended, Lost)
+            }
             if not left:
                 break
             played |= _Course(self, sampler, stop, attempt).run(left)
         return [played[place] for place in range(len(units))]
-
-    def opened(self, stop: Checks) -> None:
-        """Starts the process, unless it runs.
-
-        Raises:
-            ProcessLost: it has ended without a reason.
-        """
-        self._process.start(stop.check)
 
     def tell(self, lost: Lost) -> None:
         """Logs a failure, the first one of each cause."""
@@ -225,24 +220,12 @@ class EnvironmentPlay:
         return self._numbers
 
 
-def _is_left(played: Mapping[int, PlayedUnit], place: int) -> bool:
-    return place not in played or isinstance(played[place].ended, Lost)
-
-
 class _Playing:
     """A unit that is played."""
 
     def __init__(self, place: int, unit: Unit, numbers: Sequence[int]) -> None:
         self.place, self.unit, self.numbers = place, unit, tuple(numbers)
         self.ended: dict[int, PlayedEpisode] = {}
-
-    @property
-    def is_over(self) -> bool:
-        return len(self.ended) == len(self.numbers)
-
-    @property
-    def played(self) -> PlayedUnit:
-        return PlayedUnit(tuple(self.ended[number] for number in self.numbers))
 
 
 class _Course:
@@ -269,8 +252,10 @@ class _Course:
                 self._hear()
                 self._speak()
                 for playing in {id(each): each for each in self._by_number.values()}.values():
-                    if playing.is_over:
-                        found[playing.place] = playing.played
+                    if len(playing.ended) == len(playing.numbers):
+                        found[playing.place] = PlayedUnit(
+                            tuple(playing.ended[number] for number in playing.numbers)
+                        )
                         for number in playing.numbers:
                             del self._by_number[number]
                             self._play.calls.pop(number, None)
@@ -285,7 +270,7 @@ class _Course:
     def _begin(self, todo: list[tuple[int, Unit]]) -> None:
         while todo and len(self._by_number) < max(self._settings.side_by_side, 1):
             try:
-                self._play.opened(self._stop)
+                self._process.start(self._stop.check)
             except ProcessLost as lost:
                 place, unit = todo.pop()
                 self._counts.lost += 1
@@ -321,11 +306,7 @@ class _Course:
             wait = 0.0
         while True:
             try:
-                message = (
-                    self._process.messages.get(timeout=wait)
-                    if wait
-                    else (self._process.messages.get_nowait())
-                )
+                message = self._process.messages.get(wait > 0, wait)
             except queue.Empty:
                 self._look_at_time()
                 return
