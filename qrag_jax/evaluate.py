@@ -43,6 +43,7 @@ from qrag_jax.metrics.bootstrap import columns_text, interval_text
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.stopping import COLUMNS, StoppingOptions, tune
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks

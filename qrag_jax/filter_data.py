@@ -19,6 +19,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics.summaries import reward_lines
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics import reward_log
 from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.runtime import commandline

@@ -39,6 +39,7 @@ from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags

@@ -33,8 +33,8 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import token_counter
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import SMOLLM2, named_folder
-from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.experience import QuestionOrder
 from qrag_jax.rollouts.server_sampler import ServerSampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal

@@ -50,7 +50,7 @@ from qrag_jax.models.pretrained import (
 )
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
-from qrag_jax.rollouts.hop_batch import HopBatch
+from qrag_jax.rollouts.pool_search import HopBatch
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform

@@ -22,6 +22,8 @@ from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.learners.config import ImitateConfig
 from qrag_jax.learners.imitation import ImitationGradient
+from qrag_jax.feedback.facts import fact_feedback
+from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import both_towers, params_shardings
 from qrag_jax.learners.pqn import Feedback

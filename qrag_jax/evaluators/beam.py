@@ -25,8 +25,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
-from qrag_jax.rollouts.chunks import CHUNK, Actor
-from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform

@@ -25,6 +25,9 @@ from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.metrics.summaries import hop_columns
+from qrag_jax.feedback.tries import ALL_GOLD, AP, RECALL, Try
+from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.runtime.interrupt import StopSignal
 
 

@@ -21,6 +21,7 @@ from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation, lost_text
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode

@@ -20,6 +20,9 @@ from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, Rubric, score
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction
 from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
+from qrag_jax.feedback.llm import Unscored
+from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
+from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 

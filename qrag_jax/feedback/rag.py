@@ -14,13 +14,14 @@ the whole episode belong to its last search, the others to one search each:
 | `novelty` | hop | passages that no earlier search found |
 | `relevance` | hop | mean score of the passages by a reranking model |
 
-The values of `llm` and `relevance` come from models (`feedback.rag_judging`). An episode that
-broke, or one whose verdict is missing, has no reward: that is `Unscored`, never 0.
+The values of `llm` and `relevance` come from models. An episode that broke, or one whose verdict is
+missing, has no reward: that is `Unscored`, never 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,6 +29,13 @@ from qrag_jax.environments.episode import Ended, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.metrics import answers, ranking
+from qrag_jax.environments.rag.episode import Broken, Ended, Seen
+from qrag_jax.feedback.llm import Unscored
+from qrag_jax.feedback.questions import judge_request
+from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import Prompt
+from qrag_jax.metrics import answers, hops
 
 LLM, RELEVANCE = "llm", "relevance"
 
@@ -167,8 +175,6 @@ class Mixture:
         """
         if isinstance(ended, Failed):
             return Unscored(ended.cause, ended.message)
-        if len(found) != len(ended.history):
-            raise ValueError(f"{len(ended.history)} hops found the passages of {len(found)}.")
         answer = ended.answer
         episode, of_hops = {}, {}
         for name in self.weights:
@@ -182,12 +188,9 @@ class Mixture:
                 verdict = llm if answers.normalise(answer) else 0.0
                 if isinstance(verdict, Unscored):
                     return verdict
-                if verdict is None:
-                    raise ValueError("the reward llm needs the verdict on the answer.")
+                assert verdict is not None
                 episode[name] = verdict
             else:
-                if len(relevance) != len(found):
-                    raise ValueError("the reward relevance needs a score of every hop.")
                 if failed := [each for each in relevance if isinstance(each, Unscored)]:
                     return failed[0]
                 of_hops[name] = tuple(each for each in relevance if not isinstance(each, Unscored))
@@ -205,3 +208,42 @@ class Mixture:
     def total(self, scored: Scored) -> float:
         """The sum over the hops."""
         return math.fsum(self.steps(scored))
+
+
+# ---------------------------------------------------------------- rewards that models give
+
+
+def judged_answer(
+    prompt: Prompt, gold: Gold, answer: str, generation: Generation
+) -> ChatRequest | None:
+    """Asks a judge about an answer; None for an answer without a word, which is wrong.
+
+    Args:
+        prompt: "judge", or another one with its slots.
+        gold: what is right.
+        answer: the episode's.
+        generation: how verdicts are sampled and read.
+    """
+    if not answers.normalise(answer):
+        return None
+    right = answers.whole_answers(gold.rule, gold.answers)
+    return judge_request(prompt, gold.question, right, answer, generation)
+
+
+def reranked_passages(sub_query: str, passages: Sequence[Seen]) -> RerankRequest | None:
+    """Asks a reranking model about the passages of a search; None if there are none."""
+    texts = tuple(passage.whole for passage in passages)
+    return RerankRequest(sub_query, texts) if texts else None
+
+
+def mean_score(outcome: Outcome | None) -> float | Unscored:
+    """The mean score of the passages; 0 if there are none.
+
+    Models score in [0, 1]; another score is kept in that range.
+    """
+    if outcome is None:
+        return 0.0
+    if isinstance(outcome, Failure):
+        return Unscored(outcome.cause, outcome.message)
+    scores = [min(max(float(score), 0.0), 1.0) for score in json.loads(outcome.text)]
+    return sum(scores) / len(scores)

@@ -24,10 +24,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from qrag_jax.environments.episode import FIELDS, Closed, ToolTask
 from qrag_jax.errors import InputError, check_known
 from qrag_jax.metrics import answers
+
+if TYPE_CHECKING:
+    from qrag_jax.feedback.llm import Reward
+from qrag_jax.runtime import own_code
+from qrag_jax.runtime.own_code import OwnCode
 
 OF_ANSWER = ("em", "f1")
 PARTS = (
@@ -47,15 +53,10 @@ HOP_FACTORS: dict[str, Callable[[int], float]] = {
     "over": lambda hops: 1 / hops,
 }
 ANSWER, ALL = SCALED = ("answer", "all")
-_SECTION = "rubric"
 
 
 def score(closed: Closed, task: ToolTask) -> dict[str, float]:
-    """Each of `PARTS` of one episode, in [0, 1].
-
-    Raises:
-        ValueError: the task has no gold answer.
-    """
+    """Each of `PARTS` of one episode, in [0, 1]."""
     em, f1 = answers.musique(closed.answer, task.answers)
     if not closed.answer.strip():
         em = f1 = 0.0
@@ -96,8 +97,8 @@ class Rubric:
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
-        check_known(_SECTION, self, "hops", HOP_FACTORS)
-        check_known(_SECTION, self, "scales", SCALED)
+        check_known("rubric", self, "hops", HOP_FACTORS)
+        check_known("rubric", self, "scales", SCALED)
         if not self.weights:
             raise InputError("config.rubric.weights is empty; give one part at least a weight.")
         for part, weight in self.weights.items():
@@ -120,19 +121,12 @@ class Rubric:
         Args:
             parts: as `score` gives them.
             hops: of the question, at least 1.
-
-        Raises:
-            ValueError: `hops` is below 1.
         """
         weights = self._scaled(hops)
         return math.fsum(weight * parts[part] for part, weight in weights.items())
 
     def bounds(self, hops: int) -> tuple[float, float]:
-        """The lowest and the highest sum that parts in [0, 1] can have.
-
-        Raises:
-            ValueError: `hops` is below 1.
-        """
+        """The lowest and the highest sum that parts in [0, 1] can have."""
         weights = self._scaled(hops).values()
         return math.fsum(min(each, 0.0) for each in weights), math.fsum(
             max(each, 0.0) for each in weights
@@ -140,8 +134,6 @@ class Rubric:
 
     def _scaled(self, hops: int) -> dict[str, float]:
         """The weight that each part has in the end."""
-        if hops < 1:
-            raise ValueError(f"a question has 1 hop at least, not {hops}.")
         factor = HOP_FACTORS[self.hops](hops)
         return {
             part: weight
@@ -196,3 +188,44 @@ def preset(name: str) -> Rubric:
             f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."
         )
     return PRESETS[name]
+
+
+# ---------------------------------------------------------------- a user's own function
+#
+#     def score(question, answers, answer, parts):
+#         return parts["f1"] + 0.5 * parts["recall"] - 0.1 * ("I think" in answer)
+#
+# `question` and `answer` (the model's; "" if it gave none) are texts, `answers` is a list of the
+# right ones, and `parts` has the measures above. What it may return, and what a failure is, is as
+# in `feedback.own`; there is no sandbox.
+
+OWN_PATH = "config.rubric.path"
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRubric:
+    """A user's function in the place of a `Rubric`."""
+
+    code: OwnCode
+
+    @classmethod
+    def load(cls, path: str) -> OwnRubric:
+        """Runs the file."""
+        return cls(own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts")))
+
+
+def reward_of(
+    rubric: Rubric | OwnRubric, closed: Closed, task: ToolTask, parts: Mapping[str, float]
+) -> Reward:
+    """The reward of an episode, or why a user's function gives none.
+
+    Args:
+        parts: as `feedback.rubric.score` gives them.
+    """
+    if isinstance(rubric, Rubric):
+        return rubric.reward(parts, task.hops)
+    from qrag_jax.feedback.own import number_of  # environments of others use rubrics alone
+
+    texts = {"question": task.question, "answers": [*task.answers], "answer": closed.answer}
+    call = rubric.code.function
+    return number_of(rubric.code, lambda: call(**texts, parts=dict(parts)), task.id)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from qrag_jax.environments.queries import OUTCOMES, SEARCHED, STOPPED
 from qrag_jax.llm.outcomes import CAUSES, ENDS
+from qrag_jax.environments.query_writing.state import SEARCHED
+from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.runtime import typed_json
 
 
@@ -56,9 +58,6 @@ class Try:
         scores: of this pool; none if the try is not scored.
         reward: None: it has none, since it is empty, too long or failed.
         version: of the weights that sampled it.
-
-    Raises:
-        ValueError: an attribute cannot be, or does not agree with another.
     """
 
     question: int
@@ -76,22 +75,6 @@ class Try:
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
     reward: float | None = None
     version: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.sampled) != len(self.log_probs):
-            raise ValueError(
-                f"a try has {len(self.sampled)} tokens and {len(self.log_probs)} log-probabilities"
-            )
-        if self.outcome not in (*OUTCOMES, *CAUSES):
-            raise ValueError(f"a try does not end by {self.outcome!r}")
-        if self.finish not in ("", *ENDS):
-            raise ValueError(f"a turn ends by {' or '.join(ENDS)}, not {self.finish!r}")
-        if self.reward is None:
-            return
-        if self.outcome not in (SEARCHED, STOPPED):
-            raise ValueError(f"a try that ended by {self.outcome!r} has no reward")
-        if not math.isfinite(self.reward):
-            raise ValueError(f"the reward of a try is {self.reward}")
 
     @property
     def scored(self) -> bool:
@@ -115,31 +98,11 @@ class Try:
 
     def to_json(self) -> dict[str, Any]:
         """The try as JSON values; `from_json` reads it, to the last bit."""
-        return {
-            "question": self.question,
-            "hop": self.hop,
-            "state": self.state,
-            "variant": self.variant,
-            "draw": self.draw,
-            "query": self.query,
-            "sampled": list(self.sampled),
-            "log_probs": list(self.log_probs),
-            "finish": self.finish,
-            "outcome": self.outcome,
-            "found": [list(each) for each in self.found],
-            "pool": list(self.pool),
-            "scores": dict(self.scores),
-            "reward": self.reward,
-            "version": self.version,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Try:
-        """Reads what `to_json` gave.
-
-        Raises:
-            ValueError: it is no try.
-        """
+        """Reads what `to_json` gave."""
         return typed_json.made(cls, saved)
 
 
@@ -165,3 +128,103 @@ def by_level(tries: Sequence[Try]) -> list[list[Try]]:
     for each in tries:
         levels.setdefault(level_of(each), []).append(each)
     return [levels[level] for level in sorted(levels)]
+
+
+# ---------------------------------------------------------------- what a pool is worth
+# With G the gold pages, k the passages that a query finds, n the hop and P(i) the share of gold
+# pages among the first i passages of the pool, all in [0, 1]:
+#
+# | name | what |
+# |---|---|
+# | `ap` | sum of P(i) over the places i of gold pages, / |G|: LeReT's average precision |
+# | `ap_min` | the same sum / min(|G|, n k), so that 1 can be reached at each hop |
+# | `recall` | |pool ∩ G| / |G|, which LeReT's files call `em` |
+# | `recall@c` | the same of the first c passages, whatever the hop |
+# | `all_gold` | 1 if all of G are in the pool, else 0 |
+#
+# A page that is in the pool twice counts at its first place; its second passage takes a place all
+# the same, as it does in the prompt. LeReT (arXiv 2410.23214) counts it twice, so that its AP may
+# be above 1.
+
+AP, AP_MIN, RECALL, ALL_GOLD = POOL_SCORES = ("ap", "ap_min", "recall", "all_gold")
+MEASURES = (AP, AP_MIN, RECALL)
+HOP, BEST_LATER = CREDITS = ("hop", "best_later")
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryRewardConfig:
+    """Section `reward`: what a query is worth."""
+
+    # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
+    measure: str = AP
+    # When: hop (right after it, as LeReT has it), or best_later (that of the best later hop that
+    # went on from it, if it is higher)
+    credit: str = HOP
+    hop_cost: float = 0.0  # taken off for each hop that searched
+    recall_k: int = 6  # passages of the recall@k that is reported; the same at each hop
+
+    def __post_init__(self) -> None:
+        check_known("reward", self, "measure", MEASURES)
+        check_known("reward", self, "credit", CREDITS)
+        check_least("reward", self, recall_k=1)
+        if not 0 <= self.hop_cost < math.inf:
+            raise InputError(
+                f"config.reward.hop_cost is {self.hop_cost}; it must be a finite number, 0 at "
+                "least."
+            )
+
+    def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
+        """The reward of a try by the pool right after its hop.
+
+        What the hops before have cost is not in it: it is the same for all tries of a state.
+
+        Args:
+            scores: as `PoolScores.of` gives them.
+            searched: whether the try searched; to stop costs nothing.
+        """
+        return scores[self.measure] - self.hop_cost * searched
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolScores:
+    """Scores pools.
+
+    Attributes:
+        k: passages that a query finds.
+        cut: c, passages of `recall@c`.
+    """
+
+    k: int
+    cut: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all scores."""
+        return (*POOL_SCORES, f"recall@{self.cut}")
+
+    def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
+        """Each of `names` of one pool.
+
+        Args:
+            pages: keys of the pool's pages, in its order.
+            gold: keys of the gold pages, each once.
+            hop: n, the hop that the pool is after, from 1. A try that stops counts as one, too, so
+                that all tries of a state are measured alike.
+        """
+        wanted = set(gold)
+        left, found_early = set(wanted), 0
+        precisions: list[float] = []
+        for place, page in enumerate(pages, 1):
+            if page not in left:
+                continue
+            left.remove(page)
+            precisions.append((len(precisions) + 1) / place)
+            found_early += place <= self.cut
+        total = math.fsum(precisions)
+        return {
+            AP: total / len(wanted),
+            AP_MIN: total / min(len(wanted), hop * self.k),
+            RECALL: len(precisions) / len(wanted),
+            ALL_GOLD: float(not left),
+            f"recall@{self.cut}": found_early / len(wanted),
+        }

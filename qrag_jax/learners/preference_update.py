@@ -25,8 +25,8 @@ from qrag_jax.learners.update import REPLICATED, Update, counted, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+from qrag_jax.rollouts.trajectories import TokenBatch
 from qrag_jax.runtime.mesh import put_whole
 
 

@@ -23,7 +23,7 @@ from qrag_jax.models.compute.lora import Adapted, attach, detach
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.compute.sharing import RowLengths, shared_layout
+from qrag_jax.models.compute.sharing import shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import Vocabulary, token_scores
@@ -189,8 +189,7 @@ class BlockPasses:
     def _read(self, used: _Used, critic: ValueHead | None, block: TokenBlocks) -> Any:
         """What is read of the sampled tokens `[S]`."""
         prepared, words, head = used
-        longest = RowLengths(*block.room.shape[:-1])
-        layout = shared_layout(block.shared, block.lengths, len(block.tokens), longest)
+        layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
         hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
         before = take_rows(hidden, block.place)
         if critic is None:

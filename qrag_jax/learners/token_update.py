@@ -49,6 +49,8 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 
 class TokenEpisodes(NamedTuple):

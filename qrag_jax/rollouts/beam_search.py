@@ -23,7 +23,8 @@ from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
-from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
+from qrag_jax.rollouts.text_table import TextTable, make_embed
+from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
 
 CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
@@ -58,7 +59,7 @@ class BeamSearch:
         tokenizer: TextTokenizer,
         config: BeamConfig,
         max_question_tokens: int,
-        store: Store | None = None,
+        store: EmbeddingFiles | None = None,
     ) -> None:
         encoder, block_shapes, rollout = actor.encoder, actor.block_shapes, actor.config
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, Spoken, content_text
-from qrag_jax.rollouts.token_forest import Piece, segments_of
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import Segment
+from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import Segment, Turn
 
 _NONE = np.zeros(0, np.int32)
 # Fields of a request that leave the distribution as it is, with the values that do so.
@@ -60,12 +60,6 @@ class Over(NamedTuple):
     what: str
 
 
-class Unfit(NamedTuple):
-    """A call that cannot be answered; `message` is one sentence."""
-
-    message: str
-
-
 @dataclasses.dataclass
 class _Call:
     """A call that was asked, and answered once `sampled` is there."""
@@ -92,7 +86,7 @@ class EpisodeCalls:
         self._calls: dict[int, _Call] = {}
         self._drawn: Counter[bytes] = Counter()
 
-    def ask(self, number: int, asked: Mapping[str, Any]) -> SampleRequest | Over | Unfit:
+    def ask(self, number: int, asked: Mapping[str, Any]) -> SampleRequest | Over | Failure:
         """The turn to sample for a call.
 
         Args:
@@ -103,7 +97,7 @@ class EpisodeCalls:
         """
         messages, tools = asked["messages"], asked["tools"]
         if problem := unfit(asked.get("sampling") or {}, self._limits.temperature):
-            return Unfit(problem)
+            return Failure("request", problem)
         keys, of_tools = [_message_key(each) for each in messages], json.dumps(tools)
         parent = self._extended(keys, of_tools)
         observed = None
@@ -127,14 +121,14 @@ class EpisodeCalls:
 
     def ask_ids(
         self, number: int, ids: np.ndarray, sampling: Mapping[str, Any]
-    ) -> SampleRequest | Over | Unfit:
+    ) -> SampleRequest | Over | Failure:
         """The turn to sample for a call that gives ids, which somebody else has made of messages.
 
         Args:
             ids: int32, all before the turn.
         """
         if problem := unfit(sampling, self._limits.temperature):
-            return Unfit(problem)
+            return Failure("request", problem)
         most = self.most(len(ids), sampling)
         if isinstance(most, Over):
             return most
@@ -339,3 +333,53 @@ def _plain(arguments: Any) -> str:
         return json.dumps(given, sort_keys=True)
     except ValueError:
         return str(arguments)
+
+
+# ---------------------------------------------------------------- segments
+# What was played is a forest of pieces of tokens: an environment may ask for several turns behind
+# one prefix, or rewrite what was said. A row of a batch is a path from a root to a leaf; what an
+# earlier row has trained is read in a later one, and not trained.
+
+
+class Piece(NamedTuple):
+    """Tokens behind those of another piece.
+
+    Attributes:
+        parent: the number of that piece, lower than its own; -1: none.
+        ids: int32.
+        log_probs: float32, of ids that were sampled and train; None: they are only read.
+        finish: how a sampled piece ended.
+        version: of the weights that sampled it.
+    """
+
+    parent: int
+    ids: np.ndarray
+    log_probs: np.ndarray | None = None
+    finish: str = STOP
+    version: str = ""
+
+
+def segments_of(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
+    """The segments of an episode; tokens that no sampled ones follow are left out."""
+    inner = {piece.parent for piece in pieces}
+    trained, segments = set[int](), []
+    for leaf in range(len(pieces)):
+        if leaf in inner:
+            continue
+        path, number = list[int](), leaf
+        while number >= 0:
+            path.append(number)
+            number = pieces[number].parent
+        turns, read = list[Turn](), list[np.ndarray]()
+        for number in reversed(path):
+            piece = pieces[number]
+            if piece.log_probs is None or number in trained or not len(piece.ids):
+                read.append(piece.ids)
+                continue
+            trained.add(number)
+            observed = np.concatenate(read).astype(np.int32) if read else np.zeros(0, np.int32)
+            read = []
+            turns.append(Turn(observed, piece.ids, piece.log_probs, piece.finish, piece.version))
+        if turns:
+            segments.append(tuple(turns))
+    return tuple(segments)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, check_steps
+from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
+from qrag_jax.environments.chunks import chunk_width, state_width
+from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, embed_rows
@@ -293,3 +296,59 @@ def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
     """Draws one action per episode: keys `[B]`, log_policy `[B, C]` → `[B]`."""
     step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
     return jax.vmap(jax.random.categorical)(step_keys, log_policy)
+
+
+class Widths(NamedTuple):
+    """Tokens that rows are padded to before they are packed."""
+
+    chunk: int
+    state: int
+
+
+def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> Widths:
+    """The padded widths of a run's rows.
+
+    Args:
+        shape: sizes of the longest question, chunk and document.
+    """
+    in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
+    opening, steps = len(encoder.state_opening), config.max_steps
+    chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
+    return Widths(
+        min(config.max_chunk_tokens, chunk),
+        state_width(opening, shape.question_tokens, in_state, steps - 1),
+    )
+
+
+def check_fit(
+    config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape, stores: Mapping[str, Tokens]
+) -> None:
+    """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document.
+
+    Args:
+        shape: sizes of the longest question, chunk and document.
+        stores: tokens by source; the names are for messages.
+    """
+    check_steps(config.max_steps, stores)
+    positions.check_chunks(config.positions, shape.chunks)
+    in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
+    widths, max_positions = widths_of(config, encoder, shape), encoder.max_positions
+    if widths.state > max_positions:
+        raise InputError(
+            f"a state can reach {widths.state} tokens ({shape.question_tokens} of the question and "
+            f"{config.max_steps - 1} chunks of {in_state}), but the encoder has "
+            f"{max_positions} positions; lower config.data.max_chunk_tokens_in_state, "
+            "config.data.max_question_tokens or config.env.max_steps."
+        )
+    opening = len(encoder.chunk_opening)
+    if config.max_chunk_tokens < chunk_width(opening, 1):
+        raise InputError(
+            f"config.data.max_chunk_tokens is {config.max_chunk_tokens}, but a chunk row has "
+            f"{chunk_width(opening, 0)} tokens before any text (special tokens and "
+            "config.encoder.chunk_prefix); raise it."
+        )
+    if widths.chunk > max_positions:
+        raise InputError(
+            f"a chunk row has up to {widths.chunk} tokens, but the encoder has {max_positions} "
+            "positions; lower config.data.max_chunk_tokens."
+        )

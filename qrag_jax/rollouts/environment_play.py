@@ -7,6 +7,7 @@ reward. A process that was lost is started again, and its episodes are played an
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +15,125 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
+from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, Unfit
-from qrag_jax.rollouts.draw_keys import key_within
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
 from qrag_jax.rollouts.generate_server import Wanted
-from qrag_jax.rollouts.played_units import (
-    Lost,
-    PlayCounts,
-    PlayedEpisode,
-    PlayedUnit,
-    PlaySettings,
-    Scored,
-    Unit,
-)
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, key_within
 from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import Segment
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment
 from qrag_jax.runtime.run import log
 
 WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """An episode that came to an end.
+
+    Attributes:
+        reward: by the environment's rubric.
+        parts: values of its functions.
+        stop: its name for the end.
+        truncated: a limit ended it.
+        record: what verifiers itself would write of it.
+        outside: tokens that the environment had sampled and that are no part of the episode.
+    """
+
+    reward: float
+    parts: Mapping[str, float]
+    stop: str
+    truncated: bool
+    record: Mapping[str, Any]
+    outside: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """An episode that has no reward.
+
+    Attributes:
+        cause: a short word, such as those of `llm.outcomes` and `feedback.llm`.
+        message: one sentence.
+    """
+
+    cause: str
+    message: str
+
+
+class Unit(NamedTuple):
+    """Episodes of one task that are played together, since their rewards may compare them.
+
+    Attributes:
+        split: "train" or "eval".
+        task: its number.
+        keys: uint32 `[2]`, of the draws of each episode.
+    """
+
+    split: str
+    task: int
+    keys: tuple[np.ndarray, ...]
+
+
+class PlayedEpisode(NamedTuple):
+    """A played episode.
+
+    Attributes:
+        ended: how it ended.
+        segments: what was sampled and observed.
+        attempts: how often it was played.
+        seconds: from its begin to its reward.
+    """
+
+    ended: Scored | Lost
+    segments: tuple[Segment, ...]
+    attempts: int
+    seconds: float
+
+    @property
+    def status(self) -> str:
+        """As `TokenTrajectory.status`."""
+        if isinstance(self.ended, Lost):
+            return self.ended.cause
+        return TRUNCATED if self.ended.truncated else DONE
+
+
+class PlayedUnit(NamedTuple):
+    """The episodes of a unit."""
+
+    episodes: tuple[PlayedEpisode, ...]
+
+    @property
+    def ended(self) -> Scored | Lost:
+        """The first failure; if there is none, the end of the first episode."""
+        ends = [episode.ended for episode in self.episodes]
+        return next((end for end in ends if isinstance(end, Lost)), ends[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaySettings:
+    """How environments are played.
+
+    Attributes:
+        limits: of an episode.
+        seconds: that an environment may work on an episode by itself.
+        attempts: a unit that fails is played again, so often in all.
+        side_by_side: episodes that are played at a time.
+        served: where the process finds the server of turns, and its settings.
+    """
+
+    limits: TurnLimits
+    seconds: float
+    attempts: int
+    side_by_side: int
+    served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
@@ -74,7 +169,6 @@ class EnvironmentPlay:
     Args:
         process: has the environment.
         renderer: between messages and ids.
-        stop: looked at while this waits.
 
     Attributes:
         counts: over all calls of `play`.
@@ -85,7 +179,7 @@ class EnvironmentPlay:
         process: EnvironmentProcess,
         renderer: ChatRenderer,
         settings: PlaySettings,
-        counts: PlayCounts,
+        counts: Counts,
     ) -> None:
         self.counts = counts
         self._process, self._renderer, self._settings = process, renderer, settings
@@ -101,19 +195,15 @@ class EnvironmentPlay:
         """
         played: dict[int, PlayedUnit] = {}
         for attempt in range(1, self._settings.attempts + 1):
-            left = {place: unit for place, unit in enumerate(units) if _is_left(played, place)}
+            left = {
+                place: unit
+                for place, unit in enumerate(units)
+                if place not in played or isinstance(played[place].ended, Lost)
+            }
             if not left:
                 break
             played |= _Course(self, sampler, stop, attempt).run(left)
         return [played[place] for place in range(len(units))]
-
-    def opened(self, stop: Checks) -> None:
-        """Starts the process, unless it runs.
-
-        Raises:
-            ProcessLost: it has ended without a reason.
-        """
-        self._process.start(stop.check)
 
     def tell(self, lost: Lost) -> None:
         """Logs a failure, the first one of each cause."""
@@ -130,24 +220,12 @@ class EnvironmentPlay:
         return self._numbers
 
 
-def _is_left(played: Mapping[int, PlayedUnit], place: int) -> bool:
-    return place not in played or isinstance(played[place].ended, Lost)
-
-
 class _Playing:
     """A unit that is played."""
 
     def __init__(self, place: int, unit: Unit, numbers: Sequence[int]) -> None:
         self.place, self.unit, self.numbers = place, unit, tuple(numbers)
         self.ended: dict[int, PlayedEpisode] = {}
-
-    @property
-    def is_over(self) -> bool:
-        return len(self.ended) == len(self.numbers)
-
-    @property
-    def played(self) -> PlayedUnit:
-        return PlayedUnit(tuple(self.ended[number] for number in self.numbers))
 
 
 class _Course:
@@ -174,8 +252,10 @@ class _Course:
                 self._hear()
                 self._speak()
                 for playing in {id(each): each for each in self._by_number.values()}.values():
-                    if playing.is_over:
-                        found[playing.place] = playing.played
+                    if len(playing.ended) == len(playing.numbers):
+                        found[playing.place] = PlayedUnit(
+                            tuple(playing.ended[number] for number in playing.numbers)
+                        )
                         for number in playing.numbers:
                             del self._by_number[number]
                             self._play.calls.pop(number, None)
@@ -190,7 +270,7 @@ class _Course:
     def _begin(self, todo: list[tuple[int, Unit]]) -> None:
         while todo and len(self._by_number) < max(self._settings.side_by_side, 1):
             try:
-                self._play.opened(self._stop)
+                self._process.start(self._stop.check)
             except ProcessLost as lost:
                 place, unit = todo.pop()
                 self._counts.lost += 1
@@ -221,16 +301,12 @@ class _Course:
 
     def _hear(self) -> None:
         """Takes what has arrived; waits a little if nothing has."""
-        wait = _GATHER if self._waiting or self._flying else _LOOK_EVERY
+        wait = _GATHER if self._waiting or self._flying else LOOK_EVERY
         if self._is_full:
             wait = 0.0
         while True:
             try:
-                message = (
-                    self._process.messages.get(timeout=wait)
-                    if wait
-                    else (self._process.messages.get_nowait())
-                )
+                message = self._process.messages.get(wait > 0, wait)
             except queue.Empty:
                 self._look_at_time()
                 return
@@ -272,25 +348,24 @@ class _Course:
         calls = self._play.calls.get(number)
         if calls is None:
             return  # of an episode that is over
+
+        def take(sampled: Sampled | Failure) -> None:
+            if isinstance(sampled, Failure):
+                failure = {"cause": sampled.cause, "message": sampled.message}
+                self._process.say("sampled", call=call, failure=failure)
+            else:
+                reply = calls.take(call, sampled, self._sampler.version)
+                self._process.say("sampled", call=call, **reply)
+
         try:
             request = calls.ask(call, message)
         except TextLost as lost:
-            request = Unfit(str(lost))
+            request = Failure("request", str(lost))
         if isinstance(request, Over):
             self._process.say("sampled", call=call, over=request.what)
-        elif isinstance(request, Unfit):
-            failure = {"cause": "request", "message": request.message}
-            self._process.say("sampled", call=call, failure=failure)
+        elif isinstance(request, Failure):
+            take(request)
         else:
-
-            def take(sampled: Sampled | Failure) -> None:
-                if isinstance(sampled, Failure):
-                    failure = {"cause": sampled.cause, "message": sampled.message}
-                    self._process.say("sampled", call=call, failure=failure)
-                else:
-                    reply = calls.take(call, sampled, self._sampler.version)
-                    self._process.say("sampled", call=call, **reply)
-
             self._waiting.append(Asked(request, take))
 
     def _wanted(self, wanted: Wanted) -> None:
@@ -300,18 +375,18 @@ class _Course:
             wanted.turn.set_result(Failure("request", f"there is no episode {wanted.episode}"))
             return
         call = self._play.number()
+
+        def take(sampled: Sampled | Failure) -> None:
+            if isinstance(sampled, Sampled):
+                calls.keep(call, sampled, self._sampler.version)
+            wanted.turn.set_result(sampled)
+
         request = calls.ask_ids(call, wanted.ids, wanted.sampling)
         if isinstance(request, Over):
-            wanted.turn.set_result(Failure("request", f"the limit of {request.what} is reached"))
-        elif isinstance(request, Unfit):
-            wanted.turn.set_result(Failure("request", request.message))
+            take(Failure("request", f"the limit of {request.what} is reached"))
+        elif isinstance(request, Failure):
+            take(request)
         else:
-
-            def take(sampled: Sampled | Failure) -> None:
-                if isinstance(sampled, Sampled):
-                    calls.keep(call, sampled, self._sampler.version)
-                wanted.turn.set_result(sampled)
-
             self._waiting.append(Asked(request, take))
 
     def _ended(self, message: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 class _Wrong(Exception):
     """A request that is answered by an error; `status` is HTTP's."""
 
-    def __init__(self, status: int, kind: str, message: str) -> None:
+    def __init__(self, message: str, status: int = 400, kind: str = "BadRequestError") -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
 
@@ -111,13 +111,13 @@ class GenerateServer:
             def _body(self) -> dict[str, Any]:
                 size = int(self.headers.get("Content-Length") or 0)
                 if size > _LARGEST:
-                    raise _Wrong(413, "BadRequestError", f"the request has {size} bytes")
+                    raise _Wrong(f"the request has {size} bytes", 413, "BadRequestError")
                 try:
                     body = json.loads(self.rfile.read(size))
                 except ValueError:
                     body = None
                 if not isinstance(body, dict):
-                    raise _Wrong(400, "BadRequestError", "the request is no JSON object")
+                    raise _Wrong("the request is no JSON object")
                 return body
 
             def _answer(self, make: Callable[[], dict[str, Any] | None]) -> None:
@@ -125,7 +125,7 @@ class GenerateServer:
                     server.check_key(self.headers.get("Authorization") or "")
                     found = make()
                     if found is None:
-                        raise _Wrong(404, "NotFoundError", f"there is no {self.path}")
+                        raise _Wrong(f"there is no {self.path}", 404, "NotFoundError")
                     status = 200
                 except _Wrong as wrong:
                     status, found = wrong.status, _error(wrong)
@@ -162,7 +162,7 @@ class GenerateServer:
     def check_key(self, authorization: str) -> None:
         """Refuses who does not know the key."""
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode()):
-            raise _Wrong(401, "AuthenticationError", "the API key is wrong")
+            raise _Wrong("the API key is wrong", 401, "AuthenticationError")
 
     def models(self) -> dict[str, Any]:
         """GET /v1/models."""
@@ -179,27 +179,23 @@ class GenerateServer:
         name = body.get("model")
         if name not in (None, self._model):
             raise _Wrong(
+                f"the model {name!r} does not exist; the one that is trained is {self._model!r}",
                 404,
                 "NotFoundError",
-                f"the model {name!r} does not exist; the one that is trained is {self._model!r}",
             )
         ids = self._ids(body, "token_ids")
         if len(ids) >= self._room:
             raise _Wrong(
-                400,
-                "BadRequestError",
-                f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}",
+                f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}"
             )
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict):
-            raise _Wrong(400, "BadRequestError", "sampling_params is no object")
+            raise _Wrong("sampling_params is no object")
         wanted_stops = {*(sampling.get("stop_token_ids") or ())}
         if others := wanted_stops - {*self._renderer.stop_ids()}:
             raise _Wrong(
-                400,
-                "BadRequestError",
                 f"turns end at the tokens {', '.join(map(str, self._renderer.stop_ids()))}, not at "
-                f"{', '.join(map(str, sorted(others)))}; use a renderer of this model",
+                f"{', '.join(map(str, sorted(others)))}; use a renderer of this model"
             )
         asked = {name: value for name, value in sampling.items() if name != "stop_token_ids"}
         turn: Future[Sampled | Failure] = Future()
@@ -207,7 +203,7 @@ class GenerateServer:
         sampled = self._turn(turn)
         if isinstance(sampled, Failure):
             status, kind = _KINDS.get(sampled.cause, (503, "ServiceUnavailableError"))
-            raise _Wrong(status, kind, sampled.message)
+            raise _Wrong(sampled.message, status, kind)
         request = body.get("request_id") or secrets.token_hex(16)
         head = {"request_id": request, "model": self._model, "created": int(time.time())}
         return head | generated(len(ids), sampled)
@@ -239,7 +235,7 @@ class GenerateServer:
                 return turn.result(timeout=_LOOK_EVERY)
             except FutureTimeout:
                 if self._closed.is_set():
-                    raise _Wrong(503, "ServiceUnavailableError", "the run has ended") from None
+                    raise _Wrong("the run has ended", 503, "ServiceUnavailableError") from None
 
     @staticmethod
     def _ids(body: Mapping[str, Any], name: str) -> np.ndarray:
@@ -253,7 +249,7 @@ class GenerateServer:
             )
         )
         if not fine:
-            raise _Wrong(400, "BadRequestError", f"{name} is no list of token ids, one at least")
+            raise _Wrong(f"{name} is no list of token ids, one at least")
         return np.array(given, np.int32)
 
     @staticmethod
@@ -261,7 +257,7 @@ class GenerateServer:
         try:
             ids = render()
         except (TextLost, KeyError, TypeError) as error:
-            raise _Wrong(400, "BadRequestError", str(error)) from None
+            raise _Wrong(str(error)) from None
         return None if ids is None else ids.tolist()
 
 
@@ -301,7 +297,7 @@ def generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
 def _episode(headers: Mapping[str, str]) -> int:
     number = (headers.get(SESSION) or "").partition("-")[0]
     if not number.isdecimal():
-        raise _Wrong(400, "BadRequestError", f"the header {SESSION} names no episode")
+        raise _Wrong(f"the header {SESSION} names no episode")
     return int(number)
 
 

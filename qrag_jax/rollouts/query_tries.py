@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from qrag_jax.environments.episode import Document, Failed
-from qrag_jax.environments.queries import (
+from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.environments.query_writing.state import (
+    BY_PASSAGE,
+    BY_TITLE,
     SEARCHED,
     STOPPED,
     Pool,
@@ -14,9 +17,16 @@ from qrag_jax.environments.queries import (
     Searched,
     grown,
     key_of,
+    normalised_title,
 )
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
 from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.environments.tools.episode import Document, Failed
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 
 
@@ -107,3 +117,131 @@ def state_after(state: QueryState, each: Try, opened: Opened) -> QueryState:
     for document in opened(state, new):
         known[document.id] = document._replace(score=scores[document.id])
     return state.after(tuple(known[name] for name in each.pool))
+
+
+# ---------------------------------------------------------------- questions on a corpus
+
+
+class Lacking(NamedTuple):
+    """A question of which the corpus lacks a gold page."""
+
+    id: str
+    page: str  # title of the first such page, or its whole text if it has none
+
+
+class QueryStates(NamedTuple):
+    """What becomes of questions on a corpus.
+
+    states: of the questions all of whose gold pages are in the corpus, in their order.
+    lacking: the others, which no search could solve.
+    """
+
+    states: list[QueryState]
+    lacking: list[Lacking]
+
+    @property
+    def summary(self) -> str:
+        """One line for the screen; "" if the corpus lacks nothing."""
+        if not self.lacking:
+            return ""
+        count, of = len(self.lacking), len(self.lacking) + len(self.states)
+        return (
+            f"{count} of {of} questions left out, of which the corpus lacks a gold page; the first "
+            f"is {self.lacking[0].page!r} of {self.lacking[0].id}"
+        )
+
+
+def states_on(
+    questions: Sequence[QueryQuestion],
+    corpus: StoredCorpus,
+    by: str,
+    max_missing_share: float = 0.0,
+) -> QueryStates:
+    """The states before the first hop.
+
+    Gold pages are keyed as `environments.query_writing.state.key_of` keys what is found. By title,
+    all passages of a page are its gold passages, and pages of one title are one page. By passage,
+    each gold passage is a page: the one with its id if the data name that, or else with its text.
+
+    Args:
+        by: one of `state.KEYS`.
+        max_missing_share: of the questions, those of which the corpus may lack a gold page.
+    """
+    if not questions:
+        raise InputError(
+            "there is no question to search for; name parts of data that have some in "
+            "config.questions."
+        )
+    pages = [page for each in questions for page in each.gold]
+    _check_known(questions, by)
+    names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)
+    states: list[QueryState] = []
+    lacking: list[Lacking] = []
+    for each in questions:
+        missing = next((page for page in each.gold if page not in names), None)
+        if missing is not None:
+            lacking.append(Lacking(each.id, missing.title or missing.whole))
+            continue
+        gold = tuple(dict.fromkeys(name for page in each.gold for name in names[page]))
+        keys = [normalised_title(page.title) for page in each.gold] if by == BY_TITLE else gold
+        distinct = tuple(dict.fromkeys(keys))
+        states.append(
+            QueryState(
+                each.id,
+                each.question,
+                each.answers,
+                hops=len(distinct),
+                gold_ids=gold,
+                pages=distinct,
+                source=each.source,
+            )
+        )
+    if not states or len(lacking) > max_missing_share * len(questions):
+        raising = f", or raise config.search.max_missing_share, {max_missing_share}"
+        raise InputError(
+            f"the corpus lacks a gold page of {len(lacking)} of {len(questions)} questions (the "
+            f"first is {lacking[0].page!r} of question {lacking[0].id}); give the corpus that they "
+            f"are about in config.search.index{raising if states else ''}."
+        )
+    return QueryStates(states, lacking)
+
+
+def _check_known(questions: Iterable[QueryQuestion], by: str) -> None:
+    for each in questions:
+        for page in each.gold:
+            if by == BY_TITLE and not page.title:
+                raise InputError(
+                    f"a gold page of question {each.id} has no title; set config.search.gold_by to "
+                    f"{BY_PASSAGE!r}."
+                )
+            if by == BY_PASSAGE and not (page.text or page.id):
+                raise InputError(
+                    f"the gold page {page.title!r} of question {each.id} is known by its title "
+                    f"only; set config.search.gold_by to {BY_TITLE!r}."
+                )
+
+
+def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+    """The ids of the passages of each page; all passages are read."""
+    wanted = {page: normalised_title(page.title) for page in pages}
+    names: dict[str, list[str]] = {key: [] for key in wanted.values() if key}
+    for passage in corpus:
+        key = normalised_title(passage.title)
+        if key in names:
+            names[key].append(passage.name)
+    return {page: tuple(names[key]) for page, key in wanted.items() if names.get(key)}
+
+
+def _by_passage(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+    """The id of the passage of each page."""
+    wanted = dict.fromkeys(pages)
+    named = [page.id for page in wanted if page.id]
+    numbers = corpus.numbers(named)
+    there = {name for name, number in zip(named, numbers, strict=True) if number != NONE}
+    by_text = names_of(corpus, (page.whole for page in wanted if not page.id))
+    found: dict[Page, tuple[str, ...]] = {}
+    for page in wanted:
+        name = page.id if page.id in there else by_text.get(page.whole)
+        if name is not None:
+            found[page] = (name,)
+    return found

@@ -8,14 +8,21 @@ read from text. Whatever a model's generation_config.json says of sampling is ov
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
+from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.heads.language_model import LanguageModel
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_sampler import (
     LENGTH,
     STOP,
@@ -27,7 +34,8 @@ from qrag_jax.rollouts.token_sampler import (
 
 Submit = Callable[[Sequence[Request]], Future[list[Outcome]]]
 
-# With these values no field changes the distribution; with others training is refused.
+# With these values no field changes the distribution. vLLM takes those of the model's
+# generation_config.json otherwise.
 _NEUTRAL = {
     "top_p": 1.0,
     "top_k": 0,
@@ -36,10 +44,6 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-_RESHAPING = (
-    *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "use_beam_search"),
-    *("structured_outputs", "response_format", "thinking_token_budget"),
-)
 # vLLM writes this in the place of minus infinity.
 _LEAST = -9999.0
 _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)"
@@ -52,34 +56,18 @@ class ServerSampler:
         submit: `Client.submit`; the client asks again where a failure may pass.
         config: the sampling.
         stop_ids: tokens that end a turn. The model's own end of text does so only if it is one.
-        extra: further fields of the requests, such as `{"priority": 1}`.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        config: SamplingConfig,
-        stop_ids: Sequence[int],
-        *,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, submit: Submit, config: SamplingConfig, stop_ids: Sequence[int]) -> None:
         self.config = config
         self._submit, self._stop_ids = submit, tuple(stop_ids)
-        own = {
+        self._extra = {
+            **_NEUTRAL,
             "return_token_ids": True,
             "stop_token_ids": list(self._stop_ids),
             "ignore_eos": True,
             "skip_special_tokens": False,
         }
-        for name, value in (extra or {}).items():
-            if name in _RESHAPING or value != _NEUTRAL.get(name, value):
-                raise InputError(
-                    f"{name}={value!r} changes the distribution that tokens are drawn from, so the "
-                    "policy's own log-probabilities would be others; train without it."
-                )
-            if name in own:
-                raise InputError(f"{name} is set by the sampler; leave it out of the requests.")
-        self._extra = {**(extra or {}), **_NEUTRAL, **own}
 
     def sample(
         self, model: str, requests: Sequence[SampleRequest]
@@ -91,9 +79,6 @@ class ServerSampler:
         Args:
             model: the name of one version, as `Publisher` published it.
             requests: the turns.
-
-        Raises:
-            ValueError: a context is empty, or has no room for a token behind it.
         """
         return [
             self._one(self._request(model, request, most), most)
@@ -191,3 +176,136 @@ def _problem(answer: Answer, most: int, stop_ids: Sequence[int]) -> str:
             "ignore_eos and stop_token_ids, as vLLM"
         )
     return ""
+
+
+# ---------------------------------------------------------------- is it the trainer's model?
+
+TOLERANCE = 0.1  # nats a token; bfloat16 on both sides makes some hundredths
+_ROUNDING = 1e-3  # nats a token; below it, nothing tells two temperatures apart
+
+
+def check_log_probs(
+    server: np.ndarray,
+    trainer: np.ndarray,
+    trainer_at_one: np.ndarray,
+    *,
+    temperature: float,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
+
+    vLLM gives raw log-probabilities, those at temperature 1, unless it was told otherwise. Where
+    the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
+    taken for raw if they are less than half as far from the trainer's at temperature 1.
+
+    Args:
+        server: `[S]`, as the server gave them.
+        trainer: `[S]`, of the trainer at the temperature of sampling, by the same weights.
+        trainer_at_one: `[S]`, of the trainer at temperature 1.
+        temperature: of sampling.
+        tolerance: the highest mean distance.
+
+    Returns:
+        The mean distance of `server` and `trainer`.
+    """
+    distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
+    if at_one < distance / 2 and distance > _ROUNDING and at_one <= tolerance:
+        raise InputError(
+            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
+            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; start vLLM "
+            "with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)."
+        )
+    if not distance <= tolerance:  # nor NaN
+        raise InputError(
+            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
+            f"more than {tolerance:g}; serve the model's folder that is trained, with its "
+            "tokenizer, and sample by the version that was published last."
+        )
+    return distance
+
+
+def check_adapted(server: np.ndarray, adapted: np.ndarray, plain: np.ndarray) -> None:
+    """Refuses a server that leaves out the adapters that were handed over to it.
+
+    Args:
+        server: `[S]`, as the server gave them.
+        adapted: `[S]`, of the trainer by the same adapters.
+        plain: `[S]`, of the trainer without adapters.
+    """
+    distance, without = _distance(server, adapted), _distance(server, plain)
+    if without < distance / 2 and distance > _ROUNDING:
+        raise InputError(
+            f"the server answers without the adapters that were handed over: it is {distance:.3g} "
+            f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
+            "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
+        )
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).mean())
+
+
+# ---------------------------------------------------------------- the trainer's log-probabilities
+
+_WIDTHS = 64  # rows are as long as a multiple of this: attention on GPUs wants even lengths
+
+
+class _Rows(NamedTuple):
+    """tokens `[B, L]`, lengths `[B]`; place `[B, S]` before each sampled token, target `[B, S]`."""
+
+    tokens: Any
+    lengths: Any
+    place: Any
+    target: Any
+
+
+def turn_log_probs(
+    model: LanguageModel,
+    params: Params | Adapted,
+    turns: Sequence[tuple[np.ndarray, np.ndarray]],
+    temperatures: Sequence[float],
+) -> list[np.ndarray]:
+    """Log-probabilities of sampled tokens, in nats; float32 `[S]` for each temperature.
+
+    Args:
+        params: of the model, stacked; or a base and adapters.
+        turns: the ids before a turn, one at least, and those that were sampled.
+        temperatures: that logits are divided by; 0 is taken for 1, as samplers do.
+
+    Returns:
+        The tokens of all turns, one turn behind the other.
+    """
+    longest = max(len(before) + len(sampled) for before, sampled in turns)
+    width = -(-longest // _WIDTHS) * _WIDTHS
+    most = max(len(sampled) for _, sampled in turns)
+    tokens = np.zeros((len(turns), width), np.int32)
+    lengths = np.zeros(len(turns), np.int32)
+    place, target = (np.zeros((len(turns), most), np.int32) for _ in range(2))
+    for row, (before, sampled) in enumerate(turns):
+        lengths[row] = len(before) + len(sampled)
+        tokens[row, : lengths[row]] = np.concatenate([before, sampled])
+        place[row, : len(sampled)] = np.arange(len(before) - 1, lengths[row] - 1)
+        target[row, : len(sampled)] = sampled
+    is_sampled = np.arange(most)[None] < np.array([len(sampled) for _, sampled in turns])[:, None]
+    scored = jax.jit(partial(_scored, model, tuple(each or 1.0 for each in temperatures)))
+    found = jax.device_get(scored(params, _Rows(tokens, lengths, place, target)))
+    return [np.asarray(each)[is_sampled] for each in found]
+
+
+def _scored(
+    model: LanguageModel,
+    temperatures: Sequence[float],
+    params: Params | Adapted,
+    rows: _Rows,
+) -> list[jax.Array]:
+    """`[B, S]` for each temperature."""
+    whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+    hidden = model.trunk.hidden_states(whole, rows.tokens, rows.lengths)
+    before = jnp.take_along_axis(hidden, rows.place[..., None], axis=1)
+    before = before.reshape(-1, before.shape[-1])
+    found = []
+    for temperature in temperatures:
+        how = Vocabulary(temperature, products=model.trunk.precision.products)
+        scores = token_scores(how, before, model.head(whole), rows.target.reshape(-1))
+        found.append(scores.log_probs.reshape(rows.target.shape))
+    return found

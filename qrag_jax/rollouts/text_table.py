@@ -7,12 +7,13 @@ one CPU device it does not grow with the texts either: the table is a file mappe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,39 +25,17 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.retrieval.tower_rows import Rows
+from qrag_jax.rollouts.block_shapes import blocks_of
+from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
-from qrag_jax.runtime.platform import compiler_options
+from qrag_jax.runtime.platform import Platform, compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
 DIGEST = 16  # bytes of a text's digest
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
-
-
-class Mapped(Protocol):
-    """A table on disk, mapped into memory (`runtime.embedding_files`)."""
-
-    rows: np.ndarray  # [N, D] float32
-
-    def reserve(self, count: int) -> None:
-        """Makes `rows` this long."""
-
-    def put(self, start: int, embeddings: np.ndarray) -> None:
-        """Writes the embeddings `[n, D]`, from row `start` on."""
-
-
-class Store(Protocol):
-    """Keeps embeddings between processes (`runtime.embedding_files`)."""
-
-    def table(self) -> Mapped:
-        """An empty table on disk."""
-
-    def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """The stored embeddings, part by part: digests of texts, and embeddings `[n, D]`."""
-
-    def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        """Keeps the embeddings `[n, D]`, float32, of the texts with these digests."""
 
 
 @dataclasses.dataclass
@@ -155,7 +134,7 @@ class TextTable:
         params: Params,
         *,
         row_tokens: int,
-        store: Store | None = None,
+        store: EmbeddingFiles | None = None,
     ) -> None:
         self.counts = Counts()
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
@@ -269,3 +248,87 @@ def _double(table: jax.Array) -> jax.Array:
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()
+
+
+# ---------------------------------------------------------------- one tower, a few rows at a time
+
+TOWER_GROUP = 512  # rows embedded by one call
+# Questions alone are much shorter than states: with blocks of their own they are embedded in a
+# third of the time. Rows of up to `SHORT` tokens have these.
+SHORT = 64
+_LENGTHS = 2  # of rows in a block; every size has all of them, and each pair is compiled
+_SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a large one
+
+
+class _Program(NamedTuple):
+    """Embeds rows of more than `shorter` and at most `longest` tokens."""
+
+    shorter: int
+    longest: int
+    embed: Embed
+
+
+class MeshTower:
+    """One tower, as `retrieval.tower_rows.RowEncoder`.
+
+    Rows are packed into blocks and split over the mesh. There is a program for short rows and one
+    for all others; each is compiled at its first call and never again.
+
+    Args:
+        shardings: where the parameters live.
+        params: of towers stacked on axis 0, or of one tower.
+        number: the tower's index on that axis; None: there is one tower.
+        row_tokens: length of the longest row, special tokens counted.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shardings: Params,
+        encoder: TextEncoder,
+        params: Params,
+        *,
+        number: int | None,
+        row_tokens: int,
+    ) -> None:
+        platform = Platform.of(mesh)
+
+        def program(shorter: int, longest: int, sizes: int) -> Embed:
+            """For rows of more than `shorter` tokens, all lengths as likely."""
+            wanted = np.arange(longest + 1) > shorter
+            blocks = blocks_of(wanted, _LENGTHS, platform=platform, sizes=sizes)
+            return make_embed(mesh, shardings, encoder, blocks, number)
+
+        short = min(SHORT, row_tokens)
+        self._programs = [_Program(0, short, program(0, short, _SHORT_SIZES))]
+        if row_tokens > short:
+            self._programs.append(_Program(short, row_tokens, program(short, row_tokens, _SIZES)))
+        self._encoder, self._params = encoder, params
+        self._row_tokens, self._devices = row_tokens, mesh.size
+
+    def with_params(self, params: Params) -> MeshTower:
+        """The same programs with other parameters."""
+        other = copy.copy(self)
+        other._params = params
+        return other
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """float32 `[rows, width]`.
+
+        Raises:
+            ValueError: a row is longer than `row_tokens`.
+        """
+        lengths = np.array([len(row) for row in rows], np.int64)
+        if len(rows) and lengths.max() > self._row_tokens:
+            longest = lengths.max()
+            raise ValueError(f"a row of {longest} tokens is longer than {self._row_tokens}")
+        found = np.zeros((len(rows), self._encoder.width), np.float32)
+        for program in self._programs:
+            (places,) = np.nonzero((lengths > program.shorter) & (lengths <= program.longest))
+            for first in range(0, len(places), TOWER_GROUP):
+                part = places[first : first + TOWER_GROUP]
+                shape = (TOWER_GROUP, program.longest)
+                own = laid_out([rows[i] for i in part], shape, self._devices, self._encoder.pad_id)
+                embedded = program.embed(self._params, own.tokens, own.lengths)
+                found[part] = np.asarray(embedded)[own.places]
+        return found

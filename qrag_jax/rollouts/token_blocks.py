@@ -6,15 +6,17 @@ must run through the same number of blocks, which is known here, before anything
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.models.compute.sharing import RowLengths
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
 _ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
@@ -46,7 +48,9 @@ class BlockShape(NamedTuple):
     own: int = 0
 
 
-class TokenBlocks(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenBlocks:
     """B blocks; device d of D has those from d·B/D on.
 
     Attributes:
@@ -60,7 +64,7 @@ class TokenBlocks(NamedTuple):
         sampler: float32 `[B, S]`, its log-probability by the sampler.
         episode: int32 `[B, S]`, its episode.
         row: int32 `[B, S]`, its row in the block.
-        room: bool `[B, L, P, O, 0]`: nothing, but its shape tells a compiled program these.
+        longest: of the rows; a program is compiled for it.
     """
 
     tokens: jax.Array
@@ -73,7 +77,7 @@ class TokenBlocks(NamedTuple):
     sampler: jax.Array
     episode: jax.Array
     row: jax.Array
-    room: jax.Array
+    longest: RowLengths = dataclasses.field(metadata={"static": True})
 
 
 class _Row(NamedTuple):
@@ -298,7 +302,7 @@ def _fitting(rows: list[_Row], shared: int, shape: BlockShape, block: list[_Piec
 
 def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenBlocks:
     nothing = len(batch.scored)
-    made: dict[str, np.ndarray] = dict(
+    made: dict[str, Any] = dict(
         tokens=np.zeros(shape.tokens, np.int32),
         shared=np.zeros(shape.groups, np.int32),
         lengths=np.zeros(shape.groups * shape.members, np.int32),
@@ -309,7 +313,6 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
         sampler=np.zeros(shape.sampled, np.float32),
         episode=np.full(shape.sampled, nothing, np.int32),
         row=np.zeros(shape.sampled, np.int32),
-        room=np.zeros((shape.length, shape.prompt, shape.own, 0), bool),
     )
     start = filled = 0
     for group, piece in enumerate(pieces):
@@ -336,7 +339,7 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
             made["episode"][part] = batch.episode[row]
             made["row"][part] = number
             filled, start = filled + len(at), own.stop
-    return TokenBlocks(**made)  # type: ignore[arg-type]
+    return TokenBlocks(**made, longest=RowLengths(shape.length, shape.prompt, shape.own))
 
 
 def _rung(number: int, steps: int, multiple: int = _MULTIPLE) -> int:

@@ -10,15 +10,18 @@ it. A server is asked for each turn at once. Searches that wait are one batch, i
 from __future__ import annotations
 
 import dataclasses
-import queue
-from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
-from qrag_jax.environments.episode import (
+from qrag_jax.environments.query_rewriting.task import Rewritten
+from qrag_jax.environments.query_writing.state import Searched
+from qrag_jax.environments.tools.episode import (
     Agent,
     Closed,
     Document,
@@ -26,7 +29,6 @@ from qrag_jax.environments.episode import (
     Failed,
     Look,
     Open,
-    Play,
     Reply,
     Said,
     Speak,
@@ -34,14 +36,22 @@ from qrag_jax.environments.episode import (
     ToolTask,
 )
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.llm import Checks, FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import Scaffold
-from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.draw_keys import key_within
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_sampler import LENGTH, Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment, Turn
-
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    TRUNCATED,
+    Segment,
+    Turn,
+    segments_from_json,
+    segments_to_json,
+)
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.typed_json import made
 
 
 class Sampler(Protocol):
@@ -129,23 +139,6 @@ class TokenEpisode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-@dataclasses.dataclass
-class TokenCounts:
-    """What the episodes needed.
-
-    Attributes:
-        turns: turns that were sampled.
-        batches: calls of the sampler; one for each turn where it is a server.
-        searches: searches that were done.
-        failed: episodes that failed, attempts that were repeated among them.
-    """
-
-    turns: int = 0
-    batches: int = 0
-    searches: int = 0
-    failed: int = 0
-
-
 class TokenRollout:
     """Plays the episodes of an agent with tools.
 
@@ -171,7 +164,7 @@ class TokenRollout:
         stop: Checks,
         attempts: int = 2,
     ) -> None:
-        self.counts = TokenCounts()
+        self.counts = Counts()
         self._agent, self._sampler, self._library = agent, sampler, library
         self._speech, self._stop, self._attempts = speech, stop, attempts
 
@@ -183,31 +176,18 @@ class TokenRollout:
         """
         with ThreadPoolExecutor(1, thread_name_prefix="search") as thread:
             course = _Course(self, thread)
-            try:
-                return course.run(starts)
-            finally:
-                course.close()
+            return [each.episode for each in course.run(starts)]
 
 
-class _Playing:
-    """One episode while it is played."""
+class _Episode(Playing):
+    """One episode, with its messages and ids."""
 
     def __init__(self, start: TokenStart, agent: Agent, attempt: int) -> None:
-        self.start, self.attempt = start, attempt
-        self.ended: Ended | None = None
+        super().__init__(start, agent, attempt)
         self.segments: list[list[Turn]] = []
-        self._play: Play = agent.play(start.task)
         self._talk: list[tuple[str, str]] = []  # all messages so far
         self._before: list[np.ndarray] = []  # the ids of the segment so far
         self._observed = np.zeros(0, np.int32)  # those that the next turn answers
-
-    def advance(self, reply: Reply, *, first: bool) -> Step | None:
-        """What it asks for next; None: it has ended."""
-        try:
-            return next(self._play) if first else self._play.send(reply)
-        except StopIteration as end:
-            self.ended = end.value
-            return None
 
     def request(self, step: Speak, speech: Speech) -> SampleRequest | None:
         """What is sampled next; None: there is no room for a turn."""
@@ -253,77 +233,67 @@ class _Playing:
         return TokenEpisode(self.ended, segments, self.attempt)
 
 
-class _Course:
+class _Course(Schedule):
     """Plays one list of episodes."""
 
     def __init__(self, rollout: TokenRollout, thread: ThreadPoolExecutor) -> None:
-        self._agent, self._sampler = rollout._agent, rollout._sampler
-        self._library, self._speech = rollout._library, rollout._speech
-        self._stop, self._attempts = rollout._stop, rollout._attempts
-        self._counts, self._thread = rollout.counts, thread
-        self._arrived: queue.SimpleQueue[Hashable] = queue.SimpleQueue()
-        self._flying: dict[Hashable, tuple[list[_Playing], Future[Any]]] = {}
-        self._ready: deque[tuple[_Playing, Reply, bool]] = deque()
-        self._speaking: list[tuple[_Playing, SampleRequest]] = []
-        self._looking: list[tuple[_Playing, Look | Open]] = []
+        def begin(start: TokenStart, attempt: int) -> _Episode:
+            return _Episode(start, rollout._agent, attempt)
 
-    def run(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-        """Plays them to their ends."""
-        playing = [_Playing(start, self._agent, 1) for start in starts]
-        place = {id(each): number for number, each in enumerate(playing)}
-        self._ready.extend((each, None, True) for each in playing)
-        while self._ready or self._speaking or self._looking or self._flying:
-            self._stop.check()
-            while self._ready:
-                each, reply, first = self._ready.popleft()
-                again = self._advance(each, reply, first=first)
-                if again is not None:
-                    number = place.pop(id(each))
-                    playing[number], place[id(again)] = again, number
-                    self._ready.append((again, None, True))
+        super().__init__(begin, Failed, rollout._attempts, rollout.counts, rollout._stop)
+        self._sampler, self._library = rollout._sampler, rollout._library
+        self._speech, self._thread = rollout._speech, thread
+        self._speaking: list[tuple[_Episode, SampleRequest]] = []
+        self._looking: list[tuple[_Episode, Look | Open]] = []
+
+    def take(self, playing: _Episode, step: Step) -> None:
+        """See `Schedule`."""
+        if not isinstance(step, Speak):
+            self._looking.append((playing, step))
+            return
+        request = playing.request(step, self._speech)
+        if request is None:
+            self.reply(playing, Said("", "length"))
+        else:
+            self._speaking.append((playing, request))
+
+    def waits(self) -> bool:
+        """See `Schedule`."""
+        return bool(self._speaking or self._looking)
+
+    def dispatch(self) -> float:
+        """Searches; samples, in rounds where no episode can go on without."""
+        if self._looking:
             self._search()
-            if self._speaking and not (self._sampler.in_rounds and self._flying):
-                self._sample()
-            self._collect()
-        return [each.episode for each in playing]
-
-    def close(self) -> None:
-        """Cancels what is in flight."""
-        for _, future in self._flying.values():
-            future.cancel()
-
-    def _advance(self, each: _Playing, reply: Reply, *, first: bool) -> _Playing | None:
-        """Goes on with an episode; returns the one that takes its place if it is repeated."""
-        step = each.advance(reply, first=first)
-        if isinstance(step, Speak):
-            request = each.request(step, self._speech)
-            if request is None:
-                self._ready.append((each, Said("", "length"), False))
-            else:
-                self._speaking.append((each, request))
-        elif isinstance(step, Look | Open):
-            self._looking.append((each, step))
-        elif isinstance(each.ended, Failed):
-            self._counts.failed += 1
-            if each.attempt < self._attempts:
-                return _Playing(each.start, self._agent, each.attempt + 1)
-        return None
+        if self._speaking and not (self._sampler.in_rounds and self.flies):
+            self._sample()
+        return LOOK_EVERY
 
     def _sample(self) -> None:
         waiting, self._speaking = self._speaking, []
         futures = self._sampler.submit([request for _, request in waiting])
-        self._counts.turns += len(waiting)
-        self._counts.batches += 1 if self._sampler.in_rounds else len(waiting)
+        self.counts.turns += len(waiting)
+        self.counts.batches += 1 if self._sampler.in_rounds else len(waiting)
         for (each, _), future in zip(waiting, futures, strict=True):
-            self._fly([each], future)
+            self.fly(future, partial(self._hear, each))
+
+    def _hear(self, playing: _Episode, sampled: Sampled | Failure) -> None:
+        if isinstance(sampled, Failure):
+            self.reply(playing, sampled)
+        else:
+            said = playing.take(sampled, self._speech, self._sampler.version)
+            self.reply(playing, said)
 
     def _search(self) -> None:
-        if not self._looking:
-            return
         waiting, self._looking = self._looking, []
         steps = [(each.start.task, step) for each, step in waiting]
-        self._counts.searches += len(waiting)
-        self._fly([each for each, _ in waiting], self._thread.submit(self._found, steps))
+        self.counts.searches += len(waiting)
+
+        def arrived(found: list[Reply]) -> None:
+            for (each, _), one in zip(waiting, found, strict=True):
+                self.reply(each, one)
+
+        self.fly(self._thread.submit(self._found, steps), arrived)
 
     def _found(self, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
         """In the thread: what the tools give."""
@@ -334,31 +304,6 @@ class _Course:
             for task, step in steps
         ]
 
-    def _fly(self, waiting: list[_Playing], future: Future[Any]) -> None:
-        name = object()
-        self._flying[name] = waiting, future
-        future.add_done_callback(lambda _: self._arrived.put(name))
-
-    def _collect(self) -> None:
-        """Takes all that has arrived; waits a little if nothing has."""
-        wait = bool(self._flying) and not self._ready
-        while True:
-            try:
-                name = self._arrived.get(wait, _LOOK_EVERY)
-            except queue.Empty:
-                return
-            wait = False
-            waiting, future = self._flying.pop(name)
-            result = future.result()
-            if isinstance(result, Sampled):
-                (each,) = waiting
-                said = each.take(result, self._speech, self._sampler.version)
-                self._ready.append((each, said, False))
-            elif isinstance(result, Failure):
-                self._ready.append((waiting[0], result, False))
-            else:
-                self._ready.extend((each, one, False) for each, one in zip(waiting, result))
-
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
     """What is logged of an episode."""
@@ -366,3 +311,90 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
     if isinstance(ended, Closed):
         return found | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
     return found | {"message": ended.message}
+
+
+# ---------------------------------------------------------------- episodes of all hosts
+# Documents that episodes have found stand in a table, each once: many episodes find the same ones.
+
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Rewritten, Searched)}
+_FOUND = "found"  # the field that has documents
+
+
+def to_text(episodes: Iterable[TokenEpisode]) -> str:
+    """Episodes as JSON; `from_text` reads them, to the last bit."""
+    table = dict[Document, int]()  # a document without its score → its number
+
+    def number(document: Document) -> tuple[int, float]:
+        return table.setdefault(document._replace(score=0.0), len(table)), document.score
+
+    rows = [
+        {
+            "kind": type(each.ended).__name__,
+            "ended": _fields(each.ended, number),
+            "segments": segments_to_json(each.segments),
+            "attempts": each.attempts,
+        }
+        for each in episodes
+    ]
+    return json.dumps({"documents": [each._asdict() for each in table], "episodes": rows})
+
+
+def from_text(text: str) -> list[TokenEpisode]:
+    """Reads what `to_text` gave."""
+    whole = json.loads(text)
+    documents = [Document(**each) for each in whole["documents"]]
+    return [
+        TokenEpisode(
+            _ended(row["kind"], row["ended"], documents),
+            segments_from_json(row["segments"]),
+            row["attempts"],
+        )
+        for row in whole["episodes"]
+    ]
+
+
+def _fields(ended: Ended, number: Callable[[Document], tuple[int, float]]) -> dict[str, Any]:
+    found = getattr(ended, _FOUND, None)
+    fields = {
+        field.name: getattr(ended, field.name)
+        for field in dataclasses.fields(ended)
+        if field.name != _FOUND
+    }
+    fields["tally"] = dataclasses.asdict(ended.tally)
+    return fields if found is None else fields | {_FOUND: [number(each) for each in found]}
+
+
+def _ended(kind: str, fields: Mapping[str, Any], documents: Sequence[Document]) -> Ended:
+    given = {name: value for name, value in fields.items() if name != _FOUND}
+    ended: Ended = made(_KINDS[kind], given)
+    if not isinstance(ended, Rewritten | Searched):
+        return ended
+    found = tuple(documents[n]._replace(score=score) for n, score in fields[_FOUND])
+    return dataclasses.replace(ended, found=found)
+
+
+def played_by_all(
+    starts: Sequence[TokenStart], play: Callable[[Sequence[TokenStart]], list[TokenEpisode]]
+) -> list[TokenEpisode]:
+    """The episodes of these starts, in their order; all hosts call this together with the same.
+
+    Args:
+        play: plays episodes on this host alone; an episode does not depend on the others.
+
+    Raises:
+        Stopped: the run is told to stop, on this host or another.
+        FeedbackLost: too many episodes of a host fail.
+    """
+    count, index = jax.process_count(), jax.process_index()
+    if count == 1:
+        return play(starts)
+    failure: Exception | None = None
+    own = list[TokenEpisode]()
+    try:
+        # Neighbours stay together: those of a group have one prompt, which is read once.
+        part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
+        own = play(part) if part else []
+    except (Stopped, FeedbackLost) as why:
+        failure = why
+    hosts.fail_together(failure, FeedbackLost)
+    return [each for text in hosts.texts_of_each(to_text(own)) for each in from_text(text)]

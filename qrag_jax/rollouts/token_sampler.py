@@ -10,7 +10,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError, check_known
 
-STOP, LENGTH = FINISHES = ("stop", "length")
+STOP, LENGTH = "stop", "length"
 DEVICE, SERVER = ENGINES = ("device", "server")
 
 
@@ -44,17 +44,7 @@ class Sampled(NamedTuple):
 
 
 def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:
-    """How many tokens each turn may have: as many as asked for that fit behind its context.
-
-    Raises:
-        ValueError: a context is empty, or has no room for a token behind it.
-    """
-    for number, request in enumerate(requests):
-        if not 0 < len(request.ids) < room:
-            raise ValueError(
-                f"request {number} has {len(request.ids)} tokens; there is room for 1 to "
-                f"{room - 1} and one behind them"
-            )
+    """How many tokens each turn may have: as many as asked for that fit behind its context."""
     return [min(request.most, room - len(request.ids)) for request in requests]
 
 

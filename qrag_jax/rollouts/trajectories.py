@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_sampler import FINISHES
 
 DONE, TRUNCATED = "done", "truncated"
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
@@ -37,14 +35,6 @@ class Turn:
     log_probs: np.ndarray
     finish: str
     version: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.sampled) != len(self.log_probs):
-            raise ValueError(
-                f"a turn has {len(self.sampled)} tokens and {len(self.log_probs)} log-probabilities"
-            )
-        if self.finish not in FINISHES:
-            raise ValueError(f"a turn ends by {' or '.join(FINISHES)}, not {self.finish!r}")
 
 
 Segment = tuple[Turn, ...]
@@ -136,6 +126,38 @@ class TokenTrajectory:
         return cls(**{**saved, "segments": segments_from_json(saved["segments"])})
 
 
+class TokenBatch(NamedTuple):
+    """The episodes of a batch as rows of tokens, on the host: R rows of up to L tokens.
+
+    An episode whose context was rewritten has several rows. Those of a group are neighbours: group
+    g has the episodes g·G to (g + 1)·G - 1. Masks at place t speak of token t, whose
+    log-probability comes from the hidden state at t - 1.
+
+    Attributes:
+        tokens: int32 `[R, L]`.
+        lengths: int32 `[R]`; attention sees tokens by length, whatever their ids are.
+        log_prob_mask: bool `[R, L]`, the sampled tokens.
+        loss_mask: bool `[R, L]`, those that train: not of failed or truncated episodes.
+        sampler_log_probs: float32 `[R, L]`, as the sampler drew them.
+        episode: int32 `[R]`, number of the row's episode; N for a row that is padding.
+        leader: int32 `[R]`, the row whose first tokens this row begins with, too; itself if none.
+        shared: int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader.
+        rewards: float32 `[N, K]`, the parts of each episode's reward.
+        scored: bool `[N]`, whether it has any.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    log_prob_mask: np.ndarray
+    loss_mask: np.ndarray
+    sampler_log_probs: np.ndarray
+    episode: np.ndarray
+    leader: np.ndarray
+    shared: np.ndarray
+    rewards: np.ndarray
+    scored: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchRules:
     """How trajectories become rows.
@@ -167,19 +189,11 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
 
     Args:
         trajectories: group by group; the members of a group have one question.
-
-    Raises:
-        ValueError: groups are not whole, a group has two questions, or a row is too long.
     """
-    if len(trajectories) % rules.members:
-        raise ValueError(f"{len(trajectories)} episodes are no groups of {rules.members}")
     rows: list[_Row] = []
     scored = np.zeros(len(trajectories), bool)
     rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
     for number, each in enumerate(trajectories):
-        first = trajectories[number // rules.members * rules.members]
-        if each.question != first.question:
-            raise ValueError(f"episode {number} has another question than others of its group")
         is_masked = each.status == TRUNCATED and rules.truncated == MASKED
         scored[number] = not each.failed and not is_masked
         if scored[number]:

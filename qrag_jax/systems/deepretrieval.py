@@ -53,8 +53,10 @@ from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
 from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.experience import Experience, QuestionOrder
+from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -411,7 +413,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         if step < self.config.first_steps:
             return self.episodes.imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]

@@ -37,6 +37,8 @@ from qrag_jax.environments.query_rewriting.styles import draw_rewriting
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.feedback.rewrite import RewriteReward
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel
@@ -45,7 +47,7 @@ from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun

@@ -36,6 +36,10 @@ from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.config import NONE
+from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
+from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow

@@ -12,21 +12,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
+from qrag_jax.environments.tools.episode import Agent, Failed, ToolTask
+from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.episode_texts import played_by_all
-from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Sampler,
     Speech,
-    TokenCounts,
     TokenEpisode,
     TokenRollout,
     TokenStart,
+    played_by_all,
 )
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
@@ -178,7 +178,7 @@ class EpisodePlayer:
             advice: what to do if playing again is in vain; `{section}` is that of the config.
         """
         most, advice = self._rules.max_failed_share, advice.format(section=self.section)
-        return Patience(most, stop, log, broken=broken, advice=advice)
+        return Patience(most, stop, log, advice, broken)
 
     @property
     def _rules(self) -> Any:

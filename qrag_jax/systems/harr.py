@@ -20,11 +20,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Agent, Task
+from qrag_jax.environments.rag.episode import Agent, Broken, Task
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.service import leave_room
+from qrag_jax.feedback.llm import Checks, Patience, leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -32,24 +33,24 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.agents import AgentRollout, Checks, Counts, Episode, Start
-from qrag_jax.rollouts.block_rounds import even_rounds
-from qrag_jax.rollouts.block_shapes import choose_row_blocks
-from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.hop_batch import (
+from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, Start
+from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
+from qrag_jax.rollouts.pool_search import (
+    Ask,
+    Found,
     HopBatch,
     HopShape,
+    PoolSearch,
+    QueryRows,
     Rewarded,
     batch_shapes,
     hop_batch,
     restored,
     saved,
 )
-from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.rollouts.patient_play import ADVICE, Patience
-from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
+from qrag_jax.rollouts.schedule import Counts, draw_keys
+from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
@@ -125,10 +126,8 @@ class HarrPlayer:
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
         share = self.config.agent.max_broken_share
         advice = ADVICE + (self.models.kept if self.models is not None else "")
-        patience = Patience(share, self.watch(stop), log, advice=advice)
-        episodes = patience.play(starts, rollout.play)
-        self.counts.add(rollout.counts)
-        return episodes
+        patience = Patience(share, self.watch(stop), log, advice, Broken, HOPELESS)
+        return patience.play(starts, rollout.play)
 
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """What plays episodes by these parameters, once each."""
@@ -140,7 +139,10 @@ class HarrPlayer:
 
         model = None if self.models is None else self.models.agents_own
         watch = self.watch(stop)
-        return AgentRollout(self._agent, one_at_a_time, model, self.config.agent.play, watch)
+        play = self.config.agent.play
+        rollout = AgentRollout(self._agent, one_at_a_time, model, play, watch)
+        rollout.counts = self.counts
+        return rollout
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the language model was given up."""
@@ -425,7 +427,7 @@ class Harr:
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
-        """Plays the groups of these questions; see `agent_experience.Playing`."""
+        """Plays the groups of these questions; see `experience.Playing`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
@@ -448,7 +450,7 @@ class Harr:
     def _counted(self) -> dict[str, float]:
         """Of all hosts."""
         counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}
-        own = np.array([counts.searches, counts.batches, counts.broken], np.float64)
+        own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
         return asked | {
             "searches_per_batch": searches / max(batches, 1),

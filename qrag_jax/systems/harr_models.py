@@ -17,12 +17,19 @@ from qrag_jax.environments.rag.scripted import PATH, OwnAgent, Scripted
 from qrag_jax.environments.rag.search_r1 import SearchR1
 from qrag_jax.environments.rag.trail import Reader
 from qrag_jax.errors import InputError
-from qrag_jax.feedback import rag_judging
-from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
-from qrag_jax.feedback.rag import LLM, OF_HOPS, RELEVANCE, Gold, Mixture, Scored
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.rag import (
+    LLM,
+    OF_HOPS,
+    RELEVANCE,
+    Gold,
+    Mixture,
+    Scored,
+    judged_answer,
+    mean_score,
+    reranked_passages,
+)
 from qrag_jax.llm.outcomes import Outcome, Request
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
@@ -36,9 +43,8 @@ from qrag_jax.llm.text.generation import (
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.protocol import Corpus
-from qrag_jax.rollouts.agents import Asks, Checks, Episode
-from qrag_jax.rollouts.hop_batch import Rewarded
-from qrag_jax.rollouts.pool_search import Drawn
+from qrag_jax.rollouts.agents import Asks, Episode
+from qrag_jax.rollouts.pool_search import Drawn, Rewarded
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.harr_config import (
@@ -129,7 +135,7 @@ class AgentRewards:
             for gold, each in zip(golds, episodes, strict=True)
         ]
         return [
-            None if outcome is None else rag_judging.correctness(outcome, judge.generation)
+            None if outcome is None else verdict_of(outcome, judge.generation)
             for outcome in _asked(judge.model, requests, watch)
         ]
 
@@ -146,12 +152,12 @@ class AgentRewards:
             for each in episodes
         ]
         requests: list[Request | None] = [
-            rag_judging.relevance_request(hop.sub_query, self._seen(drawn))
+            reranked_passages(hop.sub_query, self._seen(drawn))
             for own in searches
             for hop, drawn in own
         ]
         outcomes: Iterator[Any] = iter(_asked(self.reranker, requests, watch))
-        return [tuple(rag_judging.relevance(next(outcomes)) for _ in own) for own in searches]
+        return [tuple(mean_score(next(outcomes)) for _ in own) for own in searches]
 
     def _seen(self, drawn: Drawn) -> list[Seen]:
         """The passages that the agent read."""
@@ -281,23 +287,11 @@ class HarrModels:
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return _Watch(stop, self._open.lost) if self._open is not None else stop
+        return Watch(stop, self._open.lost) if self._open is not None else stop
 
     def counts(self) -> dict[str, float]:
         """Of the language model's clients, as metrics; all hosts call this together."""
         return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    stop: StopSignal
-    lost: Callable[[], str]
-
-    def check(self) -> None:
-        """See `StopSignal.check`."""
-        self.stop.check()
-        if why := self.lost():
-            raise FeedbackLost(why)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from qrag_jax.environments.episode import Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
-from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.llm import Unscored
 from qrag_jax.learners import placement
 from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, paired_interval
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
@@ -38,6 +38,7 @@ from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key

@@ -16,7 +16,7 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.exported import chunk_digest, form_of, read_rows
 from qrag_jax.retrieval.tower_rows import Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
-from qrag_jax.rollouts.mesh_tower import MeshTower
+from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig

@@ -21,6 +21,8 @@ from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores, logged
 from qrag_jax.feedback.pool_scores import PoolScores
+from qrag_jax.evaluators.query_scores import QueryScores
+from qrag_jax.feedback.tries import PoolScores
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import make_preference_update

@@ -34,6 +34,10 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
+from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.rollouts.libraries import CorpusLibrary
+from qrag_jax.rollouts.query_tries import states_on
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache

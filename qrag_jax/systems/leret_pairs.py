@@ -31,17 +31,27 @@ from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.query_writing.styles import draw_renamed
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
-from qrag_jax.feedback.preference_pairs import StatePairs, pairs_of
+from qrag_jax.feedback.pairs import (
+    StatePairs,
+    check_found,
+    check_pairs,
+    credited,
+    pairs_of,
+    report_of,
+)
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text import prompts
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.rollouts.experience import QuestionOrder
+from qrag_jax.rollouts.libraries import CorpusLibrary
+from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
@@ -50,6 +60,7 @@ from qrag_jax.rollouts.trajectories import (
     SCORED,
     BatchRules,
     Segment,
+    TokenBatch,
     TokenTrajectory,
     Turn,
     token_batch,
@@ -88,7 +99,6 @@ class PairLesson(NamedTuple):
 
     better: Segment
     worse: Segment
-    weight: float
     question: int
 
 
@@ -160,7 +170,7 @@ def _longest(
         opening = speech.scaffold.opening(prompt.messages(shown[at].asked_by(0)))
         if len(opening) + len(longest.sampled) <= speech.room:
             turn = (_turn(opening, longest),)
-            found.append(PairLesson(turn, turn, 1.0, at.question))
+            found.append(PairLesson(turn, turn, at.question))
     return found
 
 
@@ -274,7 +284,7 @@ class LessonExperience:
         opening = np.zeros(room - len(query), np.int32)
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
         if kind == PREFERENCE:
-            pairs = pairs_batch([PairLesson(segment, segment, 1.0, 0)] * count, room)
+            pairs = pairs_batch([PairLesson(segment, segment, 0)] * count, room)
             zeros, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
             shape = self._shape_of(kind, pairs)
             return pair_episodes(self.policies[kind], pairs, shape, zeros, ones)
@@ -327,7 +337,7 @@ class LessonExperience:
             pairs_batch(chosen, self.config.sampling.room),
             self._shape_of_pairs(stage, lessons),
             reference,
-            np.array([pair.weight for pair in chosen], np.float32),
+            np.ones(len(chosen), np.float32),
         )
         return put_whole(episodes, pair_shardings(self.mesh))
 

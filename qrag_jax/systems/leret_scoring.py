@@ -23,6 +23,8 @@ from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
+from qrag_jax.feedback.pairs import credited, pairs_of
+from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched

@@ -38,14 +38,15 @@ from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QuerySt
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
-from qrag_jax.feedback.next_states import choose
-from qrag_jax.feedback.pool_scores import AP
-from qrag_jax.feedback.tries import StateKey, Try, TryKey
+from qrag_jax.feedback.pairs import choose
+from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal

@@ -20,7 +20,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts, read_inputs
@@ -29,9 +28,9 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.rollouts.text_table import Embed, make_embed
+from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
 from qrag_jax.runtime import retriever_config
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
@@ -263,14 +262,13 @@ class PassageEncoder:
         Args:
             lengths: tokens of typical rows, for which blocks are chosen.
         """
-        on_cpu, config = Platform.of(self.mesh).on_cpu, self.blocks
-        usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
-        blocks = choose_blocks(
+        config = self.blocks
+        blocks = blocks_of(
             np.bincount(lengths, minlength=self.row_tokens + 1),
-            config.block_tokens or usual,
             config.length_buckets,
-            config.block_sizes,
-            multiples=(8,) if on_cpu else (64, 8),
+            platform=Platform.of(self.mesh),
+            sizes=config.block_sizes,
+            tokens=config.block_tokens,
         )
         return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
 

@@ -25,7 +25,7 @@ from qrag_jax.retrieval.opening import (
     IndexAt,
 )
 from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.retriever import LoadSettings, Retriever

@@ -17,15 +17,12 @@ from qrag_jax.data.episodes import training_batches
 from qrag_jax.data.sample import OF_VALUES
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
-from qrag_jax.feedback.answer_labels import NEEDED
-from qrag_jax.feedback.deferred_reward import DeferredReward
-from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, fact_feedback
-from qrag_jax.feedback.language_model import ModelReward
-from qrag_jax.feedback.own_reward import OwnReward, open_own
-from qrag_jax.feedback.service import (
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, NEEDED, fact_feedback
+from qrag_jax.feedback.llm import (
+    DeferredReward,
+    ModelReward,
     PendingService,
     Rewards,
-    ServiceConfig,
     leave_room,
     open_service,
 )
@@ -42,6 +39,13 @@ from qrag_jax.learners.two_towers import (
 from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.feedback.own import OwnReward, open_own
+from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
+from qrag_jax.learners.step import make_step, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.llm.server.opening import Place
+from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
+from qrag_jax.rollouts.chunks import Actor, widths_of
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.device_memory import FirstCalls
@@ -89,9 +93,15 @@ def open_system(
         service = None
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
             # The server starts while the data and the encoder are read.
-            never, kept = config.env.never_terminate, config.data.cache_folder
-            asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
-            service = stack.enter_context(open_service(asked, run.workdir, log))
+            asked = open_service(
+                config.reward,
+                config.llm,
+                Place(run.workdir, config.data.cache_folder, jax.process_index()),
+                log,
+                never_terminate=config.env.never_terminate,
+                seed=config.seed,
+            )
+            service = stack.enter_context(asked)
         elif isinstance(config.reward, OwnReward):
             never = config.env.never_terminate
             own = open_own(config.reward, never_terminate=never, log=log)
@@ -162,7 +172,7 @@ class QRag:
         def by_rewards(goes_on: bool) -> Experience:
             pending = run.progress.pending if goes_on else ()
             if self._rewards is None:
-                return Fused(batches(PQN, goes_on), pending)
+                return Fused(batches(PQN, goes_on))
             assert isinstance(config.reward, DeferredReward)
             staleness, samples = config.reward.staleness, inputs.train_samples
             asking = Asking(self._rewards, samples, staleness, config.train.steps)
@@ -232,7 +242,8 @@ class QRag:
         # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
         together = questions * actor.encoder.module.group.tensor // self.mesh.size
         lengths = draw_lengths(actor, inputs.shape, stores, together)
-        return loop_rounds(actor.block_shapes, widths_of(actor, inputs.shape), lengths)
+        widths = widths_of(actor.config, actor.encoder, inputs.shape)
+        return loop_rounds(actor.block_shapes, widths, lengths)
 
     @cached_property
     def towers(self) -> TwoTowers:

@@ -24,6 +24,10 @@ from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH, FactRe
 from qrag_jax.feedback.language_model import METRICS, ModelReward
 from qrag_jax.feedback.own_reward import OWN, OwnReward
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
+from qrag_jax.feedback.llm import METRICS, DeferredReward, ModelReward
+from qrag_jax.feedback.own import OWN, OwnReward
+from qrag_jax.learners.imitation import ImitateConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
@@ -195,7 +199,7 @@ class QRagConfig:
         """The static settings of playing episodes.
 
         If the rewards are not those of the supporting facts, these do not end an episode. Of a
-        language model's rewards `feedback.completion` says what ends it.
+        language model's rewards `feedback.llm` says what ends it.
         """
         return RolloutConfig(
             max_steps=self.env.max_steps,

@@ -23,12 +23,11 @@ from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import UNTIL_FOUND
-from qrag_jax.feedback.answer_labels import labelled
-from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH
-from qrag_jax.feedback.service import PendingService
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, labelled
+from qrag_jax.feedback.llm import PendingService
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told

@@ -36,6 +36,7 @@ from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.device_memory import PeakMemory
+from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths

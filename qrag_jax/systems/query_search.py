@@ -28,7 +28,7 @@ from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
-from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log

@@ -39,6 +39,8 @@ from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import score
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
+from qrag_jax.feedback.llm import OWN_CAUSES, FeedbackLost, Unscored
+from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
 from qrag_jax.learners.optimizers import (
     learning_rate_schedule,
     make_optimizer,
@@ -70,11 +72,20 @@ from qrag_jax.retrieval.own_documents import (
 )
 from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
 from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.token_episodes import (
+    Speech,
+    TokenEpisode,
+    facts_of,
+)
+from qrag_jax.rollouts.trajectories import (
+    TokenBatch,
+    TokenTrajectory,
+)
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
@@ -336,7 +347,7 @@ class Rlvr(ToolSystem[Inputs]):
         self._rubric, self._unscored = config.rubric.load(), 0
         if isinstance(self._rubric, OwnRubric):
             code = self._rubric.code
-            self.provenance = {own_rubric.PATH: f"{code.spec} {code.digest}"}
+            self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         stages = []
         if SFT in config.stages:
@@ -371,7 +382,7 @@ class Rlvr(ToolSystem[Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         if step < self.config.sft_steps:
             return self._imitated(numbers, step)
         config, tasks = self.config, [self.inputs.train[n] for n in numbers]

@@ -20,6 +20,8 @@ from qrag_jax.feedback import own_rubric
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
+from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
@@ -157,7 +159,7 @@ class RubricConfig:
     def __post_init__(self) -> None:
         preset(self.preset)
         if self.path:
-            own_code.check_form(self.path, own_rubric.PATH)
+            own_code.check_form(self.path, OWN_PATH)
         if self.differ_by:
             check_known("rubric", self, "differ_by", PARTS)
 

@@ -42,13 +42,17 @@ from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import (
     Lost,
-    PlayCounts,
     PlayedEpisode,
     PlaySettings,
     Scored,
     Unit,
+    hands_over,
 )
 from qrag_jax.rollouts.token_episodes import Sampler
+from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
+from qrag_jax.rollouts.generate_server import GenerateServer
+from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
@@ -268,7 +272,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
         members = self.config.grpo.members
         keys = self.player.keys(step, len(numbers), members)
         played = self.play(weights, self.inputs.train, numbers, keys, stop)

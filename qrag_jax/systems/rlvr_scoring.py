@@ -33,6 +33,8 @@ from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.rollouts.trajectories import TRUNCATED
+from qrag_jax.rollouts.schedule import draw_keys
+from qrag_jax.rollouts.token_episodes import Library, TokenStart
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.beam import SearchSettings
 from qrag_jax.evaluators.episodes import Player
-from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder

@@ -8,7 +8,6 @@ server, if it is restarted, is asked for nothing until it has the weights again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import tempfile
@@ -23,8 +22,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.deferred_reward import metrics_of_all
-from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
+from qrag_jax.feedback.llm import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Checks,
+    Watch,
+    metrics_of_all,
+    pause,
+)
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
@@ -39,10 +44,12 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.pretrained_lm import table_of
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.sampler_check import check_adapted, check_log_probs
-from qrag_jax.rollouts.scored_turns import turn_log_probs
-from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.server_sampler import (
+    ServerSampler,
+    check_adapted,
+    check_log_probs,
+    turn_log_probs,
+)
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
@@ -178,7 +185,7 @@ class ServedPolicy:
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return _Watch(stop, self._server)
+        return Watch(stop, lambda: self._server.failure)
 
     def counts(self) -> dict[str, float]:
         """Of the clients and of the hand-overs, as metrics; all hosts call this together.
@@ -212,11 +219,11 @@ class ServedPolicy:
                 self._publisher.republish()
             except PublishError as error:
                 log(str(error))
-            _pause(FIRST_PAUSE, watch)
+            pause(FIRST_PAUSE, watch)
 
     def _publish(self, params: Params, version: str, watch: Checks) -> Published:
         """Hands weights over, unless they are served already; waits while the server is down."""
-        publisher, pause = self._publisher, FIRST_PAUSE
+        publisher, seconds = self._publisher, FIRST_PAUSE
         assert publisher is not None
         named = f"{version}.{self._own}"
         if publisher.current.version.startswith(f"{named}."):
@@ -230,9 +237,9 @@ class ServedPolicy:
             except PublishError as error:
                 if error.status in _REFUSED:
                     raise InputError(f"the server does not take the weights: {error}") from None
-                log(f"{error} It is tried again in {pause:.0f} s.")
-                _pause(pause, watch)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                log(f"{error} It is tried again in {seconds:.0f} s.")
+                pause(seconds, watch)
+                seconds = min(2 * seconds, LONGEST_PAUSE)
             else:
                 self.seconds.append(time.monotonic() - began)
                 return published
@@ -332,25 +339,6 @@ def open_served(
         made.append(policy)
         with contextlib.closing(policy):
             yield policy
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    stop: StopSignal
-    server: Server | Existing
-
-    def check(self) -> None:
-        """See `StopSignal.check`."""
-        self.stop.check()
-        if why := self.server.failure:
-            raise FeedbackLost(why)
-
-
-def _pause(seconds: float, watch: Checks) -> None:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        watch.check()
-        time.sleep(LOOK_EVERY)
 
 
 def _turn(future: Future[Sampled | Failure], watch: Checks) -> Sampled:

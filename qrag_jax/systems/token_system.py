@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.service import leave_room
+from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
@@ -55,10 +55,19 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.agent_experience import AgentExperience, Drawn, Playing, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.experience import Drawn, Playing, QuestionOrder
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import Speech, TokenCounts
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    BatchRules,
+    TokenBatch,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
@@ -418,10 +427,10 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         served = ", sampled by vLLM" if self.served else ""
         return f"on {self.mesh.size} {Platform.of(self.mesh).kind} device(s){served}"
 
-    def counted(self) -> TokenCounts:
+    def counted(self) -> Counts:
         """What the episodes of all hosts needed; all hosts call this together."""
         own = np.array(dataclasses.astuple(self.counts))
-        return TokenCounts(*hosts.of_each(own).sum(axis=0).tolist())
+        return Counts(*hosts.of_each(own).sum(axis=0).tolist())
 
     def _of_server(self) -> dict[str, float]:
         """What the server was asked, as metrics; {} if the device samples."""
@@ -572,7 +581,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `agent_experience.Playing`."""
+        """See `experience.Playing`."""
 
     @property
     def _learned_parts(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from qrag_jax.evaluators.rewrite_scores import (
 )
 from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.rows import RewriteRow
+from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

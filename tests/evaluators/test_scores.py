@@ -18,8 +18,7 @@ from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores, logged
 from qrag_jax.evaluators.training_scores import TrainingScores
-from qrag_jax.feedback.completion import EpisodeRewards
-from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
+from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics.answers import INFRASTRUCTURE

@@ -15,19 +15,22 @@ import pytest
 from configs import hotpotqa
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.completion import Completion, EpisodeRewards
-from qrag_jax.feedback.language_model import LanguageModelFeedback, ModelReward, Unscored
-from qrag_jax.feedback.own_reward import OwnReward, open_own
-from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.feedback.service import (
+from qrag_jax.feedback.llm import (
     Asked,
+    Completion,
+    EpisodeRewards,
     FeedbackLost,
+    LlmReward,
+    ModelReward,
     PendingService,
     Rewards,
-    ServiceConfig,
+    Scorer,
+    Unscored,
     leave_room,
     open_service,
 )
+from qrag_jax.feedback.own import OwnReward, open_own
+from qrag_jax.feedback.questions import Asking, Question
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place
@@ -118,9 +121,9 @@ def rewards(
     **options: Any,
 ) -> tuple[list, Reader]:
     reader = Reader()
-    feedback = LanguageModelFeedback(reader, generation or Generation(), metric, **options)
-    result = feedback.begin(asked, known).result(10)
-    feedback.close()
+    scorer = Scorer(LlmReward(reader, generation or Generation(), metric, **options))
+    result = scorer.begin(asked, known).result(10)
+    scorer.close()
     return result, reader
 
 
@@ -132,8 +135,6 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
     known = [0.25, LOST, Unscored("server", ""), 1.0]
     result, reader = rewards("answer_f1", asked, known)
     assert (result, len(reader.asked)) == ([0.25, 1.0, 0.5, 1.0], 2)
-    with pytest.raises(InputError, match="'bleu'"):
-        rewards("bleu", asked)
     with pytest.raises(InputError, match="sample q9"):
         Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
 
@@ -251,8 +252,9 @@ def opened(workdir: Path, **llm: Any) -> AbstractContextManager[PendingService]:
     taken = QRagConfig.of(config)
     assert isinstance(taken.reward, ModelReward)
     assert taken.llm is not None
-    asked = ServiceConfig(taken.reward, taken.llm, True, taken.seed, taken.data.cache_folder)
-    return open_service(asked, workdir, print)
+    place = Place(workdir, taken.data.cache_folder)
+    reward, llm, seed = taken.reward, taken.llm, taken.seed
+    return open_service(reward, llm, place, print, never_terminate=True, seed=seed)
 
 
 def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +304,7 @@ def test_a_source_that_the_reward_cannot_score(tmp_path: Path) -> None:
 
 def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
     lost = ""
-    waiting = Rewards(None, Asking(), 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]
+    waiting = Rewards(None, Asking().of, 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]
     never, stop = Asked([], concurrent.futures.Future()), StopSignal()
     stop.requested = True
     with pytest.raises(Stopped):

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.feedback.answer_labels import NEEDED, NO_ANSWER, NOWHERE, WORDLESS, holding, labelled
-from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.facts import (
+    NEEDED,
+    NO_ANSWER,
+    NOWHERE,
+    WORDLESS,
+    ground_truth,
+    holding,
+    labelled,
+)
 
 
 def by_loop(support, actions, valid, penalize: bool, per_fact: float) -> np.ndarray:

@@ -24,9 +24,17 @@ from qrag_jax.environments.query_output import (
     UNREADABLE,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, Guards, GuardsConfig, guard_measures
-from qrag_jax.feedback.rewrite_reward import MEASURES, Entries, RewriteReward, RewriteRewardConfig
-from qrag_jax.feedback.rewrite_tiers import ENGINES, IR, QA, REMAKE, TIERS, Judged
+from qrag_jax.feedback.rewrite import (
+    GUARD_MEASURES,
+    MEASURES,
+    TIERS,
+    Entries,
+    Guards,
+    GuardsConfig,
+    RewriteReward,
+    RewriteRewardConfig,
+    guard_measures,
+)
 from qrag_jax.metrics.ranking import ranking_columns
 
 TASK = RewriteTask.judged("q", "capital of Norway", {"a": 2, "b": 1}, answers=("Oslo",))
@@ -142,15 +150,13 @@ def test_what_cannot_be_rewarded_is_refused() -> None:
         with pytest.raises(InputError):
             reward(measure).check(RewriteTask("q", "?", ("Oslo",)))
         reward(measure).check(TASK)
-    with pytest.raises(ValueError):
-        reward().of(TASK, written("x"), float("nan"))
 
 
 # ---------------------------------------------------------------- DeepRetrieval's tiers
 
 
 def tier(tiers: str, value: float, query: str = "x", *, readable: bool = True) -> float:
-    return TIERS[tiers].reward(Judged(query, readable, value))
+    return TIERS[tiers][1](query, readable, value)
 
 
 BY_RECALL = [
@@ -162,36 +168,18 @@ BY_PLACE = [(5, 5), (20, 4), (50, 2), (100, 1), (1000, 0.5), (3000, 0.1)]
 
 def test_tiers_number_by_number() -> None:
     for recall, worth in BY_RECALL:
-        assert tier(ENGINES, recall) == 1 + worth
+        assert tier("engines", recall) == 1 + worth
     for part, whole, worth in ((7, 10, 5), (1, 2, 4), (2, 5, 3), (3, 10, 1), (1, 10, 0.5)):
-        assert tier(ENGINES, part / whole) == 1 + worth
+        assert tier("engines", part / whole) == 1 + worth
     for place in range(1, 3003):  # is told as its reciprocal
         worth = next((worth for last, worth in BY_PLACE if place <= last), -3.5)
-        assert tier(QA, 1 / place) == 1 + worth
-    assert tier(QA, 0.0) == -2.5
-    assert (tier(IR, 0.25), tier(IR, 1e-9), tier(IR, 0.0)) == pytest.approx((0.35, 0.1, 0.0))
+        assert tier("qa", 1 / place) == 1 + worth
+    assert tier("qa", 0.0) == -2.5
+    assert (tier("ir", 0.25), tier("ir", 1e-9), tier("ir", 0.0)) == pytest.approx((0.35, 0.1, 0.0))
     # Without a query there is the format alone; a query that the search cannot read.
-    for name, none, unreadable in ((ENGINES, -4, -3), (QA, -4, -3), (IR, -2, 0), (REMAKE, 0, 0)):
+    for name, none, unreadable in (("engines", -4, -3), ("qa", -4, -3), ("ir", -2, 0)):
         assert tier(name, 0.0, "", readable=False) == none
         assert tier(name, 0.0, "(x", readable=False) == unreadable
-
-
-def test_the_remakes_mix() -> None:
-    for query, form in (
-        ("a b c d e", 0.0),
-        ("a b c d e f", 0.04),
-        (" ".join("abcdefghij" * 3)[:57], 0.04),  # 29 words
-        (" ".join("abcdefghij" * 3), 0.0),  # 30
-        ("a AND b", 0.06),
-        ("a or and ANDES ORAL", 0.0),
-        ("(a OR b)OR(c)", 0.16),
-        ("((a OR b) AND c) OR (d)", 0.2),
-        ("(a) AND b", 0.06),
-        (") AND (", 0.06),
-        ("(a b c) AND (d e f)", 0.2),
-    ):
-        assert tier(REMAKE, 0.0, query) == pytest.approx(form), query
-        assert tier(REMAKE, 0.5, query) == pytest.approx(0.4 + form)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +188,11 @@ def test_the_remakes_mix() -> None:
         ("engines", ("a", "x"), "x", 5.0, -4),
         ("qa", ("x",) * 5 + ("Oslo",), "x", 5.0, -4),
         ("ir", ("a", "b"), "x", 1.1, -2),
-        ("remake", ("a", "x"), "(a b c) AND (d e)", 0.4 + 0.2, 0),
     ],
 )
 def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
-    item = reward(TIERS[tiers].measure, k=3000, gain=False, tiers=tiers)
-    parts = item.of(TASK, written(query, found=documents(*found)), 0.5)
+    item = reward(TIERS[tiers][0], k=3000, gain=False, tiers=tiers)
+    parts = item.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
     assert parts["reward"] == pytest.approx(worth)
     # What is reported as a measure is the measure, without a format.
     assert 0 <= parts[item.config.name] <= 1
@@ -271,30 +258,6 @@ def test_measures_by_definition() -> None:
         )
 
 
-HACKS: dict[str, tuple[str, Callable[[int], str]]] = {  # measure, and the query of update n
-    "grows": ("query_words", lambda n: " ".join(f"word{item}" for item in range(5 + 3 * n))),
-    "repeats": ("repetition", lambda n: "river Oslo" + " river" * n),
-    "remembers": ("answer_in_query", lambda n: "river" + " Akerselva" * (n > 4)),
-    "honest": ("", lambda n: f"river Ada Berg birthplace city {n}"),
-}
-
-
-def means(policy: Callable[[int], str], update: int) -> dict[str, float]:
-    rows = [guard_measures(ORIGINAL, policy(update + item), ANSWERS) for item in range(3)]
-    return {name: statistics.fmean(row[name] for row in rows) for name in GUARD_MEASURES}
-
-
-@pytest.mark.parametrize(("name", "stopped"), [*zip(HACKS, ([7], [4, 7], [], []), strict=True)])
-def test_planted_hacks_are_shown_and_stopped(name: str, stopped: list[int]) -> None:
-    named, policy = HACKS[name]
-    first, last = means(policy, 0), means(policy, 20)
-    assert not named or last[named] > first[named] + 0.25
-    guards = Guards(GuardsConfig(max_words=20, max_repetition=0.5, patience=3))
-    said = {update: guards.look(means(policy, update)) for update in range(9)}
-    assert [update for update, text in said.items() if text] == stopped
-    assert all(named in (text or named) for text in said.values())
-
-
 LIMITED = GuardsConfig(max_kl=0.5, min_entropy=0.5, max_words=0.5, max_repetition=0.5, patience=3)
 
 
@@ -338,7 +301,3 @@ def test_a_limit_counts_updates_in_a_row_also_when_resumed(seed: int) -> None:
             guards.restore(json.loads(saved))
         assert (guards.look(row) or "") == text
     assert guards.state() == whole.state()
-    state = guards.state()
-    for wrong in ({}, {**state, "kl": -1}, {**state, "kl": True}, {**state, "x": 0}):
-        with pytest.raises(ValueError):
-            guards.restore(wrong)

@@ -14,7 +14,7 @@ from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.own_documents import OwnRetriever
-from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.libraries import OwnLibrary
 from tests.entry_points import ROOT
 from tests.environments.verifiers_pythons import needs_verifiers
 from tests.support.stored_episodes import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories

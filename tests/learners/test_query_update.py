@@ -13,7 +13,7 @@ from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.query_encoder import minibatch_order
 from qrag_jax.learners.state import Critic
 from qrag_jax.policies.plackett_luce import entropy
-from qrag_jax.rollouts.hop_batch import HopBatch
+from qrag_jax.rollouts.pool_search import HopBatch
 from tests.learners.updates import (
     FLAT,
     HARR_GRPO,

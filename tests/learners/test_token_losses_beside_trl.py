@@ -145,7 +145,7 @@ class Ours:
         """The loss, its gradient by Hugging Face's names, and the sums."""
         blocks, given, divisor = self.given(config)
         if not corrected:
-            blocks = blocks._replace(sampler=given.old)
+            blocks = dataclasses.replace(blocks, sampler=given.old)
         gradient, sums = self.sums(config, blocks, given)
         named = by_name(jax.tree.map(lambda leaf: leaf / divisor, gradient))
         return float(sums.loss) / divisor, named, sums

@@ -42,10 +42,9 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_l
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.retrieval.protocol import NONE as NO_PASSAGE
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch
-from qrag_jax.rollouts.pool_search import Drawn
-from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.trajectories import TokenBatch
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.sharding import resolve, shardings_of, split_rules
 from tests.devices import mesh_of

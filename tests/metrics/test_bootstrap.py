@@ -15,6 +15,7 @@ import pytest
 
 from qrag_jax.evaluators.episode_views import best_return
 from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval, paired_interval

@@ -23,7 +23,7 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
-from qrag_jax.rollouts.mesh_tower import MeshTower
+from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Sums, Towers
@@ -26,7 +26,8 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, rollout
-from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
+from qrag_jax.rollouts.text_table import TextTable, make_embed
+from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from tests.devices import mesh_of
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
 
@@ -138,7 +139,7 @@ def block_shapes(state_tokens: int) -> BlockShapes:
     return BlockShapes(chunks, states, states)
 
 
-def table(store: Store | None = None, seed: int = 0, tower: int = 1) -> TextTable:
+def table(store: EmbeddingFiles | None = None, seed: int = 0, tower: int = 1) -> TextTable:
     """A table of texts on one device."""
     mesh, encoder = mesh_of(), loaded().encoder
     embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)

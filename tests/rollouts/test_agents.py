@@ -251,7 +251,7 @@ def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> Non
     assert all(isinstance(item.ended, Closed) for item in played)
     assert {item.ended.answer for item in played} == {"Norway"}
     # One plan for each of two groups; then every episode reads and answers by itself.
-    assert playing.counts.calls == len(model.asked) == 2 + 8 + 8
+    assert playing.counts.turns == len(model.asked) == 2 + 8 + 8
     assert playing.counts.shared == 6
 
 
@@ -266,8 +266,8 @@ def test_an_episode_that_breaks_is_played_again_with_other_draws() -> None:
 
     playing = rollout(react(), Thinking(reply))
     (episode,) = playing.play(starts(1)[:1])
-    assert isinstance(episode.ended, Closed)
-    assert (episode.attempts, playing.counts.broken) == (2, 1)
+    assert isinstance(episode.ended, Finished)
+    assert (episode.attempts, playing.counts.failed) == (2, 1)
     assert len(episode.searches) == 1  # those of the attempt that counts
 
 
@@ -282,8 +282,8 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
     playing = rollout(react(), Thinking(reply))
     played = playing.play(starts(3)[:3])
-    assert [(type(item.ended), item.attempts) for item in played] == [(Closed, 2)] * 3
-    assert playing.counts.calls == 2 + 1 + 3 + 3  # both attempts share what comes before a search
+    assert [(type(item.ended), item.attempts) for item in played] == [(Finished, 2)] * 3
+    assert playing.counts.turns == 2 + 1 + 3 + 3  # both attempts share what comes before a search
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
@@ -292,7 +292,7 @@ def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     assert all(isinstance(item.ended, Failed) and item.ended.cause == "server" for item in played)
     assert [item.attempts for item in played] == [2] * 4
     # A failure is not shared with the next attempt: both groups ask twice.
-    assert playing.counts.calls == 4
+    assert playing.counts.turns == 4
     # A state that does not fit breaks its episode alone.
     long = Decomposition((SubQuestion("word " * 80, ("x",)),), ("x",))
     agent = Scripted({**scripted().decompositions, "long": long})

@@ -26,10 +26,18 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits, Unfit
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
+    Lost,
+    PlayedUnit,
+    PlaySettings,
+    Scored,
+    Unit,
+    hands_over,
+)
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
-from qrag_jax.rollouts.played_units import Lost, PlayCounts, PlayedUnit, PlaySettings, Scored, Unit
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
@@ -233,7 +241,7 @@ def test_another_distribution_is_refused(sampling: dict[str, Any]) -> None:
     request = Conversation().calls.ask(1, asked([user("Q")], **same))
     assert isinstance(request, SampleRequest)
     assert request.most == 3
-    assert isinstance(Conversation().calls.ask(1, asked([user("Q")], **sampling)), Unfit)
+    assert isinstance(Conversation().calls.ask(1, asked([user("Q")], **sampling)), Failure)
 
 
 def test_texts_that_have_no_ids_are_refused_and_a_mark_in_a_text_ends_no_turn() -> None:
@@ -391,7 +399,7 @@ class Plays:
         self.sampler: Any = ScriptedSampler(lambda text: f"said {len(text)}")
         limits = TurnLimits(turn=50, room=400, turns=4, tokens=0, temperature=1.0)
         options = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
-        self.counts, self.settings = PlayCounts(), PlaySettings(limits, **options)
+        self.counts, self.settings = Counts(), PlaySettings(limits, **options)
 
     def play(self, *tasks: int, members: int = 1, **more: Any) -> list[PlayedUnit]:
         ours = dataclasses.replace(self.settings, **more)
@@ -542,7 +550,7 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
     fields |= {"tasks": 100, "harness": "direct", "renderer": None}
     process = EnvironmentProcess(ProcessSpec(PYTHON, tmp_path / "verifiers.log", fields))
-    counts = PlayCounts()
+    counts = Counts()
 
     def play(say: Callable[[str], str], *tasks: int) -> tuple[list[PlayedUnit], ScriptedSampler]:
         sampler = ScriptedSampler(say)

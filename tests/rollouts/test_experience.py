@@ -19,14 +19,29 @@ from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample, joined
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.completion import EpisodeRewards
-from qrag_jax.feedback.service import Asked
+from qrag_jax.feedback.llm import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Fused, Played, ScoredEpisodes
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch, restored, saved
-from qrag_jax.rollouts.pool_search import Drawn
+from qrag_jax.rollouts.experience import (
+    AgentExperience,
+    Asking,
+    Batches,
+    Deferred,
+    Fused,
+    Played,
+    Playing,
+    QuestionOrder,
+    ScoredEpisodes,
+)
+from qrag_jax.rollouts.pool_search import (
+    Drawn,
+    HopBatch,
+    HopShape,
+    Rewarded,
+    hop_batch,
+    restored,
+    saved,
+)
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
@@ -155,11 +170,6 @@ def test_fused_gives_one_batch_after_the_other() -> None:
     assert_equal(resumed.next(None, 3, StopSignal()), batch)
     assert_equal(experience.next(None, 3, StopSignal()), batch)
     assert experience.waited["input"] > 0
-
-
-def test_fused_knows_no_pending_episodes() -> None:
-    with pytest.raises(ValueError):
-        Fused(on_mesh(), [{"actions": []}])
 
 
 # ---------------------------------------------------------------- agents

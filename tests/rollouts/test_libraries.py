@@ -28,9 +28,8 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.corpus_library import CorpusLibrary, RemoteLibrary, on_corpus
-from qrag_jax.rollouts.kept_results import KeptResults
-from qrag_jax.rollouts.query_states import Lacking, states_on
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary, on_corpus
+from qrag_jax.rollouts.query_tries import Lacking, states_on
 from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.plain_search import open_plain

@@ -15,9 +15,9 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, count_tokens
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.rollouts import mesh_tower, text_table
-from qrag_jax.rollouts.block_rounds import BATCHES, Widths, draw_lengths, rounds_of, widths_of
-from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig
+from qrag_jax.rollouts import text_table
+from qrag_jax.rollouts.block_shapes import BATCHES, draw_lengths, rounds_of
+from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig, Widths, widths_of
 from qrag_jax.rollouts.text_table import Counts, TextTable
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
@@ -138,9 +138,9 @@ def test_rows_of_all_lengths_are_as_without_packing(
     make_scratch_folder(tmp_path / "encoder", ["a river and a stone"] * 3, sizes, 0)
     config = EncoderConfig(dtype="float32")
     encoder = PassageEncoder.of_folder(str(tmp_path / "encoder"), config, max_tokens=longest)
-    monkeypatch.setattr(mesh_tower, "GROUP", 16)
+    monkeypatch.setattr(text_table, "TOWER_GROUP", 16)
     rng = np.random.default_rng(0)
-    lengths = [3, longest, mesh_tower.SHORT, mesh_tower.SHORT + 1, *rng.integers(3, longest, 40)]
+    lengths = [3, longest, text_table.SHORT, text_table.SHORT + 1, *rng.integers(3, longest, 40)]
     rows = [rng.integers(5, encoder.tokenizer.vocab_size, n).tolist() for n in lengths]
     tower = encoder.tower()
     found = tower(rows)
@@ -192,4 +192,4 @@ def test_lengths_are_drawn_from_the_data() -> None:
     assert (found.states[:, 0] == 7).all()
     assert (found.states[:, 1] == 7 + 6 + 1).all()  # a chunk is cut, and a [SEP] ends it
     assert (found.chosen == 12).all()
-    assert widths_of(actor, shape) == Widths(12, 8 + 2 + 7)
+    assert widths_of(actor.config, actor.encoder, shape) == Widths(12, 8 + 2 + 7)

@@ -46,7 +46,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk, styled_episodes
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig

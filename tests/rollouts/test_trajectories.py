@@ -25,11 +25,13 @@ from qrag_jax.environments.queries import (
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.rollouts.episode_texts import from_text, to_text
+from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed, ToolTally
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.rollouts.called_turns import Piece, segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.token_forest import Piece, segments_of
+from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -162,20 +164,14 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
 
 
 def test_batches_of_failures_alone_and_those_that_cannot_be() -> None:
-    rules, played = BatchRules(3, ("reward",), MASKED, longest=20), episodes()
+    rules = BatchRules(3, ("reward",), MASKED, longest=20)
     failed = [TokenTrajectory(1, member, 2, (), "server") for member in range(3)]
     batch = token_batch(failed, rules)
     assert not batch.scored.any()
     assert batch.episode.tolist() == [3]  # a row of padding
     assert not batch.log_prob_mask.any()
-    for wrong in (played[:5], [*played[:2], *played[3:], played[2]]):
-        with pytest.raises(ValueError):
-            token_batch(wrong, rules)
     with pytest.raises(ValueError):
-        token_batch(played, dataclasses.replace(rules, longest=12))
-    for log_probs, finish in ((1, "stop"), (2, "end")):
-        with pytest.raises(ValueError):
-            Turn(*map(np.int32, ([], [1, 2])), np.zeros(log_probs, np.float32), finish)
+        token_batch(episodes(), dataclasses.replace(rules, longest=12))
 
 
 # ---------------------------------------------------------------- branches
@@ -226,11 +222,6 @@ def test_whatever_branches_each_sampled_token_trains_once(pieces: list[Piece]) -
         sampled = sum(len(part.sampled) for part in segment)
         assert batch.lengths[row] == sampled + sum(len(part.observed) for part in segment)
         assert batch.loss_mask[row].sum() == batch.log_prob_mask[row].sum() == sampled
-
-
-def test_a_parent_stands_before() -> None:
-    with pytest.raises(ValueError):
-        segments_of([Piece(1, np.zeros(1, np.int32)), Piece(-1, np.zeros(1, np.int32))])
 
 
 # ---------------------------------------------------------------- prefixes that prompts share

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.deferred_reward import metrics_of_all, sums_of_all
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost, metrics_of_all, sums_of_all
 from qrag_jax.llm.counters import Counters
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.runtime import hosts

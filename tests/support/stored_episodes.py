@@ -33,10 +33,16 @@ from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
+    PlaySettings,
+    Scored,
+    Unit,
+    hands_over,
+)
 from qrag_jax.rollouts.generate_server import GenerateServer
-from qrag_jax.rollouts.own_library import OwnLibrary
-from qrag_jax.rollouts.played_units import PlayCounts, PlaySettings, Scored, Unit
+from qrag_jax.rollouts.libraries import OwnLibrary
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
@@ -181,7 +187,7 @@ def _over(
             }
             limits = TurnLimits(turn=TURN, room=ROOM, turns=TURNS, tokens=0, temperature=1.0)
             settings = PlaySettings(limits, 120.0, 1, SIDE_BY_SIDE, served)
-            play = EnvironmentPlay(process, renderer, settings, PlayCounts())
+            play = EnvironmentPlay(process, renderer, settings, Counts())
             sampler = StorySampler(tokenizer, told)
             play.play(units[:SIDE_BY_SIDE], sampler, _NoStop())
             began = time.monotonic()

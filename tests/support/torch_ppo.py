@@ -16,6 +16,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from qrag_jax.learners.config import LOSS, REWARD, TokenPPOConfig
 from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.learners.ppo_config import LOSS, REWARD, TokenPPOConfig
+from qrag_jax.rollouts.trajectories import TokenBatch
 
 
 class Rates(NamedTuple):

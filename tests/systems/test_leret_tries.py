@@ -25,6 +25,8 @@ from qrag_jax.environments.queries import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
+from qrag_jax.feedback.pairs import PAIRED, TIED, Pair, StatePairs
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring

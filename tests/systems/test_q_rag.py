@@ -25,7 +25,7 @@ from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import SPLITS, Sample
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.flops import rows_of_loops
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run

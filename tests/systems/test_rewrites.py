@@ -12,10 +12,13 @@ from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.feedback.rewrite_guards import GuardsConfig
 from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.feedback import llm
+from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.rollouts import patient_play
-from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
-from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.deepretrieval import (
     Found,
@@ -112,7 +115,7 @@ class Search:
 
 
 def patience(lines: list[str], share: float = 0.0, stop: StopSignal | None = None) -> Patience:
-    return Patience(share, stop or StopSignal(), lines.append, broken=Failure)
+    return Patience(share, stop or StopSignal(), lines.append, "", Failure)
 
 
 def test_measures_are_kept() -> None:
@@ -150,8 +153,8 @@ def test_few_failures_are_values_and_are_not_kept() -> None:
 
 
 def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patient_play, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(patient_play, "_LOOK_EVERY", 0.001)
+    monkeypatch.setattr(llm, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(llm, "LOOK_EVERY", 0.001)
     search, lines = Search(q1=5, q2=3), list[str]()
     found = OriginalQueries(search, REWARD, 2).found([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]

@@ -19,6 +19,9 @@ from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.evaluators import rewrite_log
+from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
@@ -26,7 +29,7 @@ from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.systems.deepretrieval_config import load_config
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, score_rewriter, search_beside
 from qrag_jax.systems.scoring import ScoreOptions

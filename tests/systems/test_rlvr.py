@@ -27,8 +27,13 @@ from qrag_jax.learners.config import (
     TokenPPOConfig,
 )
 from qrag_jax.policies.tokens import token_scores
+from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_policy import ReadTokens
 from qrag_jax.retrieval.opening import BM25, EXACT
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems import rlvr

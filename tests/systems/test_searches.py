@@ -22,8 +22,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import FusedIndex
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder

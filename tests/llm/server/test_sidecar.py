@@ -32,8 +32,7 @@ from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.sampler_check import check_log_probs
-from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until

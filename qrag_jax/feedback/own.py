@@ -18,15 +18,23 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import check_known
-from qrag_jax.feedback.completion import Completion
-from qrag_jax.feedback.deferred_reward import DeferredReward, sums_of_all
-from qrag_jax.feedback.language_model import NO_NUMBER, NO_REWARD, RAISED, Reward, Unscored
-from qrag_jax.feedback.service import PendingService, Rewards
+from qrag_jax.feedback.llm import (
+    NO_NUMBER,
+    NO_REWARD,
+    RAISED,
+    Completion,
+    DeferredReward,
+    PendingService,
+    Reward,
+    Rewards,
+    Scorer,
+    Unscored,
+    sums_of_all,
+)
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 
@@ -47,13 +55,8 @@ class OwnReward(DeferredReward):
         own_code.check_form(self.path, PATH)
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """What the function is called with.
-
-    Attributes:
-        id: the sample's, for messages.
-    """
+class Texts(NamedTuple):
+    """What the function is called with; `id` is the sample's, for messages."""
 
     id: str
     question: str
@@ -61,59 +64,16 @@ class Texts:
     taken: tuple[str, ...]
     gold: tuple[str, ...]
 
-    @classmethod
-    def of(cls, sample: Sample, taken: Sequence[int]) -> Texts:
-        """The texts of a sample; an index beyond its chunks is STOP, which has none."""
-        return cls(
-            sample.id,
-            sample.question,
-            sample.answers,
-            tuple(sample.chunks[index] for index in taken if index < len(sample.chunks)),
-            tuple(sample.chunks[index] for index in sample.support),
-        )
 
-
-class OwnFeedback:
-    """Scores batches by a user's function on a thread, while the caller continues."""
-
-    def __init__(self, code: OwnCode, scale: float = 1.0) -> None:
-        self._code, self._scale = code, scale
-        self._failures: Counter[str] = Counter()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="own-reward")
-
-    def begin(
-        self, questions: Sequence[Texts], known: Sequence[Reward] | None = None
-    ) -> Future[list[Reward]]:
-        """Starts to score; the future has one reward per question, in order.
-
-        Args:
-            known: rewards of an earlier call; they stay, because the function would fail again.
-        """
-        if known is not None:
-            return self._pool.submit(list, known)
-        return self._pool.submit(lambda: [self._reward(each) for each in questions])
-
-    def counts(self) -> dict[str, float]:
-        """Failures of all hosts since the start of the run, by cause; all call this together."""
-        return sums_of_all({f"reward/failures_{each}": n for each, n in self._failures.items()})
-
-    def close(self) -> None:
-        """Cancels batches that have not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _reward(self, texts: Texts) -> Reward:
-        reward = scored(self._code, texts)
-        if isinstance(reward, Unscored):
-            self._failures[reward.cause] += 1
-            return reward
-        return self._scale * reward
-
-
-def scored(code: OwnCode, texts: Texts) -> Reward:
-    """Calls the function; what is no finite number is a failure, never a reward of 0."""
-    given = {name: getattr(texts, name) for name in TAKES}
-    lists = {name: list(each) if isinstance(each, tuple) else each for name, each in given.items()}
-    return number_of(code, lambda: code.function(**lists), texts.id)
+def texts_of(sample: Sample, taken: Sequence[int]) -> Texts:
+    """The texts of a sample; an index beyond its chunks is STOP, which has none."""
+    return Texts(
+        sample.id,
+        sample.question,
+        sample.answers,
+        tuple(sample.chunks[index] for index in taken if index < len(sample.chunks)),
+        tuple(sample.chunks[index] for index in sample.support),
+    )
 
 
 def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
@@ -145,17 +105,28 @@ def open_own(
     """
     code = own_code.load(reward.path, PATH, TAKES)
     log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-    feedback = OwnFeedback(code, reward.scale)
+    failures = Counter[str]()
+
+    def one(texts: Texts) -> Reward:
+        lists = {name: list(getattr(texts, name)) for name in TAKES[1:]}
+        call = code.function
+        value = number_of(code, lambda: call(question=texts.question, **lists), texts.id)
+        if isinstance(value, Unscored):
+            failures[value.cause] += 1
+            return value
+        return reward.scale * value
+
+    scorer = Scorer(lambda every: [one(texts) for texts in every])
     rewards = Rewards(
-        feedback,
-        Texts,
+        scorer,
+        texts_of,
         reward.max_failure_share,
         log,
-        counts=feedback.counts,
+        counts=lambda: sums_of_all({f"reward/failures_{why}": n for why, n in failures.items()}),
         completion=Completion(reward.completion_threshold, not never_terminate),
         remedy=f"mend {code.spec}, or raise config.reward.max_failure_share",
     )
     try:
-        yield PendingService(lambda stop: rewards, Texts, {PATH: f"{code.spec} {code.digest}"})
+        yield PendingService(lambda stop: rewards, texts_of, {PATH: f"{code.spec} {code.digest}"})
     finally:
-        feedback.close()
+        scorer.close()

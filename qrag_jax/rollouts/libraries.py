@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
+from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
+from qrag_jax.rollouts.token_episodes import Library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,3 +129,100 @@ class RemoteLibrary:
 def _documents(task: ToolTask, ids: Sequence[str]) -> tuple[Document, ...]:
     gold = set(task.gold)
     return tuple(Document(each, "", "", each in gold) for each in ids)
+
+
+# ---------------------------------------------------------------- a question's own documents
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnLibrary:
+    """See `token_episodes.Library`."""
+
+    retriever: OwnRetriever
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first."""
+        searches = [DocumentSearch(s.query, s.most, task.documents) for task, s in asked]
+        return self.retriever.find(searches)
+
+    def open(self, task: ToolTask, step: Open) -> Document | None:
+        """The question's document of this id; None if there is none."""
+        return next((each for each in task.documents if each.id == step.doc_id), None)
+
+
+# ---------------------------------------------------------------- searches that were done before
+# A result is kept by what was searched (the digest of the collection, or the service with its date
+# limit), by the query without needless blanks, and by how many documents were asked for. Failures
+# are not kept. Letters keep their case, which Boolean operators need.
+
+_Key = tuple[str, str, int]
+_Found = tuple[tuple[str, str, str, float], ...]  # id, title, text, score
+
+
+class NamedLibrary(Library, Protocol):
+    """A library that can tell what a task's queries search."""
+
+    def digest(self, task: ToolTask) -> str:
+        """Names all that decides what a query of this task finds."""
+        ...
+
+
+class KeptResults:
+    """See `token_episodes.Library`; the results used longest ago are dropped first.
+
+    Args:
+        library: what is searched.
+        most: results that are kept.
+
+    Attributes:
+        library: what is searched.
+        asked, searched: searches that were asked for, and those that the library did.
+        failed: those of the latter that failed.
+    """
+
+    def __init__(self, library: NamedLibrary, most: int) -> None:
+        self.asked = self.searched = self.failed = 0
+        self.library, self._most = library, most
+        self._kept: OrderedDict[_Key, _Found] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first; equal ones are done once."""
+        keys = [self._key(task, step) for task, step in asked]
+        with self._lock:
+            known = {key: self._kept[key] for key in keys if key in self._kept}
+        new = {key: pair for key, pair in zip(keys, asked, strict=True) if key not in known}
+        results = self.library.look([*new.values()]) if new else []
+        failures: dict[_Key, Failure] = {}
+        for key, result in zip(new, results, strict=True):
+            if isinstance(result, Failure):
+                failures[key] = result
+            else:
+                known[key] = tuple((d.id, d.title, d.text, d.score) for d in result)
+        with self._lock:
+            self.asked += len(asked)
+            self.searched += len(new)
+            self.failed += len(failures)
+            for key in keys:
+                if key in known:
+                    self._kept[key] = known[key]
+                    self._kept.move_to_end(key)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return [
+            failures[key] if key in failures else _for_task(task, known[key])
+            for key, (task, _) in zip(keys, asked, strict=True)
+        ]
+
+    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+        """As the library has it."""
+        return self.library.open(task, step)
+
+    def _key(self, task: ToolTask, step: Look) -> _Key:
+        return self.library.digest(task), one_line(step.query), step.most
+
+
+def _for_task(task: ToolTask, found: _Found) -> tuple[Document, ...]:
+    """Whether a document is relevant is the task's matter, not the search's."""
+    gold = set(task.gold)
+    return tuple(Document(id, title, text, id in gold, score) for id, title, text, score in found)

@@ -1,0 +1,490 @@
+"""What a rewritten query is worth, and guards against hacks of this reward.
+
+| measure | its name in logs | what |
+|---|---|---|
+| `ndcg` | `ndcg@k` | see `ndcg` |
+| `recall` | `recall@k` | see `recall` |
+| `rr` | `rr@k` | reciprocal rank of the first relevant document |
+| `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
+
+With `gain`, the default, the reward is this measure of what the query finds less the same one of
+the original query, at the same k: to echo the query earns exactly 0, and what makes it worse earns
+less than 0.
+
+An output without a query that the search can read is worth what a query is that finds nothing: 0,
+and less the original's measure with `gain`. So it is never worth more than any query that was
+searched for, and it costs most where the original was good. It is worth no less, either: format is
+logged apart, and so is length unless it costs, so that a reward which grows is no other than what
+is found. Where the original finds nothing, an output without a query earns 0 as the echo does; then
+only queries that find something stand out. `TIERS` are rewards as others have them, with their
+formats.
+
+A config may ask for a cost of length, or of what an index of words reads (`reading_cost`). These
+are in the reward alone: the measure and its gain are logged without them, and so is everything that
+`evaluate` scores. An output without a query pays them like the echo, so that it stays worth no
+more.
+
+A search that failed ended in no `Rewritten` but in `Failed`, and has no reward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from qrag_jax.data.generators.dropped_words import words_of
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.metrics.answer_places import answer_place, has_answer
+from qrag_jax.metrics.answers import normalise
+
+READ_SHARE = "read_share"
+
+# ---------------------------------------------------------------- measures
+# trec_eval's numbers without its set-up; evaluation uses `metrics.ranking`, which is trec_eval
+# itself. A ranking is document ids, best first. A document that is in it twice counts at its first
+# place, and takes its second place all the same.
+
+Grades = Mapping[str, int]  # document → relevance, at least 1
+
+
+def ndcg(ranking: Sequence[str], grades: Grades, k: int) -> float:
+    """nDCG@k: the sum of g(i) / log2(i + 1) over places i ≤ k, over that of the best ranking.
+
+    g(i) is the relevance of the document at place i (Järvelin and Kekäläinen, 2002).
+    """
+    left = dict(grades)
+    gains = [left.pop(each, 0) for each in ranking[:k]]
+    best = sorted(grades.values(), reverse=True)
+    return _discounted(gains) / _discounted(best[:k])
+
+
+def recall(ranking: Sequence[str], grades: Grades, k: int) -> float:
+    """Share of the relevant documents that are among the first k."""
+    return len(grades.keys() & set(ranking[:k])) / len(grades)
+
+
+def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int) -> float:
+    """1 / place of the first relevant document; 0 if none is among the first k."""
+    return next((1 / place for place, each in enumerate(ranking[:k], 1) if each in grades), 0.0)
+
+
+def _discounted(gains: Sequence[int]) -> float:
+    return math.fsum(gain / math.log2(place + 1) for place, gain in enumerate(gains, 1))
+
+
+NDCG, RECALL, RR, ANSWER_RANK = MEASURES = ("ndcg", "recall", "rr", "answer_rank")
+_OF_GRADES = {NDCG: ndcg, RECALL: recall, RR: reciprocal_rank}
+_LOGGED = {ANSWER_RANK: "answer_rr"}
+
+# ---------------------------------------------------------------- tiers
+# Rewards as DeepRetrieval (arXiv 2503.00223) has them:
+#
+# - `engines`, by recall: format 1; and 5 from 0.7 on, 4 from 0.5, 3 from 0.4, 1 from 0.3, 0.5 from
+#   0.1, 0.1 from 0.05, else -3.5. A wrong format: -4.
+# - `qa`, by the place of the first document with an answer: format 1; and 5 to place 5, 4 to 20,
+#   2 to 50, 1 to 100, 0.5 to 1000, 0.1 to 3000, else -3.5. A wrong format: -4.
+# - `ir`, by nDCG: 0.1 for the format and nDCG, but 0 if nDCG is 0. A wrong format: -2.
+#
+# DeepRetrieval trained the first two at k 3000, and the third at several k from 10 to 3000.
+#
+# A query that the search cannot read has the right format. `engines` and `qa` then give -4 in place
+# of a tier, as DeepRetrieval does where a search raises an error. There the network may be the
+# cause; here it can only be the query, since a search that fails ends in no reward at all.
+
+
+# (least value, reward), the highest first.
+_ENGINES = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))
+# (last place, reward), the first places first.
+_QA = ((5, 5.0), (20, 4.0), (50, 2.0), (100, 1.0), (1000, 0.5), (3000, 0.1))
+_MISSED, _NO_SEARCH = -3.5, -4.0
+_FORMAT, _NO_FORMAT = 1.0, -4.0
+_IR_FORMAT, _IR_NO_FORMAT = 0.1, -2.0
+
+
+def _engines(query: str, readable: bool, value: float) -> float:
+    if not query:
+        return _NO_FORMAT
+    if not readable:
+        return _FORMAT + _NO_SEARCH
+    return _FORMAT + next((reward for least, reward in _ENGINES if value >= least), _MISSED)
+
+
+def _qa(query: str, readable: bool, value: float) -> float:
+    if not query:
+        return _NO_FORMAT
+    if not readable:
+        return _FORMAT + _NO_SEARCH
+    place = round(1 / value) if value else _QA[-1][0] + 1
+    return _FORMAT + next((reward for last, reward in _QA if place <= last), _MISSED)
+
+
+def _ir(query: str, readable: bool, value: float) -> float:
+    if not query:
+        return _IR_NO_FORMAT
+    return _IR_FORMAT + value if value > 0 else 0.0
+
+
+# The measure of each, and the reward of a query ("": none could be read), of whether the search can
+# read it, and of the measure's value in [0, 1].
+TIERS: Mapping[str, tuple[str, Callable[[str, bool, float], float]]] = {
+    "engines": (RECALL, _engines),
+    "qa": (ANSWER_RANK, _qa),
+    "ir": (NDCG, _ir),
+}
+
+# ---------------------------------------------------------------- the reward
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteRewardConfig:
+    """Section `reward`: what a rewritten query is worth."""
+
+    # Of what the query finds: ndcg, recall, rr (1 / place of the first relevant document) or
+    # answer_rank (1 / place of the first document that has an answer in it)
+    measure: str = NDCG
+    k: int = 100  # K, the places that count in training; evaluation has its own
+    gain: bool = True  # less the original query's measure, so that to echo it earns 0
+    # Rewards as DeepRetrieval (engines, qa, ir) has them, with format terms and without gain; "":
+    # the measure itself
+    tiers: str = ""
+    # Taken from the reward of a query as long as the original, of others by their words: a tie
+    # between two queries goes to the shorter one. Most words change a ranking too little to be told
+    # from chance by the judged queries alone
+    length_cost: float = 0.0
+    # Taken from the reward of a query for which an index of words reads as many entries as for the
+    # original, of others by what it reads: words that most passages have are nearly all of that,
+    # and others cost next to nothing
+    reading_cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_known("reward", self, "measure", MEASURES)
+        check_least("reward", self, k=1, length_cost=0, reading_cost=0)
+        if not self.tiers:
+            return
+        check_known("reward", self, "tiers", TIERS)
+        measure, _ = TIERS[self.tiers]
+        needed = {"length_cost": 0.0, "reading_cost": 0.0, "gain": False, "measure": measure}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    f"config.reward.tiers is {self.tiers!r} and config.reward.{name} is "
+                    f"{getattr(self, name)!r}, but tiers are rewards as they were published; set "
+                    f"it to {value!r}, or leave tiers empty."
+                )
+
+    @property
+    def name(self) -> str:
+        """The measure's own name, such as "ndcg@100"."""
+        return f"{_LOGGED.get(self.measure, self.measure)}@{self.k}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteReward:
+    """Rewards episodes.
+
+    Attributes:
+        config: which reward.
+        entries: by collection, of the index of words; a cost of reading needs them.
+    """
+
+    config: RewriteRewardConfig
+    entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all parts."""
+        own = ("reward", self.config.name, "gain", "format", "words")
+        return (*own, READ_SHARE) if self.config.reading_cost else own
+
+    def check(self, task: RewriteTask) -> None:
+        """Refuses a task that cannot be rewarded."""
+        measure = self.config.measure
+        if measure == ANSWER_RANK:
+            if not any(map(normalise, task.answers)):
+                raise InputError(
+                    f"the query {task.id!r} has no answer, which config.reward.measure "
+                    f"{measure} needs; give answers, or use {', '.join(_OF_GRADES)}."
+                )
+        elif not task.grades:
+            raise InputError(
+                f"the query {task.id!r} has no relevant document, which config.reward.measure "
+                f"{measure} needs; leave the query out, or use {ANSWER_RANK} if it has answers."
+            )
+
+    def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
+        """The measure of documents, best first, in [0, 1]; also that of the original query's."""
+        self.check(task)
+        k = self.config.k
+        if self.config.measure == ANSWER_RANK:
+            place = answer_place((each.text for each in found[:k]), task.answers)
+            return 1 / place if place else 0.0
+        ranking = [each.id for each in found[:k]]
+        return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
+
+    def of(self, task: RewriteTask, ended: Rewritten, original: float) -> dict[str, float]:
+        """Each of `names` of one episode.
+
+        - `reward`: what is learned from;
+        - the measure by its own name, in [0, 1];
+        - `gain`: the measure less `original`, whether or not it is the reward;
+        - `format`: 1 if a query could be read from the output, even one that the search cannot
+          read; else 0;
+        - `words`: of the query;
+        - `read_share`, where reading costs: entries of the index that the query reads, in those
+          that the original reads.
+
+        Args:
+            task: what was asked.
+            ended: how the episode ended.
+            original: `measure` of what the original query finds in the same collection.
+        """
+        searched = ended.outcome == REWRITTEN
+        query = ended.answer if ended.outcome in (REWRITTEN, UNREADABLE) else ""
+        value = self.measure(task, ended.found if searched else ())
+        gain = value - original
+        if self.config.tiers:
+            _, tier = TIERS[self.config.tiers]
+            reward = tier(query, searched, value)
+        else:
+            reward = gain if self.config.gain else value
+            reward -= self.config.length_cost * _length(query, task.question)
+        parts = {
+            "reward": reward,
+            self.config.name: value,
+            "gain": gain,
+            "format": float(bool(query)),
+            "words": float(len(query.split())),
+        }
+        if self.config.reading_cost:
+            share = self.entries[task.collection].share(query, task.question)
+            parts |= {"reward": reward - self.config.reading_cost * share, READ_SHARE: share}
+        return parts
+
+
+def _length(query: str, original: str) -> float:
+    """Words of a query, in those of the original; of none, 1."""
+    return len(query.split()) / max(len(original.split()), 1) if query else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The entries of a collection's words.
+
+    Attributes:
+        passages: how many passages have each word; words are in small letters.
+    """
+
+    passages: Mapping[str, int]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Entries:
+        """Counts the words of the passages' texts."""
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(_index_words(text))
+        return cls(counts)
+
+    def read(self, query: str) -> int:
+        """Entries that a search for the query reads; each word counts once."""
+        return sum(self.passages.get(word, 0) for word in _index_words(query))
+
+    def share(self, query: str, original: str) -> float:
+        """Entries read for a query, in those that the original query reads.
+
+        Without a word in it a query costs what the original does, so that nothing is won by writing
+        nothing; so does any query where the original reads nothing.
+        """
+        all_read = self.read(original)
+        return self.read(query) / all_read if all_read and _index_words(query) else 1.0
+
+
+def _index_words(text: str) -> set[str]:
+    return {word.lower() for word in words_of(text)}
+
+
+# ---------------------------------------------------------------- guards
+# A policy that is paid for what its queries find may write the answer that it remembers into the
+# query, make the query ever longer, or repeat words. Or it may collapse: into text that is far from
+# what it began with, or that is always the same. `guard_measures` shows the first three, query by
+# query; the KL and the entropy of the update show the last two. `Guards` looks at their means,
+# update by update.
+
+GUARD_MEASURES = (
+    "answer_in_query",
+    "repetition",
+    "kept_words",
+    "new_words",
+    "query_words",
+    "echo",
+)
+STOP, TELL = ACTIONS = ("stop", "tell")
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b", re.IGNORECASE)
+_OPERATORS = frozenset({"AND", "OR", "NOT"})
+# A field behind a term, such as [tiab] or [Title/Abstract:~3].
+_FIELD = re.compile(r"(?<=[\w\"')*])\[[A-Za-z][A-Za-z0-9/ :~-]{0,40}\]")
+
+
+def guard_measures(original: str, query: str, answers: Sequence[str]) -> dict[str, float]:
+    """Each of `GUARD_MEASURES` of one rewritten query.
+
+    Words have no case, no punctuation and no possessive 's. Boolean operators in capitals and names
+    of fields are no words, or each Boolean query would repeat itself.
+
+    - `answer_in_query`: 1 if an answer is in the query and not in the original, both as
+      `metrics.answer_places` compares them; else 0;
+    - `repetition`: share of the query's words that are there before, 0 without words;
+    - `kept_words`: share of the original's words that are in the query, 1 if it has none;
+    - `new_words`: share of the query's words that are not in the original, 0 without words;
+    - `query_words`: parts of the query between blanks, of whatever kind;
+    - `echo`: 1 if both have the same words and operators in the same order; else 0.
+    """
+    before, after = _query_words(original), _query_words(query)
+    known, written = set(before), set(after)
+    leaked = any(has_answer(query, [each]) and not has_answer(original, [each]) for each in answers)
+    return {
+        "answer_in_query": float(leaked),
+        "repetition": 1 - len(written) / len(after) if after else 0.0,
+        "kept_words": sum(each in written for each in before) / len(before) if before else 1.0,
+        "new_words": sum(each not in known for each in after) / len(after) if after else 0.0,
+        "query_words": float(len(query.split())),
+        "echo": float(_in_order(query) == _in_order(original)),
+    }
+
+
+def _in_order(text: str) -> list[str]:
+    plain = _plain(text).casefold()
+    return _WORD.findall(plain) or plain.split()
+
+
+def _query_words(text: str) -> list[str]:
+    found = _WORD.findall(_FIELD.sub(" ", _plain(text)))
+    return [each.casefold() for each in found if each not in _OPERATORS]
+
+
+def _plain(text: str) -> str:
+    return _POSSESSIVE.sub("", unicodedata.normalize("NFKC", text))
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardsConfig:
+    """Section `guards`: limits of an update's means, and what happens beyond them."""
+
+    # KL to the stage's first weights, nats a token; it is measured if the algorithm's beta is
+    # above 0. 0: no limit
+    max_kl: float = 0.0
+    min_entropy: float = 0.0  # of the policy, nats a token; 0: no limit
+    max_words: float = 0.0  # words of a query; 0: no limit
+    max_repetition: float = 0.0  # share of a query's words that repeat an earlier one; 0: no limit
+    patience: int = 5  # updates in a row beyond a limit until something happens
+    action: str = STOP  # what happens: stop (the run ends), or tell (a line is printed)
+
+    def __post_init__(self) -> None:
+        fields = [limit.field for limit in _LIMITS]
+        check_least("guards", self, **dict.fromkeys(fields, 0.0), patience=1)
+        check_known("guards", self, "action", ACTIONS)
+        for name in fields:
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(
+                    f"config.guards.{name} is {getattr(self, name)}; use a finite number, or "
+                    "0 for no limit."
+                )
+        if self.max_repetition >= 1:
+            raise InputError(
+                f"config.guards.max_repetition is {self.max_repetition}, which no share of "
+                "words is above; use a share below 1."
+            )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that have a limit."""
+        return tuple(each.metric for each in _LIMITS if getattr(self, each.field))
+
+
+class _Limit(NamedTuple):
+    """What is limited: a field of `GuardsConfig`, its metric, what that is, and its unit."""
+
+    field: str
+    metric: str
+    said: str
+    unit: str
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether lower values are beyond it."""
+        return self.field.startswith("min_")
+
+
+_LIMITS = (
+    _Limit("max_kl", "kl", "the KL to the stage's first weights", " nats a token"),
+    _Limit("min_entropy", "entropy", "the policy's entropy", " nats a token"),
+    _Limit("max_words", "query_words", "the length of queries", " words"),
+    _Limit("max_repetition", "repetition", "the share of repeated words", ""),
+)
+
+
+class Guards:
+    """Counts, for each limit, the updates in a row that were beyond it.
+
+    What it says depends on its config, its state and the metrics alone.
+    """
+
+    def __init__(self, config: GuardsConfig) -> None:
+        self._config = config
+        self._beyond = {each.metric: 0 for each in _LIMITS}
+
+    def look(self, metrics: Mapping[str, float]) -> str | None:
+        """Looks at an update.
+
+        Where a limit's count reaches the patience, it begins again.
+
+        Args:
+            metrics: the update's means, by name: `kl`, `entropy`, `query_words`, `repetition`, as
+                far as they have a limit. NaN tells that an update had nothing to measure; it
+                neither counts nor ends a row.
+
+        Returns:
+            A sentence for each limit whose count reaches the patience, which is then for the caller
+            to act on; None if there is none.
+        """
+        sentences = []
+        for each in _LIMITS:
+            limit = getattr(self._config, each.field)
+            if not limit:
+                continue
+            if each.metric not in metrics:
+                raise InputError(
+                    f"config.guards.{each.field} is {limit}, and this run does not measure "
+                    f"{each.metric}; set it to 0."
+                )
+            value, patience = float(metrics[each.metric]), self._config.patience
+            if math.isnan(value):
+                continue
+            beyond = value < limit if each.is_lowest else value > limit
+            self._beyond[each.metric] = self._beyond[each.metric] + 1 if beyond else 0
+            if self._beyond[each.metric] >= patience:
+                self._beyond[each.metric] = 0
+                side = "below" if each.is_lowest else "above"
+                times = f"the last {patience} updates" if patience > 1 else "the last update"
+                sentences.append(
+                    f"{each.said} ({each.metric}) is {value:.6g}{each.unit} and was {side} "
+                    f"config.guards.{each.field}, {limit:.6g}, in {times}."
+                )
+        return " ".join(sentences) or None
+
+    def state(self) -> dict[str, int]:
+        """Metric → updates in a row beyond its limit; JSON can hold it."""
+        return dict(self._beyond)
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Goes on from a state that `state` gave."""
+        self._beyond = dict(state)
