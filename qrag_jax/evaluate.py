@@ -38,12 +38,12 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import retrieval_log, stop_threshold
-from qrag_jax.metrics.bootstrap import columns_text, interval_text
+from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
-from qrag_jax.metrics.facts import fact_columns, with_intervals
-from qrag_jax.metrics.stopping import COLUMNS, StoppingOptions, tune
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.row_log import begin, read_record, record_path
+from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
+from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, StoppingOptions, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
@@ -76,7 +76,7 @@ LOG = flags.DEFINE_string("log", None, "Retrieval log to tune stopping on, or to
 TEST = flags.DEFINE_string("test", None, "With --log: log to report on; default: half of it.")
 BUDGETS = flags.DEFINE_list("budgets", None, "Fixed budgets to compare with; default 1,2,…,all.")
 OBJECTIVE = flags.DEFINE_enum(
-    "objective", "fact_f1", stop_threshold.OBJECTIVES, "What the threshold and budget maximise."
+    "objective", "fact_f1", OBJECTIVES, "What the threshold and budget maximise."
 )
 FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(FILTERS)}.")
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
@@ -183,20 +183,20 @@ def _of_log(log: Path) -> int:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")
     parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
     keep = chunk_filter(FILTER.value, parameters)
-    rows, meta = retrieval_log.read(log), retrieval_log.read_meta(log)
+    rows, meta = read_retrievals(log), read_record(log)
     kept = [keep(row) for row in rows]
     applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     with commandline.writing(out, "--out"), log_locks(out):
-        for path in (out, retrieval_log.meta_path(out)):
+        for path in (out, record_path(out)):
             if path.exists():
                 raise InputError(f"{path} exists already; delete it or give another --out")
-        retrieval_log.check_meta(out, meta)
-        retrieval_log.append(out, kept)
+        begin(out, meta)
+        RETRIEVALS.append(out, kept)
     lines = [["", *COLUMNS]]
     for name, shown in (("before", rows), ("after", kept)):
         scores = with_intervals(fact_columns(shown))
-        lines.append([name, *(interval_text(scores[column]) for column in COLUMNS)])
+        lines.append([name, *interval_cells(scores, COLUMNS)])
     print("\n".join(columns_text(lines)))
     print(f"{len(kept)} rows: {out}")
     return 0

@@ -17,11 +17,8 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics.rows import RewardRow
 from qrag_jax.metrics.summaries import reward_lines
-from qrag_jax.feedback.llm import FeedbackLost
-from qrag_jax.metrics import reward_log
-from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import harr_config, run_flags
 from qrag_jax.systems.harr_scoring import FilterOptions, filter_questions
@@ -64,7 +61,7 @@ def main() -> int:
         status = resumable(lambda: rows.extend(filter_questions(config, options)), str(options.out))
     if status:
         return status
-    print("\n".join([*reward_log.summary(rows, options.least_std), f"rewards: {options.out}"]))
+    print("\n".join([*reward_lines(rows, options.least_std), f"rewards: {options.out}"]))
     return 0
 
 

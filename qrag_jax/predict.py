@@ -23,9 +23,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-import signal
-import sys
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -34,21 +31,16 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.eval_config import ALL
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics.rows import RewriteRow
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_player
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, Weights
 from qrag_jax.systems.scoring import resumable
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
 
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
@@ -86,23 +78,16 @@ def main() -> int:
     file = Path(OUT.value) if OUT.value else None
     if file and file.suffix != ".jsonl":
         raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
-    if workdir is None or config.system == rlvr_config.NAME:
-        return _answerer(workdir, config, file)
-    if config.system == leret_config.NAME:
-        return _query_writer(workdir, config, file)
-    return _rewriter(workdir, config, file)
-
-
-def _answerer(workdir: Path | None, config: ConfigDict, file: Path | None) -> int:
-    folder = workdir or _own_folder(Path(str(file)))
-    retriever, sampled = config.tools.retriever, SAMPLED.value
+    if workdir and config.system in WRITERS:
+        return _writer(workdir, config, file)
+    folder, sampled = workdir or _own_folder(Path(str(file))), SAMPLED.value
     with (
         commandline.writing(file or folder, "--out"),
         open_player(config, workdir, folder) as player,
     ):
-        weights = _weights(player, workdir)
+        weights, retriever = _weights(player, workdir), player.retriever
         out = file or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
-        asked = len(player.system.inputs.dev)
+        asked = len(player.system.asked)
         status = resumable(
             lambda: player.predict(weights, out, retriever, sampled, restart=RESTART.value),
             str(out),
@@ -112,43 +97,24 @@ def _answerer(workdir: Path | None, config: ConfigDict, file: Path | None) -> in
     return status
 
 
-def _query_writer(workdir: Path, config: ConfigDict, file: Path | None) -> int:
-    """The same for a run of LeReT."""
+def _writer(workdir: Path, config: ConfigDict, file: Path | None) -> int:
+    """The same for a run of LeReT or DeepRetrieval."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
-    with (
-        commandline.writing(file or workdir, "--out"),
-        open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, file)) as predictor,
-    ):
-        weights = _weights(predictor, workdir)
+    with commandline.writing(file or workdir, "--out"), _opened(workdir, config, file) as opened:
+        weights = _weights(opened, workdir)
         out = file or workdir / "predictions" / f"{weights.name}.jsonl"
-        asked, restart = len(predictor.system.inputs.dev), RESTART.value
-        status = resumable(lambda: predictor.predict(weights, out, restart=restart), str(out))
-    if not status:
-        print(f"{asked} questions hop by hop, {weights.told}: {out}")
-    return status
-
-
-def _rewriter(workdir: Path, config: ConfigDict, file: Path | None) -> int:
-    """The same for a run of DeepRetrieval."""
-    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-    search, samples = search_beside(workdir, config, queries, file), SAMPLES.value
-    with (
-        commandline.writing(file or workdir, "--out"),
-        open_rewriter(config, workdir, queries=queries, samples=samples, search=search) as rewriter,
-    ):
-        weights = _weights(rewriter, workdir)
-        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
-        rows: list[RewriteRow] = []
-        status = resumable(
-            lambda: rows.extend(rewriter.predict(weights, out, restart=RESTART.value)), str(out)
-        )
-    if not status:
-        print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
-        print("\n".join(rewritten_lines(rows)))
-    return status
+        status = resumable(lambda: opened.predict(weights, out, restart=RESTART.value), str(out))
+    if status:
+        return status
+    rewrites = config.system == deepretrieval_config.NAME
+    what = "queries rewritten" if rewrites else "questions hop by hop"
+    print(f"{len(opened.asked)} {what}, {weights.told}: {out}")
+    if rewrites:
+        print("\n".join(rewritten_lines(REWRITES.read(out))))
+    return 0
 
 
 def _weights(player: Any, workdir: Path | None) -> Weights:

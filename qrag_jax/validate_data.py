@@ -11,7 +11,6 @@ folder are checked, and one bad line gives status 2.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,12 +20,7 @@ from qrag_jax.data import babi
 from qrag_jax.data.reading import ReadReport, load_samples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns
-from qrag_jax.data.files import babi
-from qrag_jax.data.sources import babilong
-from qrag_jax.data.sources.own import Columns, neutral_record
-from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
 
 

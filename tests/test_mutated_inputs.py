@@ -28,18 +28,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data.dataset_parts import read_query_questions
-from qrag_jax.data.files import babi, corpora, queries
-from qrag_jax.data.files.records import read_records
-from qrag_jax.data.sources.registry import SOURCES, load_samples
-from qrag_jax.environments.query_output import FORMS, OUTCOMES, read_output
-from qrag_jax.environments.rag import search_r1, trail
 from qrag_jax.data import babi, corpora, queries
 from qrag_jax.data.reading import load_samples, read_parts
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sources import SOURCES
-from qrag_jax.environments.query_rewriting.output import FORMS, OUTCOMES, read_output
-from qrag_jax.environments.rag import reading, search_r1
+from qrag_jax.environments.query_output import FORMS, OUTCOMES, read_output
+from qrag_jax.environments.rag import search_r1, trail
 from qrag_jax.errors import InputError
 from qrag_jax.llm import replies
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure

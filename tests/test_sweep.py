@@ -26,7 +26,6 @@ from qrag_jax.metrics.rows import (
     RewriteRow,
     Searched,
 )
-from qrag_jax.systems.sweep_plan import Plan, Scored, compared, markdown, scores_of, seeds_of
 from qrag_jax.sweep import Plan, compared, markdown, scores_of, seeds_of, sets_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
@@ -149,8 +148,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_chunks(run: Path) -> None:
     rows = played_rows(12, 0)
-    retrieval_log.append(run / "eval/best-10/eval_seed42.jsonl", rows)
-    retrieval_log.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
+    RETRIEVALS.append(run / "eval/best-10/eval_seed42.jsonl", rows)
+    RETRIEVALS.append(run / "eval/untrained/eval_seed42.jsonl", played_rows(12, 1))
     main, scores = scores_of(run)
     assert main == "fact_f1"
     own = scores["fact_f1"]
@@ -166,7 +165,7 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
         AgentRow("q3", "Where?", ("Oslo",), "Oslo", "", 1.0, 1.0, 0.25, ()),
         AgentRow("q4", "Where?", ("Oslo",), "", "no_retrieval", 0.0, 0.0, 0.0, ()),
     ]
-    agent_log.append(run / "eval/last-4/agent_seed42.jsonl", rows)
+    AGENTS.append(run / "eval/last-4/agent_seed42.jsonl", rows)
     _, scores = scores_of(run)
     assert scores == {
         "f1": {"q1": 0.5, "q3": 1.0, "q4": 0.0},
@@ -178,8 +177,8 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
 def test_tokens(run: Path) -> None:
     log = run / "eval/last-9/bm25.jsonl"
     rows = [prediction(0, 0.75), prediction(1, 0.5), prediction(2, None, "timeout")]
-    answer_log.append(log, rows)
-    log.with_suffix(".json").write_text(json.dumps({"kind": predictions.KIND}))
+    PREDICTIONS.append(log, rows)
+    log.with_suffix(".json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     main, scores = scores_of(run)
     assert main == "f1"
     assert [*scores["reward"].values()] == [0.75, 0.5]  # the third failed
@@ -194,7 +193,7 @@ def test_hops_are_those_after_the_last(run: Path) -> None:
         Searched(f"q{n}", "Where?", ("Oslo",), ("d1",), (hop(0.0), hop(float(n)))) for n in (0, 1)
     ]
     (run / "eval").mkdir()
-    hop_log.LOG.write(run / "eval/last-4.jsonl", rows, {})
+    HOPS.write(run / "eval/last-4.jsonl", rows, {})
     main, scores = scores_of(run)
     assert (main, scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
 

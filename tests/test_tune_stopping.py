@@ -152,7 +152,7 @@ def test_writes_the_filtered_rows_with_their_origin(
     new, facts = tmp_path / "new" / "cut.jsonl", tmp_path / "facts.jsonl"
     arguments = ("--filter=qvalue", "--threshold=0.45")
     out = commands.succeed("evaluate", f"--log={log}", *arguments, f"--out={new}")
-    rows = retrieval_log.read(log)
+    rows = read_retrievals(log)
     kept = [chunk_filter("qvalue", {"threshold": 0.45})(row) for row in rows]
     assert read_retrievals(new) == kept
     assert log.read_bytes() == before
@@ -165,8 +165,8 @@ def test_writes_the_filtered_rows_with_their_origin(
 
     # What was filtered may be filtered again, but no threshold is tuned on it.
     commands.succeed("evaluate", f"--log={new}", "--filter=gt", f"--out={facts}")
-    assert retrieval_log.read_meta(facts)["filters"] == [applied, {"name": "gt"}]
-    taken = [row.pred_idx for row in retrieval_log.read(facts)]
+    assert read_record(facts)["filters"] == [applied, {"name": "gt"}]
+    taken = [row.pred_idx for row in read_retrievals(facts)]
     assert taken == [sorted(row.sf_idx) for row in rows]
     assert str(new) in refusal(commands.run("evaluate", f"--log={new}"))
     assert "Q" in refusal(commands.run("evaluate", f"--log={facts}", *arguments, "--out=x"))

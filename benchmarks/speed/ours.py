@@ -19,19 +19,14 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
-from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners.config import ImitateConfig
 from qrag_jax.learners.imitation import ImitationGradient
-from qrag_jax.feedback.facts import fact_feedback
-from qrag_jax.learners.imitation import ImitateConfig, ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import both_towers, params_shardings
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
-from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.rows import Row
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes

@@ -20,8 +20,6 @@ from benchmarks.speed.measure import OURS, Program, Setting, beside, with_detail
 from configs import hotpotqa
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.learners.imitation import ImitateConfig
 from qrag_jax.metrics.rows import Row
 from qrag_jax.runtime.minilm import find_minilm
 from tests.support.torch_pqn import BatchedPeer

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.data.generators.dropped_words import content_words, words_of
 from qrag_jax.data.scripted import (
     BridgePassage,
     BridgeQuestion,
@@ -21,6 +20,7 @@ from qrag_jax.data.scripted import (
     TalkativeQuestion,
     renaming,
 )
+from qrag_jax.data.words import content_words, words_of
 from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, Variant, grown
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.outcomes import Failure

@@ -14,11 +14,6 @@ from qrag_jax.evaluators.training_scores import Evaluation, lost_text, of_all_ho
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import answers, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow
-from qrag_jax.evaluators.episode_views import AGENTS
-from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.llm import FeedbackLost
-from qrag_jax.metrics import answers, hops
-from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
 

@@ -9,25 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.queries import EMPTY, STOPPED, TOO_LONG, QueryState
-from qrag_jax.evaluators.episode_sample import Sampler, sampler
-from qrag_jax.evaluators.episode_views import HOPS
-from qrag_jax.environments.query_writing.state import (
-    EMPTY,
-    OUTCOMES,
-    STOPPED,
-    TOO_LONG,
-    QueryState,
-)
+from qrag_jax.environments.queries import EMPTY, OUTCOMES, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
-from qrag_jax.feedback.tries import Try
+from qrag_jax.feedback.tries import ALL_GOLD, AP, RECALL, Try
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.metrics.summaries import hop_columns
-from qrag_jax.feedback.tries import ALL_GOLD, AP, RECALL, Try
-from qrag_jax.metrics import hop_log
-from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.runtime.interrupt import StopSignal
 
 

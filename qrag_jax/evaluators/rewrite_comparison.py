@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.queries import RewriteTask
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_scores import measured
 from qrag_jax.metrics.bootstrap import (
     columns_text,

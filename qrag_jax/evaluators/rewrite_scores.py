@@ -8,20 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.episode import Failed
+from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.evaluators.episode_sample import played_sampler
-from qrag_jax.evaluators.episode_views import REWRITES
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.environments.query_rewriting.output import REWRITTEN, read_output
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Failed
+from qrag_jax.environments.query_output import REWRITTEN, read_output
 from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation, lost_text
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
@@ -156,7 +149,7 @@ def played_row(
         cut_off = turn is None or turn.finish == "length"
         query = read_output(text, form, cut_off=cut_off).query if form else ""
         return dataclasses.replace(row, query=query, outcome=ended.cause)
-    assert isinstance(ended, Rewritten)
+    assert isinstance(ended, Searched)
     found = _scored(ended.found)
     return dataclasses.replace(row, query=ended.answer, outcome=ended.outcome, found=found)
 

@@ -9,20 +9,12 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.episode import Failed, ToolTask
-from qrag_jax.evaluators.episode_sample import played_sampler
-from qrag_jax.evaluators.episode_views import TOKENS
-from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.environments.tools.episode import Failed, ToolTask
 from qrag_jax.evaluators.episode_sample import sampler
 from qrag_jax.evaluators.training_scores import Evaluation, lost_text
-from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
-from qrag_jax.feedback.rubric import PARTS, Rubric, score
-from qrag_jax.metrics.rows import PREDICTIONS, Prediction
-from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.rows import PREDICTIONS, Prediction
+from qrag_jax.rollouts.environment_play import PlayedEpisode, Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 

@@ -12,9 +12,7 @@ import numpy as np
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episode_sample import Sampler, sampler
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
-from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.service import FeedbackLost, Rewards
-from qrag_jax.feedback.llm import EpisodeRewards, FeedbackLost, Rewards, Unscored
+from qrag_jax.feedback.llm import FeedbackLost, Rewards, Unscored
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.runtime import hosts

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
@@ -40,8 +39,8 @@ from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_mo
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES, NoAnswer
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.metrics.answer_table import causes_text
 from qrag_jax.metrics.answers import Scores, whole_answers
+from qrag_jax.metrics.summaries import causes_text
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 

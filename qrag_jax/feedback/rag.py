@@ -25,17 +25,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from qrag_jax.environments.episode import Ended, Failed
+from qrag_jax.environments.episode import Ended, Failed, Seen
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.metrics import answers, ranking
-from qrag_jax.environments.rag.episode import Broken, Ended, Seen
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.questions import judge_request
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
-from qrag_jax.metrics import answers, hops
+from qrag_jax.metrics import answers, ranking
 
 LLM, RELEVANCE = "llm", "relevance"
 

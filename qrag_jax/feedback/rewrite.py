@@ -24,7 +24,7 @@ are in the reward alone: the measure and its gain are logged without them, and s
 `evaluate` scores. An output without a query pays them like the echo, so that it stays worth no
 more.
 
-A search that failed ended in no `Rewritten` but in `Failed`, and has no reward.
+A search that failed ended in no `Searched` but in `Failed`, and has no reward.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.generators.dropped_words import words_of
-from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document
+from qrag_jax.data.words import words_of
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import REWRITTEN, UNREADABLE
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.metrics.answer_places import answer_place, has_answer
 from qrag_jax.metrics.answers import normalise
@@ -229,7 +229,7 @@ class RewriteReward:
         ranking = [each.id for each in found[:k]]
         return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
 
-    def of(self, task: RewriteTask, ended: Rewritten, original: float) -> dict[str, float]:
+    def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
         """Each of `names` of one episode.
 
         - `reward`: what is learned from;

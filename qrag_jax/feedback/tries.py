@@ -7,9 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.environments.queries import OUTCOMES, SEARCHED, STOPPED
-from qrag_jax.llm.outcomes import CAUSES, ENDS
-from qrag_jax.environments.query_writing.state import SEARCHED
+from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.runtime import typed_json
 

@@ -47,9 +47,7 @@ from qrag_jax.learners.update import Metrics, Step, Update, counted, in_steps, s
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
-from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
-from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.environments.rag.episode import (
+from qrag_jax.environments.episode import (
     MALFORMED_CALL,
     NO_RETRIEVAL,
     OWN_CODE,
@@ -22,8 +22,6 @@ from qrag_jax.environments.rag.episode import (
     Complete,
     Ended,
     Failed,
-    Play,
-    Reply,
     Retrieve,
     Step,
     Task,
@@ -158,7 +156,7 @@ class _Course(Schedule):
             return _Episode(start, rollout._agent, attempt)
 
         config = rollout._config
-        super().__init__(begin, Broken, config.attempts, rollout.counts, rollout._stop)
+        super().__init__(begin, Failed, config.attempts, rollout.counts, rollout._stop)
         self._search, self._model, self._gather = rollout._search, rollout._model, config.gather
         # What depends on a question alone, by group and request: outcomes, and who waits for one.
         self._known: dict[Hashable, Outcome] = {}

@@ -25,11 +25,6 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.sample import Sample, drawn
-from qrag_jax.feedback.completion import EpisodeRewards
-from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.service import Asked, FeedbackLost, Rewards
-from qrag_jax.data.lazy_samples import drawn
-from qrag_jax.data.sample import Sample
 from qrag_jax.feedback.llm import Asked, EpisodeRewards, FeedbackLost, Rewards, Unscored
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from qrag_jax.data.sample import Page, QueryQuestion
-from qrag_jax.environments.query_writing.state import (
+from qrag_jax.data.sample import Page, Sample
+from qrag_jax.environments.episode import Document, Failed
+from qrag_jax.environments.queries import (
     BY_PASSAGE,
     BY_TITLE,
     SEARCHED,
@@ -19,9 +20,6 @@ from qrag_jax.environments.query_writing.state import (
     key_of,
     normalised_title,
 )
-from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
-from qrag_jax.feedback.tries import StateKey, Try
-from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -152,7 +150,7 @@ class QueryStates(NamedTuple):
 
 
 def states_on(
-    questions: Sequence[QueryQuestion],
+    questions: Sequence[Sample],
     corpus: StoredCorpus,
     by: str,
     max_missing_share: float = 0.0,
@@ -206,7 +204,7 @@ def states_on(
     return QueryStates(states, lacking)
 
 
-def _check_known(questions: Iterable[QueryQuestion], by: str) -> None:
+def _check_known(questions: Iterable[Sample], by: str) -> None:
     for each in questions:
         for page in each.gold:
             if by == BY_TITLE and not page.title:

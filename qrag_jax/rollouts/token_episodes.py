@@ -19,9 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_rewriting.task import Rewritten
-from qrag_jax.environments.query_writing.state import Searched
-from qrag_jax.environments.tools.episode import (
+from qrag_jax.environments.episode import (
     Agent,
     Closed,
     Document,
@@ -35,6 +33,7 @@ from qrag_jax.environments.tools.episode import (
     Step,
     ToolTask,
 )
+from qrag_jax.environments.queries import Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Checks, FeedbackLost
 from qrag_jax.llm.outcomes import Failure
@@ -316,7 +315,7 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 # ---------------------------------------------------------------- episodes of all hosts
 # Documents that episodes have found stand in a table, each once: many episodes find the same ones.
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Rewritten, Searched)}
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
 _FOUND = "found"  # the field that has documents
 
 
@@ -367,7 +366,7 @@ def _fields(ended: Ended, number: Callable[[Document], tuple[int, float]]) -> di
 def _ended(kind: str, fields: Mapping[str, Any], documents: Sequence[Document]) -> Ended:
     given = {name: value for name, value in fields.items() if name != _FOUND}
     ended: Ended = made(_KINDS[kind], given)
-    if not isinstance(ended, Rewritten | Searched):
+    if not isinstance(ended, Searched):
         return ended
     found = tuple(documents[n]._replace(score=score) for n, score in fields[_FOUND])
     return dataclasses.replace(ended, found=found)

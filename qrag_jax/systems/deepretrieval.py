@@ -16,60 +16,38 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.queries import RewriteTask
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.environments.episode import Document, Look
+from qrag_jax.environments.queries import RewriteTask, Searched
+from qrag_jax.environments.query_output import REWRITTEN
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import played_row
-from qrag_jax.evaluators.rewrite_scores import RewriteScores
-from qrag_jax.learners.config import NONE
 from qrag_jax.evaluators.rewrite_scores import RewriteScores, played_row
-from qrag_jax.learners.optimizers import (
-    OptimizerConfig,
-    learning_rate_schedule,
-    make_optimizer,
-)
-from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.token_update import make_token_update
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.feedback.rewrite_guards import (
+from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
     TELL,
+    Entries,
     Guards,
     GuardsConfig,
+    RewriteReward,
     guard_measures,
 )
-from qrag_jax.feedback.rewrite_reward import Entries, RewriteReward
-from qrag_jax.learners.optimizers import make_optimizer
-from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.ppo_config import NONE
-from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
+from qrag_jax.learners.config import NONE
+from qrag_jax.learners.optimizers import (
+    make_optimizer,
+)
+from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages, one_line
+from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.experience import Experience, QuestionOrder
-from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
-from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_config
 from qrag_jax.systems.deepretrieval_config import (
@@ -167,7 +145,7 @@ class RewriteEpisodes:
         for place, number in enumerate(numbers):
             shown = inputs.script.at(config, number, step * config.script.batch_size + place)
             talk = Talk(
-                Rewritten(answer=shown.query),
+                Searched(shown.query, outcome=REWRITTEN),
                 ((inputs.agent.prompt.messages(shown.task), shown.query),),
             )
             episode = encoded(talk, inputs.speech)
@@ -222,7 +200,7 @@ class RewriteEpisodes:
         ended, status, parts = episode.ended, episode.status, {}
         if isinstance(original, Failure):
             status = original.cause
-        elif isinstance(ended, Rewritten):
+        elif isinstance(ended, Searched):
             parts = self.reward.of(task, ended, original)
         return TokenTrajectory(
             question=of[0],
@@ -383,7 +361,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         prompt = self.inputs.agent.prompt
         return (prompt.messages(task) for task in self.inputs.train)
 
-    def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
         """See `System`."""
         stage, state = self._at_stage(state)
         state, metrics = self._learned(stage, state, episodes)
@@ -426,17 +404,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         """What an update takes, on the devices."""
         if stage.kind == RL:
             self._shape = self.episodes.shape_of(trajectories)
-        if not self._by_ppo(stage):
-            return super()._batch(stage, trajectories)
-        return put_whole(self._arrays(stage, trajectories), ppo_shardings(self.mesh))
-
-    def _by_ppo(self, stage: Stage) -> bool:
-        return stage.kind == RL and self.config.algorithm == PPO
-
-    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
-        if self._by_ppo(stage):
-            return ppo_episodes(stage.policy, batch, shape)
-        return super()._episodes(stage, batch, shape)
+        return super()._batch(stage, trajectories)
 
     def play(
         self,
@@ -521,7 +489,6 @@ def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageMod
         steps = config.script.steps * config.script.epochs
         optimizer = imitation_optimizer(config.optimizer, config.script, steps)
     by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
-    per_batch = algorithm.updates_per_batch if by_ppo else algorithm.epochs
     # One state serves all stages, so all of them have a reference and a critic if one does.
     critic = None
     if rl and ppo and config.ppo.critic != NONE:
@@ -534,9 +501,9 @@ def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageMod
         kind,
         algorithm,
         optimizer=optimizer,
-        make_update=make_ppo_update if by_ppo else make_token_update,
+        make_update=make_token_update,
         first=first,
-        step_of=lambda step: step - first * per_batch,
+        step_of=lambda step: step - first * algorithm.updates_per_batch,
         weights=(1.0,),
         keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
         critic_optimizer=critic,

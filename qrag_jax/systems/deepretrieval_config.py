@@ -11,12 +11,8 @@ from qrag_jax.data.scripted import BLOCK
 from qrag_jax.environments.demonstrations import RewriteStylesConfig
 from qrag_jax.environments.queries import PromptKind, prompt_kind
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.rewrite_guards import GuardsConfig
-from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
-from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig

@@ -16,29 +16,12 @@ from qrag_jax.data import queries
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import BLOCK, TalkativeQuestion, talkative_questions
-from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask, any_query
-from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
-from qrag_jax.data.files import queries
-from qrag_jax.data.files.queries import JudgedQuery, ListedQuery, Origin, check_in_corpus
-from qrag_jax.data.generators.dropped_words import (
-    STREAM,
-    dropped,
-    frequent_words,
-    is_among,
-    sentences_of,
-)
-from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
-from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
-from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
-from qrag_jax.environments.query_rewriting.styles import draw_rewriting
-from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
+from qrag_jax.environments.demonstrations import draw_rewriting
+from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask, any_query
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.feedback.rewrite import RewriteReward
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel
@@ -208,7 +191,7 @@ def _split(
 
 
 def _read(
-    text: str, made: Callable[[], list[JudgedQuery]], folders: dict[str, Path]
+    text: str, made: Callable[[], list[Query]], folders: dict[str, Path]
 ) -> list[RewriteTask]:
     """The tasks of a dataset string, part by part: ids need be unique within a part alone.
 
@@ -522,7 +505,7 @@ class RewriteScript:
             draw = Draw(config.seed, STREAM, index)
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
             return Demonstrated(task, self._dropped(config.dropped, one, draw))
-        query = draw_rewriting(config.styles, config.seed, index, one).query
+        _, query = draw_rewriting(config.styles, config.seed, index, one)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
         return Demonstrated(task, query)

@@ -19,27 +19,15 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.data.files.queries import read_query_list
-from qrag_jax.data.generators.dropped_words import content_words
-from qrag_jax.environments.episode import Document
-from qrag_jax.environments.queries import RewriteTask, prompt_kind
-from qrag_jax.environments.query_output import REWRITTEN, TAGGED
 from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
-from qrag_jax.environments.query_rewriting.output import REWRITTEN, TAGGED
-from qrag_jax.environments.query_rewriting.prompt import prompt_kind
-from qrag_jax.environments.query_rewriting.output import REWRITTEN
-from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.queries import RewriteTask
+from qrag_jax.environments.query_output import REWRITTEN
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners.config import NONE
-from qrag_jax.evaluators.rewrite_log import RewriteRow
-from qrag_jax.evaluators.rewrite_rows import played_row, searched_row, shape_of_rows
 from qrag_jax.feedback.llm import FeedbackLost
-from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
@@ -318,7 +306,7 @@ def open_rewriter(
         yield Predictor(
             system,
             stop,
-            rows=rewrite_log.LOG,
+            rows=REWRITES,
             asked=tasks,
             size=size,  # as in training, whose memory suffices
             play=play,

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
-from qrag_jax.environments.tools.episode import Agent, Failed, ToolTask
 from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import FirstLanguageModel
@@ -69,7 +68,7 @@ class EpisodePlayer:
     # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
     # `max_failed_share` of a list of episodes, above which the play pauses
     section: str
-    inputs: Inputs
+    inputs: TokenInputs
     # Most tokens that a turn may sample in episodes that are learned from; 0: as in others
     turn: int
     mesh: Mesh  # where parameters play, devices of this host; each samples rows of its own
@@ -77,7 +76,7 @@ class EpisodePlayer:
     # What samples episodes that are learned from; None: the device
     served: ServedPolicy | None = None
     # Over all that was played on this host
-    counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
+    counts: Counts = dataclasses.field(default_factory=Counts)
     # Brings parameters of training to the mesh; all hosts call it together
     here: Callable[[Params], Params] = lambda params: params
 

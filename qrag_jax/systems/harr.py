@@ -19,8 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import Agent, Task
-from qrag_jax.environments.rag.episode import Agent, Broken, Task
+from qrag_jax.environments.episode import Agent, Failed, Task
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
@@ -126,7 +125,7 @@ class HarrPlayer:
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
         share = self.config.agent.max_broken_share
         advice = ADVICE + (self.models.kept if self.models is not None else "")
-        patience = Patience(share, self.watch(stop), log, advice, Broken, HOPELESS)
+        patience = Patience(share, self.watch(stop), log, advice, Failed, HOPELESS)
         return patience.play(starts, rollout.play)
 
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:

@@ -131,27 +131,28 @@ def load_inputs(
     )
 
 
-def _kept(path: str, train: Sequence[RagQuestion]) -> tuple[list[int], dict[str, str]]:
+def _kept(path: str, train: Sequence[Sample]) -> tuple[list[int], dict[str, str]]:
     """The training questions that a file of `qrag filter_data` keeps, and the choice's key."""
     field = "config.questions.kept"
-    rows = reward_log.read(Path(path).expanduser(), field)
-    chosen = {(row.id, row.question): row.kept for row in rows}
-    samples = [each.sample for each in train]
-    for sample in samples:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"{field} is {path}, which is no file; give one of qrag filter_data.")
+    chosen = {(row.id, row.question): row.kept for row in REWARDS.read(file)}
+    for sample in train:
         if (sample.id, sample.question) not in chosen:
             raise InputError(
                 f"{field} is {path}, which lacks the training question {sample.id}: it is of other "
                 "data or not finished; give the command qrag filter_data again, or the file of "
                 "these data."
             )
-    numbers = [n for n, each in enumerate(samples) if chosen[each.id, each.question]]
+    numbers = [n for n, each in enumerate(train) if chosen[each.id, each.question]]
     if not numbers:
         raise InputError(
             f"{field} is {path}, which keeps none of the {len(train)} training questions; give the "
             "command qrag filter_data a lower --least_std, or leave the field out."
         )
     log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
-    names = json.dumps([(samples[n].id, samples[n].question) for n in numbers])
+    names = json.dumps([(train[n].id, train[n].question) for n in numbers])
     return numbers, {field: hashlib.sha256(names.encode()).hexdigest()[:16]}
 
 

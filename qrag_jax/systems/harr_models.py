@@ -129,7 +129,7 @@ class AgentRewards:
             return [None] * len(episodes)
         prompt = prompts.load(JUDGE)
         requests: list[Request | None] = [
-            rag_judging.correctness_request(prompt, gold, each.ended.answer, judge.generation)
+            judged_answer(prompt, gold, each.ended.answer, judge.generation)
             if isinstance(each.ended, Closed)
             else None
             for gold, each in zip(golds, episodes, strict=True)

@@ -20,7 +20,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
@@ -30,15 +29,8 @@ from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, pair
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
-from qrag_jax.metrics import agent_log, answer_log, reward_log
-from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
-from qrag_jax.metrics.bootstrap import columns_text, interval_text, paired_interval
-from qrag_jax.metrics.prediction_scores import numbers_of_draws
-from qrag_jax.metrics.reward_log import RewardRow
-from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
-from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -199,7 +191,7 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
     known = [row for row in rows if row.right is not None]
     passes = {
         str(k): [pass_at(k, row.right or 0, row.sampled) for row in known if row.sampled >= k]
-        for k in numbers_of_draws(sampled)
+        for k in (1 << place for place in range(sampled.bit_length()))
     }
     return {k: float(np.mean(values)) for k, values in passes.items() if values}
 
@@ -269,7 +261,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
     settings = _settings(given, options.rollouts)
     if options.restart:
         log.unlink(missing_ok=True)
-    agent_log.refuse_other(log, settings)  # before anything is computed
+    refuse_other(log, settings)  # before anything is computed
     if not options.workdir:
         _prepare_folder(options, settings)
     with _opened(config, options.folder) as (system, models, stop):
@@ -284,7 +276,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
         }
         _judge_again(log, options.least_std)
         _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
-    return answer_log.read_partial(log, RewardRow)
+    return REWARDS.read(log)
 
 
 def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:

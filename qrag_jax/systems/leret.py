@@ -20,16 +20,12 @@ from qrag_jax.environments.few_shot import NAME, split_questions
 from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores, logged
-from qrag_jax.feedback.pool_scores import PoolScores
-from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.feedback.tries import PoolScores
-from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import make_preference_update
-from qrag_jax.learners.state import Parts, TrainState
+from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import make_token_update
-from qrag_jax.metrics.rows import Searched
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.metrics.rows import Searched
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
@@ -149,7 +145,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         scores = PoolScores(config.writing.k, config.reward.recall_k)
         return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
 
-    def tried(self, iteration: int, state: PolicyState | None, stop: StopSignal) -> Tried:
+    def tried(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Tried:
         """See `leret_pairs.TriesOf`: prompts are made first, then the tries by them."""
         if state is None:
             weights, play = self.tries.weights_of(iteration), None
@@ -232,7 +228,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             self.workdir,
         )
 
-    def play(self, state: PolicyState, stop: StopSignal) -> PlayBy:
+    def play(self, state: TrainState, stop: StopSignal) -> PlayBy:
         """Plays the tries that are learned from, by the weights of a state."""
         weights = self.weights(state)
 

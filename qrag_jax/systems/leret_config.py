@@ -11,13 +11,9 @@ from qrag_jax.environments.demonstrations import STYLES, StylesConfig
 from qrag_jax.environments.few_shot import FewShotConfig
 from qrag_jax.environments.queries import BY_HOP, ORDERS
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.next_states import NextStatesConfig
-from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
-from qrag_jax.feedback.preference_pairs import PairsConfig
-from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.feedback.pairs import NextStatesConfig, PairsConfig
 from qrag_jax.feedback.tries import POOL_SCORES, QueryRewardConfig
-from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types

@@ -14,30 +14,19 @@ from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import (
-    style_variants,
-)
-from qrag_jax.environments.queries import QueryAgent, QueryPrompt, QueryState
-from qrag_jax.errors import InputError
-from qrag_jax.environments.query_writing.agent import QueryAgent
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Pool, QueryState
-from qrag_jax.environments.query_writing.styles import (
     Start,
     StyledPlay,
     draw_styles,
     style_variants,
 )
-from qrag_jax.environments.tools.episode import Look
+from qrag_jax.environments.episode import Look
+from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.query_states import states_on
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import states_on
-from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache

@@ -17,19 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.demonstrations import (
-    Start,
-    StyledPlay,
     draw_renamed,
-    draw_styles,
-    style_variants,
 )
-from qrag_jax.environments.episode import Look
-from qrag_jax.environments.queries import Pool, QueryPrompt, QueryState
-from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.environments.query_writing.styles import draw_renamed
+from qrag_jax.environments.queries import QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import (
     StatePairs,
@@ -44,13 +35,7 @@ from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, r
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
-from qrag_jax.rollouts.agent_experience import QuestionOrder
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text import prompts
-from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.experience import QuestionOrder
-from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Speech
@@ -84,7 +69,7 @@ def states_of(config: LeretConfig, number: int, found: Iteration) -> list[StateP
     by_state: dict[StateKey, list[Try]] = {}
     for each in credited(found.tries, found.grown_from, config.reward):
         by_state.setdefault(each.at, []).append(each)
-    return [pairs_of(tries, config.pairs, (config.seed, number)) for tries in by_state.values()]
+    return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 
 
 class BestLesson(NamedTuple):
@@ -95,7 +80,7 @@ class BestLesson(NamedTuple):
 
 
 class PairLesson(NamedTuple):
-    """Two queries of one state, behind the same prompt; the pair's weight in the loss."""
+    """Two queries of one state, behind the same prompt."""
 
     better: Segment
     worse: Segment
@@ -143,7 +128,7 @@ def lessons_of(
         if each.target is not None:
             imitated.append(BestLesson(turns[each.target], each.at.question))
         pairs.extend(
-            PairLesson(turns[pair.winner], turns[pair.loser], pair.weight, each.at.question)
+            PairLesson(turns[pair.winner], turns[pair.loser], each.at.question)
             for pair in each.pairs
         )
     return Lessons(imitated, pairs, _longest(states, shown, prompt, speech), too_long)
@@ -220,7 +205,7 @@ class Tried(NamedTuple):
 
 # (iteration, state, signal) → its tries. The state has the weights that make those that are
 # missing; None: these are gone.
-TriesOf = Callable[[int, PolicyState | None, StopSignal], Tried]
+TriesOf = Callable[[int, TrainState | None, StopSignal], Tried]
 
 
 @dataclasses.dataclass
@@ -418,7 +403,7 @@ class LessonExperience:
         return lessons
 
     def _of_reference(
-        self, stage: StagePlan, lessons: Lessons, state: PolicyState | None, stop: StopSignal
+        self, stage: StagePlan, lessons: Lessons, state: TrainState | None, stop: StopSignal
     ) -> np.ndarray:
         """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
 

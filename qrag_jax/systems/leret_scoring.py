@@ -23,13 +23,10 @@ from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
-from qrag_jax.feedback.pairs import credited, pairs_of
-from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
-from qrag_jax.metrics.summaries import SHOWN, hop_gains, hop_summary, hop_table
-from qrag_jax.metrics.hop_log import Searched
+from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import run_lock
@@ -203,7 +200,7 @@ def open_hop_predictor(
         yield Predictor(
             system,
             stop,
-            rows=hop_log.LOG,
+            rows=HOPS,
             asked=inputs.dev,
             size=size,  # as many as in training, whose memory suffices
             play=play,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Document, Look
+from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import (
     NAME,
     FewShotConfig,
@@ -33,17 +33,12 @@ from qrag_jax.environments.few_shot import (
     write_few_shot,
 )
 from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
-from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
-from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QueryState, grown
-from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pairs import choose
 from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
@@ -283,8 +278,9 @@ class TryMaker:
         states = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            for place, each in enumerate(choose(own, self.config.next_state, seed)):
-                at = StateKey(question, hop + 1, place)
+            each = choose(own, self.config.next_state, seed)
+            if each is not None:
+                at = StateKey(question, hop + 1, 0)
                 states[at] = state_after(found.states[each.at], each, self.library.named)
                 found.grown_from[at] = each.key
         return states
@@ -338,7 +334,7 @@ class PromptMaker:
         kept = kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
         hosts.first_does(partial(write_few_shot, path, made))
-        scores = {each.candidate.name: each.score for one in made.rounds for each in one}
+        scores = {each.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
         return made.variants

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_rewriting.output import TAGGED
-from qrag_jax.environments.query_rewriting.prompt import prompt_kind
+from qrag_jax.environments.queries import prompt_kind
+from qrag_jax.environments.query_output import TAGGED
 from qrag_jax.learners import placement
-from qrag_jax.learners.ppo_config import NONE
-from qrag_jax.metrics.hop_log import SHOWN
+from qrag_jax.learners.config import NONE
+from qrag_jax.metrics.summaries import SHOWN
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.peft import CAUSAL_LM, write_adapters
 from qrag_jax.models.first_language_model import prepare_language_model

@@ -26,6 +26,7 @@ from qrag_jax.feedback.llm import (
     leave_room,
     open_service,
 )
+from qrag_jax.feedback.own import OwnReward, open_own
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.two_towers import (
@@ -36,13 +37,6 @@ from qrag_jax.learners.two_towers import (
     make_train_step,
     scored_shapes,
 )
-from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
-from qrag_jax.rollouts.block_shapes import choose_block_shapes
-from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.feedback.own import OwnReward, open_own
-from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
-from qrag_jax.learners.step import make_step, make_train_step
-from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.llm.server.opening import Place
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, widths_of

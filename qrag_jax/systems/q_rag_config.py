@@ -14,20 +14,13 @@ from qrag_jax.data.config import (
     SETTINGS,
     DataConfig,
 )
-from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks import ChunksConfig
-from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import EvalConfig
-from qrag_jax.feedback.deferred_reward import DeferredReward
-from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
-from qrag_jax.feedback.language_model import METRICS, ModelReward
-from qrag_jax.feedback.own_reward import OWN, OwnReward
-from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.llm import METRICS, DeferredReward, ModelReward
 from qrag_jax.feedback.own import OWN, OwnReward
-from qrag_jax.learners.imitation import ImitateConfig
+from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig

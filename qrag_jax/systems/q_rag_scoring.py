@@ -23,8 +23,6 @@ from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.evaluators.log_record import Retriever, log_record
-from qrag_jax.evaluators.log_record import Retriever, check_log, log_record
-from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
@@ -34,15 +32,12 @@ from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
-from qrag_jax.rollouts.limits import check_fit
-from qrag_jax.runtime.device_memory import PeakMemory
 from qrag_jax.rollouts.chunks import check_fit
+from qrag_jax.runtime.device_memory import PeakMemory
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
-from qrag_jax.runtime.process import PeakMemory
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.threshold_plot import plot_lengths
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun

@@ -20,46 +20,30 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.environments.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.episode import Closed, ToolTask
-from qrag_jax.environments.tasks import bridge_task
-from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.documents import bridge_task, tasks_of
-from qrag_jax.environments.tools.episode import Closed, ToolTask
-from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.environments.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.episode import Closed, ToolTask
+from qrag_jax.environments.tasks import bridge_task, tasks_of
+from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
-from qrag_jax.feedback import own_rubric
-from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
-from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
-from qrag_jax.feedback.rubric import score
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.feedback.llm import OWN_CAUSES, FeedbackLost, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
-from qrag_jax.learners.optimizers import (
-    learning_rate_schedule,
-    make_optimizer,
-)
-from qrag_jax.learners.state import Parts
+from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
     make_token_update,
     token_episodes,
 )
-from qrag_jax.metrics.rows import Prediction
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import TokenEpisodes, make_token_update, token_episodes
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.metrics.rows import Prediction
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
@@ -70,18 +54,10 @@ from qrag_jax.retrieval.own_documents import (
     OwnRetriever,
     Scorer,
 )
-from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
-from qrag_jax.rollouts.own_library import OwnLibrary
-from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
-from qrag_jax.rollouts.trajectories import TokenTrajectory
-from qrag_jax.rollouts.token_episodes import (
-    Speech,
-    TokenEpisode,
-    facts_of,
-)
 from qrag_jax.rollouts.trajectories import (
     TokenBatch,
     TokenTrajectory,
@@ -201,7 +177,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     bridge_dev = _bridge(config, "dev") if asked.dev == BRIDGE else None
     dev: Sequence[ToolTask]
     dev = [*map(bridge_task, bridge_dev)] if bridge_dev else _read(config, asked.dev)
-    train = _without(train, dev) if trains else train
+    train = without_asked(train, dev) if trains else train
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
@@ -238,24 +214,10 @@ def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
 
 
 def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples: list[Any] = []
-    for part in parse_parts(text):
-        found, report = read_part(part)
-        samples += found
-        log(f"{part.path}: {report}")
+    samples, reports = read_parts(text)
+    for report in reports:
+        log(report.summary())
     return tasks_of(samples, config.tasks)
-
-
-def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTask]:
-    """The training questions that are not evaluated on."""
-    asked = {task.question for task in dev}
-    kept = [task for task in train if task.question not in asked]
-    if not kept:
-        raise InputError(
-            "config.questions.train and config.questions.dev name the same questions, so none is "
-            "left to train on; name other parts."
-        )
-    return kept
 
 
 def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:

@@ -16,12 +16,8 @@ from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback import own_rubric
-from qrag_jax.feedback.own_rubric import OwnRubric
-from qrag_jax.feedback.rubric import PARTS, Rubric, preset
-from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS

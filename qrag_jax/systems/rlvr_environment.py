@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import Agent
 from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,
@@ -28,19 +27,13 @@ from qrag_jax.environments.verifiers_process import (
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD, EnvironmentScores
-from qrag_jax.learners.token_update import TokenEpisodes
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
-from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
-from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
-from qrag_jax.rollouts.generate_server import GenerateServer
-from qrag_jax.rollouts.played_units import (
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentPlay,
     Lost,
     PlayedEpisode,
     PlaySettings,
@@ -48,11 +41,9 @@ from qrag_jax.rollouts.played_units import (
     Unit,
     hands_over,
 )
-from qrag_jax.rollouts.token_episodes import Sampler
-from qrag_jax.rollouts.experience import AgentExperience, Experience, QuestionOrder
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Library, Sampler, Speech
+from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
@@ -219,7 +210,7 @@ def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
 def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> None:
     for number, messages in enumerate(about.prompts):
         try:
-            tokens = len(renderer.opening(messages, about.tools)) if messages else 0
+            tokens = len(renderer.opening(messages, [])) if messages else 0
         except TextLost as lost:
             raise InputError(
                 f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
@@ -247,7 +238,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
-        self.play_counts = PlayCounts()
+        self.play_counts = Counts()
         self._closing = contextlib.ExitStack()
         self._plays: dict[bool, EnvironmentPlay] = {}  # by whether they are greedy
         self._parts: dict[str, float] = {}  # means over the last batch

@@ -19,22 +19,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores
+from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.metrics.summaries import ALL
-from qrag_jax.metrics import prediction_scores, predictions
-from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.metrics.prediction_scores import ALL
-from qrag_jax.metrics.predictions import Prediction, ScoredEpisode
-from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.rollouts.trajectories import TRUNCATED
-from qrag_jax.rollouts.schedule import draw_keys
-from qrag_jax.rollouts.token_episodes import Library, TokenStart
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
@@ -121,7 +114,7 @@ def _summary(
 ) -> tuple[dict[str, Any], list[str]]:
     """The summary, and the lines of its table."""
     played = {
-        name: {told: predictions.read_scores(log) for told, log in own.items()}
+        name: {told: scored_episodes(log) for told, log in own.items()}
         for name, own in logs.items()
     }
     # Each log is in the folder of its weights, in that of all.
@@ -204,16 +197,10 @@ def _planned(
 def _table(summary: Mapping[str, Any]) -> list[str]:
     scores, differences = dict[str, Any](), dict[str, Any]()
     for retriever, own in summary["scores"].items():
-        for told, scores in own.items():
-            cells = prediction_scores.score_lines(scores)
-            cells[0][0] = f"{retriever}, {told}"
-            lines += cells
-            after += [
-                f"{retriever}, {told}: {x}" for x in prediction_scores.draws_text(scores[ALL])
-            ]
-        for told, found in summary["gains"][retriever].items():
-            lines.append(prediction_scores.gain_line(f"{retriever}, gain over {told}", found))
-    return [*prediction_scores.table(lines), *after]
+        scores |= {f"{retriever}, {told}": each for told, each in own.items()}
+        gained = summary["gains"][retriever].items()
+        differences |= {f"{retriever}, gain over {told}": each for told, each in gained}
+    return prediction_scores.table(scores, differences)
 
 
 def played_config(given: ConfigDict) -> dict[str, Any]:
@@ -302,7 +289,7 @@ class Player:
         played = played_config(self.given)
         played["tools"]["retriever"] = retriever
         record = {
-            "kind": predictions.KIND,
+            "kind": TOOL_EPISODES,
             "checkpoint": weights.told,
             "retriever": retriever,
             "questions": len(system.asked),
@@ -358,10 +345,10 @@ def environment_summary(
     """See `_summary`; writes the file that verifiers itself would write beside each log."""
     system, scores, lines = player.system, dict[str, Any](), list[str]()
     for told, log in logs[PREDICTED_BY].items():
-        facts = [row.trajectory["facts"] for row in predictions.read(log)]
+        facts = [row.trajectory["facts"] for row in PREDICTIONS.each(log)]
         traces = log.with_name(TRACES)
         write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
-        rows = predictions.read_scores(log)
+        rows = scored_episodes(log)
         scores[told] = _means([_measured(row) for row in rows if row.reward is not None], len(rows))
         lines.append(f"{told}: {scores[told]['failed_share']:.0%} without a reward ({traces})")
         for name, own in scores[told].items():
@@ -382,13 +369,14 @@ def environment_summary(
     return about, lines
 
 
-def _measured(row: ScoredEpisode) -> dict[str, float]:
+def _measured(row: Prediction) -> dict[str, float]:
     """The parts of the reward of an episode, and its counts."""
+    tally = row.trajectory["facts"]["tally"]
     return {
         **row.parts,
-        "turns": float(row.tally["turns"]),
-        "truncated": float(row.status == TRUNCATED),
-        "sampled_tokens": float(row.tally["sampled_tokens"]),
+        "turns": float(tally["turns"]),
+        "truncated": float(row.trajectory["status"] == TRUNCATED),
+        "sampled_tokens": float(tally["sampled_tokens"]),
     }
 
 

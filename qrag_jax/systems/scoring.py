@@ -20,11 +20,8 @@ from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import is_free
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics.row_log import RowLog, begin, refuse_other
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import agent_log
-from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.run import log

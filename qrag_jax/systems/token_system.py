@@ -24,23 +24,12 @@ from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
 )
-from qrag_jax.learners.policy_state import (
-    Parts,
-    PolicyState,
-    first_state,
-    next_stage,
-    state_shapes,
-    state_shardings,
-)
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.text.prompts import Messages
@@ -52,10 +41,7 @@ from qrag_jax.models.first_language_model import (
     prepare_language_model,
 )
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts.agent_experience import AgentExperience, Drawn, Playing, QuestionOrder
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.experience import Drawn, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Speech
@@ -111,7 +97,7 @@ def make_stage(
     step_of: Callable[[Any], Any],
     weights: tuple[float, ...] = (),
     keeps_reference: bool = False,
-    critic_optimizer: optax.GradientTransformation | None = None,
+    critic_optimizer: Any = None,
     rests_until: int = 0,
 ) -> Stage:
     """A stage of a run on a mesh.
@@ -139,15 +125,14 @@ def make_stage(
         vocabulary=Vocabulary(temperature, products=trunk.precision.products),
         config=algorithm,
         weights=weights,
-        optimizer=parts.optimizer,
+        parts=parts,
         schedule=lambda step: rate(step_of(step)),
         base_shardings=of_base,
         lora_scale=loaded.model.lora_scale,
-        critic_optimizer=critic_optimizer,
         rests_until=rests_until,
     )
-    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
-    return Stage(kind, policy, make_update(policy), parts, begin, first)
+    begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
+    return Stage(kind, policy, make_update(policy), begin, first)
 
 
 def model_of(
@@ -240,7 +225,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
-        self.counts = TokenCounts()
+        self.counts = Counts()
         self.told = Told(self._names, self.SHOWN, self._advice, CAUSES[self.NAME])
         self._step: int | None = None  # of the next update
 

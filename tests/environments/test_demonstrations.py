@@ -13,6 +13,7 @@ import pytest
 
 from examples.worlds.scripts import bridge_question, talkative_question
 from qrag_jax.data.scripted import Draw, TalkativeQuestion
+from qrag_jax.data.words import FUNCTION_WORDS, words_of
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
     COPY,

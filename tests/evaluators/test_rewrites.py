@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from qrag_jax.environments.query_rewriting.task import Rewritten
 
 from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import REWRITTEN, TOO_LONG, UNREADABLE
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.environments.query_rewriting.output import TOO_LONG, UNREADABLE
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Failed
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
 from qrag_jax.evaluators.rewrite_scores import (
     RewriteScores,
@@ -26,9 +23,8 @@ from qrag_jax.evaluators.rewrite_scores import (
     rankings_of,
     shape_of_rows,
 )
-from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
-from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
+from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -25,10 +25,6 @@ from qrag_jax.evaluators.run_page import (
     score_table,
     section_of,
 )
-from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrieval_log
-from qrag_jax.metrics.agent_log import AgentRow
-from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.runtime.writers import EpisodeFile
 from qrag_jax.metrics.rows import (
     AGENTS,
     HOPS,
@@ -42,7 +38,7 @@ from qrag_jax.metrics.rows import (
     Row,
     Searched,
 )
-from qrag_jax.runtime.episode_file import EpisodeFile
+from qrag_jax.runtime.writers import EpisodeFile
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import STEPS, played_rows
 

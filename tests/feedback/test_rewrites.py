@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import random
-import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -192,7 +190,7 @@ def test_tiers_number_by_number() -> None:
 )
 def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
     item = reward(TIERS[tiers][0], k=3000, gain=False, tiers=tiers)
-    parts = item.of(TASK, Rewritten(query, found=documents(*found)), 0.5)
+    parts = item.of(TASK, Searched(query, found=documents(*found)), 0.5)
     assert parts["reward"] == pytest.approx(worth)
     # What is reported as a measure is the measure, without a format.
     assert 0 <= parts[item.config.name] <= 1

@@ -12,10 +12,6 @@ import pytest
 
 from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import token_episodes
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.errors import InputError
-from qrag_jax.learners.token_config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import given_tokens, token_episodes
 from qrag_jax.rollouts.trajectories import TokenBatch
 from tests.learners.updates import (
     BLOCKS,

@@ -15,9 +15,6 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer.grpo_trainer import add_fused_lm_head
 
 from qrag_jax.learners.config import CISPO, SEQUENCE, TokenGRPOConfig
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.trajectories import TokenTrajectory
-from qrag_jax.learners.token_config import CISPO, SEQUENCE, TokenGRPOConfig
 from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 
 Tensors = Mapping[str, np.ndarray]  # weights by Hugging Face's names

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.evaluators.episode_views import best_return
-from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise

@@ -13,14 +13,11 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 import pytest
+from qrag_jax.environments.rag.episode import Finished
 
-from qrag_jax.data.decompositions import Decomposition, SubQuestion
+from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.episode import FOUND, Closed, Failed, Hop, Limits, Retrieve, Task
 from qrag_jax.environments.rag.planners import ReAct
-from qrag_jax.data.sample import Decomposition, SubQuestion
-from qrag_jax.environments.rag.episode import FOUND, Broken, Finished, Hop, Limits, Retrieve, Task
-from qrag_jax.environments.rag.react import ReAct
-from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.environments.rag.scripted import Scripted
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.environments.rag.trail import Reader

@@ -13,15 +13,10 @@ from typing import Any
 import pytest
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.data.sample import Page, QueryQuestion
+from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask, key_of
 from qrag_jax.environments.tasks import bridge_task
-from qrag_jax.data.sample import Page, Sample
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, QueryState, key_of
-from qrag_jax.environments.tools.documents import bridge_task
-from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus

@@ -22,10 +22,6 @@ from qrag_jax.environments.queries import (
     TOO_LONG,
     Searched,
 )
-from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
-from qrag_jax.feedback.tries import StateKey, Try
-from qrag_jax.rollouts.episode_texts import from_text, to_text
-from qrag_jax.environments.tools.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.rollouts.called_turns import Piece, segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of

@@ -52,11 +52,10 @@ def peak_of(read: Callable[[], object]) -> tuple[str, int]:
     "read",
     [
         lambda path: list(read_records(path)),
-        retrieval_log.read,
-        retrieval_log.read_partial,
-        lambda path: answer_log.read_partial(path, AnswerRow),
+        read_retrievals,
+        RETRIEVALS.read_partial,
     ],
-    ids=["records", "retrieval log", "log gone on with", "answers"],
+    ids=["records", "retrieval log", "log gone on with"],
 )
 def test_a_line_without_an_end_is_refused_everywhere(
     read: Callable[[Path], object], tmp_path: Path

@@ -15,8 +15,6 @@ from torch.nn import functional
 from transformers import AutoModel, AutoModelForCausalLM
 
 from qrag_jax.learners.config import LOSS, REWARD, TokenPPOConfig
-from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.learners.ppo_config import LOSS, REWARD, TokenPPOConfig
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 

@@ -16,8 +16,7 @@ from qrag_jax.environments.episode import Failed, Look, Said, Speak, ToolTally
 from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import BARE, TAGGED, TOO_LONG
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES
-from qrag_jax.feedback.rewrite import GUARD_MEASURES, ndcg
+from qrag_jax.feedback.rewrite import GUARD_MEASURES
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg, ranking_columns
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.feedback.llm import FeedbackLost
-from qrag_jax.metrics import agent_log
+from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run

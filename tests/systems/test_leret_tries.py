@@ -24,17 +24,14 @@ from qrag_jax.environments.queries import (
     Variant,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pool_scores import PoolScores, QueryRewardConfig
-from qrag_jax.feedback.pairs import PAIRED, TIED, Pair, StatePairs
-from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems.leret_tries import HopPlayer, PromptMaker, TryMaker, kept_prompts
-from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
-from tests.environments.query_writing.trying import BERG, OSLO, RAIN, STATE, tiny_speech
+from tests.environments.trying import BERG, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.leret_run import (
     FIRST_SFT,
     STOP,

@@ -10,10 +10,6 @@ import pytest
 
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask
-from qrag_jax.feedback.rewrite_guards import GuardsConfig
-from qrag_jax.feedback.rewrite_reward import RewriteReward, RewriteRewardConfig
-from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.environments.tools.episode import Document
 from qrag_jax.feedback import llm
 from qrag_jax.feedback.llm import Patience
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig

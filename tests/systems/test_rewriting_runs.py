@@ -18,9 +18,6 @@ from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.evaluators import rewrite_log
-from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
@@ -244,7 +241,7 @@ def rewritten(
         weights = rewriter.weights(which)
         assert weights is not None
         rewriter.predict(weights, out, restart=restart)
-    return rewrite_log.read(out)
+    return REWRITES.read(out)
 
 
 def test_a_line_has_what_became_of_a_query(run: Path, listed: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from qrag_jax.data.sample import Split
 from qrag_jax.environments.episode import Look, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.learners.config import (
     PreferenceConfig,
     SFTConfig,
@@ -27,11 +27,6 @@ from qrag_jax.learners.config import (
     TokenPPOConfig,
 )
 from qrag_jax.policies.tokens import token_scores
-from qrag_jax.feedback.llm import FeedbackLost
-from qrag_jax.learners.ppo_config import TokenPPOConfig
-from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_policy import ReadTokens
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal

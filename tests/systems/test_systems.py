@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config

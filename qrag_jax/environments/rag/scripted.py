@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.data.sample import Decomposition
 from qrag_jax.environments.episode import (
     FOUND,
     NOT_FOUND,
@@ -42,9 +42,6 @@ from qrag_jax.environments.episode import (
     Unplayable,
 )
 from qrag_jax.environments.rag.trail import SearchingAgent, Trail
-from qrag_jax.data.sample import Decomposition
-from qrag_jax.environments.rag.episode import FOUND, NOT_FOUND, Hop, Limits, Play, Reply, Step, Task
-from qrag_jax.environments.rag.trail import Trail, played
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.runtime import own_code
