@@ -1,7 +1,7 @@
 """Checks a data file before training: python -m qrag_jax.validate_data --source S --path P.
 
 With --out=FILE.jsonl the usable records are also written in the neutral schema of
-`data.sources.own`, one JSON object a line.
+`data.sources`, one JSON object a line.
 
 The exit status is 0 if every record is usable (mended records count as usable), 1 if some are
 skipped, and 2 if nothing can be read or written. For the source babilong all story files of a
@@ -11,28 +11,43 @@ folder are checked, and one bad line gives status 2.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from qrag_jax.data import babi
-from qrag_jax.data.reading import ReadReport, load_samples
+from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import BABILONG, SOURCES, Columns
+from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what was read, skipped and mended; returns the exit status."""
-    parser = arguments("validate_data", (*SOURCES, BABILONG))
+    parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
+    known = (*SOURCES, BABILONG)
+    parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
+    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
+    parser.add_argument("--split", choices=("train", "dev"), default="train")
+    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
+    parser.add_argument("--out", default="", help="file to write in the neutral schema, .jsonl")
     args = parser.parse_args(argv)
     try:
+        if args.out and not args.out.endswith(".jsonl"):
+            raise InputError(f"--out is {args.out!r}; give a name that ends in .jsonl")
         if args.source == BABILONG and args.path:
             _check_stories(Path(args.path), args.split)
             return 0
-        samples, report = read(args)
+        if not args.path:
+            raise InputError("--path is empty; give a data file or folder")
+        columns = Columns.parse(args.columns)
+        samples, report = load_samples(args.source, args.path, args.split, columns=columns)
+        if args.out:
+            _write(Path(args.out), samples, report.files)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,22 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.skipped else 0
 
 
-def arguments(command: str, sources: Iterable[str]) -> argparse.ArgumentParser:
-    """The arguments that say what is read."""
-    parser = argparse.ArgumentParser(prog=f"python -m qrag_jax.{command}")
-    parser.add_argument("--source", required=True, help=f"layout: {', '.join(sources)}")
-    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
-    parser.add_argument("--split", choices=("train", "dev"), default="train")
-    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
-    return parser
-
-
-def read(args: argparse.Namespace) -> tuple[list[Sample], ReadReport]:
-    """The samples that the arguments name."""
-    if not args.path:
-        raise InputError("--path is empty; give a data file or folder")
-    columns = Columns.parse(args.columns)
-    return load_samples(args.source, args.path, args.split, columns=columns)
+def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
+    if any(out.absolute() == Path(file).absolute() for file in read):
+        raise InputError(f"--out is {out}, which is read; give another name")
+    lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
+    try:
+        whole_files.write_whole(out, "".join(lines))
+    except OSError as error:
+        why = whole_files.reason(error)
+        raise InputError(
+            f"{out} cannot be written ({why}); free space, or give another --out"
+        ) from None
 
 
 def _check_stories(folder: Path, split: babi.Split) -> None:

@@ -431,7 +431,7 @@ class Playing:
     Attributes:
         play: (parameters, numbers of the questions, number of the step, signal) → this host's
             episodes.
-        batch: makes what an update takes of episodes.
+        batch: (episodes, number of the step) → what its update takes.
         save, restore: an episode to JSON values and back, to the last bit.
         params: what `play` needs of the training state. With K > 0 it is a copy, which an update
             does not overwrite.
@@ -440,7 +440,7 @@ class Playing:
     """
 
     play: Callable[[Any, Sequence[int], int, StopSignal], list[Any]]
-    batch: Callable[[Sequence[Any]], Any]
+    batch: Callable[[Sequence[Any], int], Any]
     save: Callable[[Any], Any]
     restore: Callable[[Any], Any]
     params: Callable[[Any], Any]
@@ -496,7 +496,7 @@ class AgentExperience:
         hosts.fail_together(failure, FeedbackLost)
         self._batches += 1
         self.samples = np.stack([numbers, epochs], axis=1)
-        return self._playing.batch(episodes)
+        return self._playing.batch(episodes, number)
 
     def prepare(self, state: Any) -> None:
         """See `Experience`; there is nothing to prepare."""

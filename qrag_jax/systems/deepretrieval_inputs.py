@@ -392,10 +392,10 @@ def on_corpora(
         needed = (document for each in judged for document, _ in each.grades)
         known = ids_in(library.by_name[name].corpus, needed)
         origin = _origin(field, search, folders.get(name))
-        found = check_in_corpus(judged, known, origin, search.max_missing_share)
-        if found.summary:
-            log(f"{name or 'queries'}: {found.summary}")
-        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        found, summary = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if summary:
+            log(f"{name or 'queries'}: {summary}")
+        there = {id(each) for each in found}  # query ids of two parts may be alike
         kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
     return kept
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -127,9 +126,10 @@ class HopPlayer:
         return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)
 
 
+_AGAIN = "delete the file, and its tries are made again"
 _LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
 FOLDER = "tries"  # in the run's folder
-TRIES = RowLog(Try, "delete the file, and its tries are made again", ascii=True)
+TRIES = RowLog("tries", Try, _LOST)
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
 
@@ -223,7 +223,7 @@ class TryMaker:
 
         What is sampled side by side may depend on all of a part, in the last bits.
         """
-        beside, fix = path.with_suffix(".json"), TRIES.fix if can_play else _LOST
+        beside, fix = path.with_suffix(".json"), _AGAIN if can_play else _LOST
         text = json.dumps(record, indent=1) + "\n"
         if not path.exists():
             if wanted and not can_play:
@@ -236,7 +236,7 @@ class TryMaker:
             raise InputError(
                 f"{path} was begun with another {', '.join(differing)}; bring that back, or {fix}."
             )
-        rows, end = TRIES.read_parts(path, 1, sys.maxsize), 0
+        rows, end = TRIES.read_partial(path), 0
         for part in wanted:
             if end + len(part) > len(rows):
                 break
@@ -278,11 +278,11 @@ class TryMaker:
         states = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            each = choose(own, self.config.next_state, seed)
-            if each is not None:
+            grown = choose(own, self.config.next_state, seed)
+            if grown is not None:
                 at = StateKey(question, hop + 1, 0)
-                states[at] = state_after(found.states[each.at], each, self.library.named)
-                found.grown_from[at] = each.key
+                states[at] = state_after(found.states[grown.at], grown, self.library.named)
+                found.grown_from[at] = grown.key
         return states
 
 

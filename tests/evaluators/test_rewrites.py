@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qrag_jax.environments.query_rewriting.task import Rewritten
 
 from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import RewriteTask, Searched
@@ -110,7 +109,7 @@ def test_shapes_are_means_over_what_did_not_fail() -> None:
 
 
 def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
-    ended = Rewritten(answer="(ada berg", outcome=UNREADABLE)
+    ended = Searched(answer="(ada berg", outcome=UNREADABLE)
     rows = rows_of([SMALL], [episode(ended)])
     shapes = shape_of_rows([SMALL], rows)
     reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)

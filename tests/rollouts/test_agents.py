@@ -13,7 +13,6 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 import pytest
-from qrag_jax.environments.rag.episode import Finished
 
 from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.episode import FOUND, Closed, Failed, Hop, Limits, Retrieve, Task
@@ -263,7 +262,7 @@ def test_an_episode_that_breaks_is_played_again_with_other_draws() -> None:
 
     playing = rollout(react(), Thinking(reply))
     (episode,) = playing.play(starts(1)[:1])
-    assert isinstance(episode.ended, Finished)
+    assert isinstance(episode.ended, Closed)
     assert (episode.attempts, playing.counts.failed) == (2, 1)
     assert len(episode.searches) == 1  # those of the attempt that counts
 
@@ -279,7 +278,7 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
     playing = rollout(react(), Thinking(reply))
     played = playing.play(starts(3)[:3])
-    assert [(type(item.ended), item.attempts) for item in played] == [(Finished, 2)] * 3
+    assert [(type(item.ended), item.attempts) for item in played] == [(Closed, 2)] * 3
     assert playing.counts.turns == 2 + 1 + 3 + 3  # both attempts share what comes before a search
 
 
