@@ -70,9 +70,10 @@ def identifier(value: Any, name: str) -> str:
     """Returns an id as a text; whole numbers become texts."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not text(value, name).strip():
+    found = text(value, name)
+    if not found.strip():
         raise BadRecord(f"field '{name}' is empty")
-    return value
+    return found
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from qrag_jax.data import babi
 from qrag_jax.data.noise import Noise, NoiseConfig, noise
 from qrag_jax.data.redrawn import FILLER, Documents, Fit, Layout, RedrawnSamples, composed
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
+from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.runtime.config_fields import internal
@@ -91,7 +92,7 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
     """All stories of a split, however long."""
     if not config.stories:
         count = config.train if split == "train" else config.dev
-        items = babi.generate(config.task, split, count, config.seed)
+        items = world("stories.py").generate(config.task, split, count, config.seed)
         return Stories("the generator", split, items)
     path, part = babi.story_file(Path(config.stories), config.task, split)
     stat = path.stat()

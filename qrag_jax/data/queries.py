@@ -319,9 +319,9 @@ def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
-    fixed = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
+    fixed: dict[str, Any] = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
     with fields.refused(where):
-        named = {"id": row["_id"]} if "_id" in row else {}
+        named: dict[str, Any] = {"id": row["_id"]} if "_id" in row else {}
         if "query" not in row and "pico" not in row:
             named["query"] = fields.present(row, "text")
         collection = fields.text(row.get("collection", ""), "collection")

@@ -185,24 +185,25 @@ class TalkativeQuestion:
 
 
 @functools.cache
-def _world() -> ModuleType:
+def world(file: str = "scripts.py") -> ModuleType:
+    """The code of an invented world."""
     # Never one of the working folder: nobody named it.
-    path = config_files.own_folder(config_files.EXAMPLES) / "worlds" / "scripts.py"
-    return own_code.run_file(str(path), "the file of scripted questions")
+    path = config_files.own_folder(config_files.EXAMPLES) / "worlds" / file
+    return own_code.run_file(str(path), "the file of an invented world")
 
 
 def bridge_questions(seed: int, split: Split, numbers: Iterable[int]) -> list[BridgeQuestion]:
     """The questions of these numbers, from 0; each depends on seed, split and number only."""
-    return [_world().bridge_question(seed, split, number) for number in numbers]
+    return [world().bridge_question(seed, split, number) for number in numbers]
 
 
 def talkative_questions(
     seed: int, split: Split, numbers: Iterable[int], clauses: int = 2
 ) -> list[TalkativeQuestion]:
     """As `bridge_questions`, with so many clauses about somebody else."""
-    return [_world().talkative_question(seed, split, number, clauses) for number in numbers]
+    return [world().talkative_question(seed, split, number, clauses) for number in numbers]
 
 
 def renaming(draw: Draw) -> Callable[[str], str]:
     """Gives the world's names in a text other spellings, the same in each text of one renaming."""
-    return _world().renaming(draw)
+    return world().renaming(draw)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.data.babi import TASKS, TELLERS, Story, generate, read_stories, story_file
+from examples.worlds.stories import TELLERS, generate
+from qrag_jax.data.babi import TASKS, Story, read_stories, story_file
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from examples.worlds.records import LAYOUTS, hops, questions
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.decompositions import of_musique, of_own, of_two_wiki
+from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import load_samples, read_parts, without_asked
@@ -222,23 +221,6 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
         assert [hop.needs for hop in found] == [(), (0,)]
         assert found[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
     assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}, ("yes",))] == [(), ()]
-
-
-def test_the_invented_world_leads_to_its_answer() -> None:
-    kinds = set()
-    for puzzle, question in questions("train", 150):
-        record = LAYOUTS["own"](question) | {"hops": hops(puzzle)}
-        found = Decomposition(of_own(record, ()), (puzzle.answer,))
-        for hop, place in zip(found.hops, puzzle.chain, strict=True):
-            assert named(hop.answers, [" ".join(puzzle.passages[place].sentences)])
-        needs = [hop.needs for hop in found.hops]
-        if puzzle.comparison:
-            assert needs in ([(), ()], [(), (), (0,), (1,)])
-        else:
-            assert found.hops[-1].answers == (puzzle.answer,)
-            assert needs == [(), (0,), (1,), (2,)][: len(needs)]
-        kinds.add((puzzle.comparison, len(needs)))
-    assert kinds == {(False, 2), (False, 3), (False, 4), (True, 2), (True, 4)}
 
 
 def test_records_that_cannot_be_taken_apart_are_counted(tmp_path: Path) -> None:

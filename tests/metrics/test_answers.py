@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data import babi
+from examples.worlds.stories import generate
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
@@ -50,7 +50,7 @@ def test_babilong_answers_equal_the_slow_version(task: str, world: int) -> None:
 
 def test_every_gold_label_scores_full_in_the_answer_template() -> None:
     for task in BABILONG_LABELS:
-        for story in babi.generate(task, "dev", 40, seed=5):
+        for story in generate(task, "dev", 40, seed=5):
             said = f"{story.question.removesuffix('?')}: {story.answer}."
             assert answers.babilong(said, [story.answer], task, story.question) == (1.0, 1.0)
 
