@@ -125,14 +125,14 @@ def gae(
         discounts: γ and λ.
 
     Returns:
-        the advantages, and the returns that values are regressed on: advantages + values; `[..., T]`.
+        the advantages, and the returns that values are regressed on: advantages + values.
     """
     gamma, lambda_ = discounts
     rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
     goes_on = jnp.where(ends, 0.0, 1.0)
     # What is seen from an action on: the value of the next valid one, itself included.
     seen = _backward(jnp.where(valid, 0.0, 1.0), values)
-    after = jnp.roll(seen, -1, axis=-1).at[..., -1].set(0.0) * goes_on
+    after = jnp.pad(seen[..., 1:], [(0, 0)] * (seen.ndim - 1) + [(0, 1)]) * goes_on
     errors = jnp.where(valid, rewards + gamma * after - values, 0.0)
     factors = jnp.where(valid, gamma * lambda_ * goes_on, 1.0)
     advantages = jnp.where(valid, _backward(factors, errors), 0.0)
