@@ -166,7 +166,7 @@ class ActionLoss:
         fresh, sampler = config.updates_per_batch == 1, block.sampler
         losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
         apart = correction(losses.old, block.sampler, given.weight > 0, cap)
-        sums = summed(config, losses, scores, given, token_count(block), apart)
+        sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
         return sums.loss, sums
 
 
