@@ -120,19 +120,19 @@ def gae(
     one. All is computed at once, in log2(T) steps.
 
     Args:
-        rewards, values, valid: `[N, T]`; the value is that of the state acted in.
-        ends: `[N, T]` bool, the last valid action of each episode. Nothing crosses it.
+        rewards, values, valid: `[..., T]`; the value is that of the state acted in.
+        ends: `[..., T]` bool, the last valid action of each episode. Nothing crosses it.
         discounts: γ and λ.
 
     Returns:
-        the advantages, and the returns that values are regressed on: advantages + values; `[N, T]`.
+        the advantages, and the returns that values are regressed on: advantages + values.
     """
     gamma, lambda_ = discounts
     rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
     goes_on = jnp.where(ends, 0.0, 1.0)
     # What is seen from an action on: the value of the next valid one, itself included.
     seen = _backward(jnp.where(valid, 0.0, 1.0), values)
-    after = jnp.pad(seen[:, 1:], ((0, 0), (0, 1))) * goes_on
+    after = jnp.pad(seen[..., 1:], [(0, 0)] * (seen.ndim - 1) + [(0, 1)]) * goes_on
     errors = jnp.where(valid, rewards + gamma * after - values, 0.0)
     factors = jnp.where(valid, gamma * lambda_ * goes_on, 1.0)
     advantages = jnp.where(valid, _backward(factors, errors), 0.0)

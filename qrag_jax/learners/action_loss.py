@@ -112,6 +112,7 @@ def summed(
     losses: Losses,
     scores: TokenScores,
     given: PerAction,
+    *,
     tokens: TokenCount,
     correction: Correction | None = None,
 ) -> Sums:

@@ -211,7 +211,7 @@ class Passes:
         scores, given = self._scores(embedded, searches), searches.given
         losses = self._losses(scores, searches)
         gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(self.learner.config, losses, scores, given, tokens)
+        sums = summed(self.learner.config, losses, scores, given, tokens=tokens)
         return gradient, SearchSums(sums, jnp.zeros((), jnp.float32), gap, tokens)
 
     def _critic(

@@ -205,8 +205,9 @@ class BlockPasses:
         trained, frozen, to_stored = self._prepared(learned.params, base)
         # The gradient of words is added up row by row, that of a head of its own beside it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
-        table = {**frozen, **tables}[WORDS,]
-        head = {**frozen, **tables}.get((HEAD,), table)
+        every = frozen | tables
+        table = every[WORDS,]
+        head = every.get((HEAD,), table)
 
         def one(block: TokenBlocks, given: Any, total: Any) -> tuple[Any, Any]:
             words = look_up(table, block.tokens, trunk.config.hidden_size)

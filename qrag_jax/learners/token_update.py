@@ -116,9 +116,10 @@ def token_episodes(
     ]
     found = equal_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    given: Any = batch.rewards.astype(np.float32), batch.scored, counts.astype(np.float32), differs
-    ends: Any = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
-    return TokenEpisodes(blocks, *given, ends)
+    ends = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
+    rewards, counts = batch.rewards.astype(np.float32), counts.astype(np.float32)
+    given: Any = rewards, batch.scored, counts, differs, ends
+    return TokenEpisodes(blocks, *given)
 
 
 def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -162,10 +163,10 @@ class ActionLoss:
         config, cap = self.config, getattr(self.config, "sampler_cap", 1.0)
         rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
         # If a batch gives one step, its tokens are of the policy that learns.
-        how = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler, "rows": rows}
-        losses = action_losses(config, scores, given, **how)
+        fresh, sampler = config.updates_per_batch == 1, block.sampler
+        losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
         apart = correction(losses.old, block.sampler, given.weight > 0, cap)
-        sums = summed(config, losses, scores, given, token_count(block), apart)
+        sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
         return sums.loss, sums
 
 
@@ -302,9 +303,9 @@ class _Passes:
             reference = each(lambda b: self.of_policy.log_probs(state.reference, base, b))
         if config.updates_per_batch > 1 or kl_in_reward:
             old = each(lambda b: self.of_policy.log_probs(state.params, base, b))
-        if self.of_critic is not None:
+        if of_critic := self.of_critic:
             critic = _learned(state.critic)
-            value = each(lambda b: self.of_critic.values(critic, base, b))
+            value = each(lambda b: of_critic.values(critic, base, b))
         given = PerAction(old, reference, nothing, nothing, value, nothing)
         if isinstance(config, TokenPPOConfig):
             return ppo_tokens(self.policy, episodes, given)
@@ -326,6 +327,7 @@ class _Passes:
         if self.of_critic is not None:
             critic = _learned(state.critic)
             found, of_values = self.of_critic.gradient(critic, base, blocks, given)
+            assert found.head is not None
             of_critic, value_loss = Critic(found.params, *found.head), of_values.loss
             tokens = TokenCount.total([tokens, of_values.tokens])
         state, told = self.policy.learn(
@@ -334,7 +336,8 @@ class _Passes:
         return state, _Told(sums, sums.loss / divisor, value_loss / divisor, told, tokens)
 
 
-def _learned(critic: Critic) -> Learned:
+def _learned(critic: Critic | None) -> Learned:
+    assert critic is not None
     return Learned(critic.tower, ValueHead(critic.weights, critic.bias))
 
 
@@ -374,19 +377,18 @@ def ppo_tokens(
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """PPO's advantages and returns of given values, divisors `[M]`, and metrics of rewards."""
     config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
+    ends = jnp.asarray(episodes.ends)
     valid = blocks.learned & (blocks.episode < len(scored))
     tokens = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     totals, metrics = _totals(policy, episodes)
     of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
-    by_token = jnp.where(episodes.ends & valid, of_episode, 0.0)
+    by_token = jnp.where(ends & valid, of_episode, 0.0)
     if config.kl and config.kl_in == REWARD:
         kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
         by_token -= config.kl * kl
         metrics["kl"] = kl.sum() / tokens
-    flat = (-1, by_token.shape[-1])
-    arrays = (by_token, given.value, valid, episodes.ends)
-    found = gae(*(each.reshape(flat) for each in arrays), (config.gamma, config.lambda_))
-    advantages, returns = (each.reshape(by_token.shape) for each in found)
+    discounts = config.gamma, config.lambda_
+    advantages, returns = gae(by_token, given.value, valid, ends, discounts)
     metrics["advantage"] = jnp.abs(advantages).sum() / tokens
     metrics["explained_variance"] = explained_variance(returns, given.value, valid)
     weight = valid.astype(jnp.float32)
