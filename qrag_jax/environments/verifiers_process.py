@@ -73,12 +73,11 @@ class EnvironmentProcess:
         """Whether it has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, check: Callable[[], None], **more: Any) -> About:
+    def start(self, check: Callable[[], None]) -> About:
         """Starts it, unless it runs; waits until its environment is open.
 
         Args:
             check: is called while this waits; it may raise.
-            more: further fields of `open`.
 
         Raises:
             ProcessLost: it has ended without a reason.
@@ -87,7 +86,7 @@ class EnvironmentProcess:
             return self.about
         self.end()
         self._begin()
-        self.say("open", **self._spec.fields, **more)
+        self.say("open", **self._spec.fields)
         ends = time.monotonic() + _START_LIMIT
         while True:
             check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -490,31 +489,16 @@ def test_half_a_surrogate_pair_does_not_stop_the_tokenizer() -> None:
 
 
 def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
-    """No smaller cut would have fitted; the query is never cut."""
-    rng, cuts = random.Random(0), set()
-    for _ in range(200):
-        hops = tuple(
-            Hop("a " * rng.randint(1, 9), "b " * rng.randint(0, 9), FOUND)
-            for _ in range(rng.randint(0, 5))
-        )
-        question, step = "c " * rng.randint(1, 20), Retrieve("d " * rng.randint(1, 5), hops)
-        most = rng.randint(10, 80)
+    """By every limit; no smaller cut would have fitted, and the query is never cut."""
+    step, question = Retrieve("d d", STATE_HOPS), "c c c"
+    kept = [("c c c", 0), ("c c c", 1), ("c c c", 2), ("c c", 2), ("c", 2), ("", 2)]
+    fitted = []
+    for asked, dropped in kept:
+        history = as_json(STATE_HOPS[dropped:])
+        text = f"Original Question: {asked}\nHistory: {history}\nQuery: d d"
+        fitted.append(Fitted(text, dropped, 3 - words(asked)))
+    for most in range(1, words(fitted[0].text) + 2):
         found = StateText(True, "", most, words).of(question, step)
-        every = [(n, 0) for n in range(len(hops) + 1)]
-        every += [(len(hops), n) for n in range(1, words(question) + 1)]
-        fitting = [cut for cut in every if words(written(question, step, *cut)) <= most]
-        if fitting:
-            assert found == Fitted(written(question, step, *fitting[0]), *fitting[0])
-            cuts.add((fitting[0][0] > 0, fitting[0][1] > 0))
-        else:
-            assert found.cause == "too_long"
-    assert {(False, False), (True, False), (True, True)} <= cuts
-    for stateful in (True, False):
-        found = StateText(stateful, max_tokens=40, count=words).of("Q?", Retrieve("d " * 40, ()))
-        assert isinstance(found, Failure)
-
-
-def written(question: str, step: Retrieve, hops: int, cut: int) -> str:
-    kept = question.split()[: words(question) - cut]
-    lines = [f"Original Question: {' '.join(kept)}", f"History: {as_json(step.history[hops:])}"]
-    return "\n".join([*lines, f"Query: {step.sub_query.strip()}"])
+        wanted = next((each for each in fitted if words(each.text) <= most), None)
+        assert found == wanted if wanted else found.cause == "too_long"
+    assert StateText(False, max_tokens=4, count=words).of("Q?", step).cause == "too_long"
