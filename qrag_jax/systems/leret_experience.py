@@ -97,7 +97,6 @@ class PairLesson(NamedTuple):
 
     Attributes:
         better, worse: the two queries of one state, behind the same prompt.
-        weight: of the pair in the loss.
         question: its number.
     """
 

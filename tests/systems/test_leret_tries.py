@@ -310,8 +310,8 @@ def state(at: StateKey, *ids: tuple[int, ...], pairs=(), target: int | None = No
 
 def test_queries_are_learned_behind_the_bare_prompt(speech_lessons: Speech) -> None:
     states = [
-        state(FIRST, (5, 6, 1), (7, 1), (8, 1), pairs=[(2, 0, 1.0), (1, 0, 0.25)], target=2),
-        state(SECOND, (9, 1), (4, 4, 1), pairs=[(1, 0, 1.0)]),
+        state(FIRST, (5, 6, 1), (7, 1), (8, 1), pairs=[(2, 0), (1, 0)], target=2),
+        state(SECOND, (9, 1), (4, 4, 1), pairs=[(1, 0)]),
     ]
     found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
     openings = [
@@ -323,20 +323,19 @@ def test_queries_are_learned_behind_the_bare_prompt(speech_lessons: Speech) -> N
     np.testing.assert_array_equal(turn.observed, openings[0])
     assert turn.sampled.tolist() == [8, 1]
     told = [
-        (p.better[0].sampled.tolist(), p.worse[0].sampled.tolist(), p.weight, p.question)
-        for p in found.pairs
+        (p.better[0].sampled.tolist(), p.worse[0].sampled.tolist(), p.question) for p in found.pairs
     ]
     assert told == [
-        ([8, 1], [5, 6, 1], 1.0, 0),
-        ([7, 1], [5, 6, 1], 0.25, 0),
-        ([4, 4, 1], [9, 1], 1.0, 3),
+        ([8, 1], [5, 6, 1], 0),
+        ([7, 1], [5, 6, 1], 0),
+        ([4, 4, 1], [9, 1], 3),
     ]
     np.testing.assert_array_equal(found.pairs[2].worse[0].observed, openings[1])
     assert found.too_long == 0
 
 
 def test_batches(speech_lessons: Speech) -> None:
-    states = [state(FIRST, (5, 6, 1), (7, 1), pairs=[(1, 0, 1.0)], target=1)]
+    states = [state(FIRST, (5, 6, 1), (7, 1), pairs=[(1, 0)], target=1)]
     found = lessons_of(states, SHOWN, PROMPT_LESSONS, speech_lessons)
     opening = speech_lessons.scaffold.opening(PROMPT_LESSONS.messages(STATE)).tolist()
     batch = pairs_batch(found.pairs, speech_lessons.room)
