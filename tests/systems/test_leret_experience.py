@@ -37,7 +37,7 @@ def learned(leret_trained: Trained, iteration: int) -> tuple[list[Any], Iteratio
     for each in found.tries:
         by_state.setdefault(each.at, []).append(each)
     config = PairsConfig(degenerate=("[1]",))
-    return [pairs_of(own, config, (42, iteration)) for own in by_state.values()], found
+    return [pairs_of(own, config) for own in by_state.values()], found
 
 
 def bare(system: Leret, found: Iteration, at: StateKey) -> np.ndarray:
