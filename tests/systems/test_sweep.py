@@ -17,7 +17,7 @@ from qrag_jax.metrics import agent_log, answer_log, hop_log, predictions, retrie
 from qrag_jax.metrics.agent_log import AgentRow
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.facts import summarise
-from qrag_jax.sweep import Plan, compared, markdown, scores_of, seeds_of, sets_of
+from qrag_jax.systems.sweep_plan import Plan, compared, markdown, scores_of, seeds_of, sets_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
