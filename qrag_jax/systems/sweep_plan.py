@@ -1,0 +1,381 @@
+"""A sweep: one experiment, trained with every seed and every combination of settings.
+
+Each run is trained and scored by the commands `train` and `evaluate`. Its folder says how far it
+is: with the summary of its evaluation it is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax import systems
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators import rewrite_log, run_page
+from qrag_jax.evaluators.episode_views import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
+from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
+from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
+from qrag_jax.metrics.facts import score_columns
+from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
+from qrag_jax.systems import run_flags
+
+NAME, MARKDOWN, JSON = "sweep.json", "table.md", "table.json"
+_BASE = "base"  # the name of the combination in which nothing is varied
+_SUMMARIES = ("summary.json", "eval/summary.json")  # of Q-RAG; of the other systems
+_TURN = 0.2  # seconds between looks at a command and at the signals
+
+Questions = Mapping[str, float]  # a score of each question, by its id
+
+
+class PlannedRun(NamedTuple):
+    """One training with its scores: its folder's name, its settings for people, its flags."""
+
+    name: str
+    settings: str
+    seed: int
+    words: list[str]
+
+
+class Plan(NamedTuple):
+    """All runs of a sweep: the experiment, seeds, field → its values as texts, the evaluation."""
+
+    config: str
+    seeds: list[int]
+    sets: dict[str, list[str]]
+    samples: int = 0
+    checkpoint: str = ""
+
+    def runs(self) -> list[PlannedRun]:
+        """The runs, the seeds of a combination one after the other."""
+        runs, names = list[PlannedRun](), list[str]()
+        for chosen in itertools.product(*self.sets.values()):
+            values = dict(zip(self.sets, chosen, strict=True))
+            varied = {field: values[field] for field in values if len(self.sets[field]) > 1}
+            parts = [f"{field.rpartition('.')[2]}-{value}" for field, value in varied.items()]
+            name = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(parts)).strip("._-")[:80] or _BASE
+            names.append(name if name not in names else f"{name}-{len(names) + 1}")
+            settings = ", ".join(f"{field}={value}" for field, value in varied.items()) or _BASE
+            fields = [f"--config.{field}={value}" for field, value in values.items()]
+            for seed in self.seeds:
+                words = [f"--config={self.config}", f"--config.seed={seed}", *fields]
+                runs.append(PlannedRun(f"{names[-1]}-seed{seed}", settings, seed, words))
+        return runs
+
+    def commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """The words of the two commands of a run."""
+        python, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
+        scored = [f"--samples={self.samples}"]
+        scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
+        return [
+            [*python, "qrag_jax.train", *run.words, where],
+            [*python, "qrag_jax.evaluate", where, *scored],
+        ]
+
+    def check(self) -> None:
+        """Refuses values that no training could use, before any of them starts."""
+        for run in self.runs():
+            if run.seed != self.seeds[0]:
+                continue
+            try:
+                systems.check(run_flags.experiment_of(run.words))
+            except InputError as error:
+                raise InputError(f"{run.settings}: {error}") from None
+
+
+def read_plan(folder: Path) -> Plan:
+    """That of a sweep's folder."""
+    if not (folder / NAME).exists():
+        raise InputError(
+            f"{folder / NAME} does not exist; give the folder of a sweep, or --config to begin one."
+        )
+    return Plan(**json.loads((folder / NAME).read_text()))
+
+
+def seeds_of(words: Sequence[str]) -> list[int]:
+    """The numbers of `--seeds`."""
+    seeds = [int(word) for word in words if re.fullmatch(r"[0-9]{1,10}", word)]
+    if not seeds or len({*seeds}) < len(words) or max(seeds) >= 2**32:
+        raise InputError(
+            f"--seeds={','.join(words)} must be different whole numbers below 2³², such as 42,43."
+        )
+    return seeds
+
+
+def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """The fields and values of `FIELD=V1,V2`; commas inside of brackets and quotes part nothing."""
+    sets: dict[str, list[str]] = {}
+    for word in words:
+        field, equals, text = word.removeprefix("config.").partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", field):
+            raise InputError(f"--set={word} is not of the form FIELD=VALUE,VALUE.")
+        if field == "seed":
+            raise InputError(f"--set={word} sets the seed; give --seeds in its place.")
+        values = _parted(text)
+        if field in sets or len({*values}) < len(values):
+            raise InputError(f"--set={word} gives a field or a value twice; give each once.")
+        sets[field] = values
+    return sets
+
+
+def _parted(text: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for mark in text:
+        if quote:
+            quote = "" if mark == quote else quote
+        elif mark in "'\"":
+            quote = mark
+        else:
+            depth += (mark in "([{") - (mark in ")]}")
+        if mark == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += mark
+    return parts
+
+
+def missing(run: PlannedRun, folder: Path) -> str:
+    """Why a run is not done, with the last line that its commands wrote; "": it is done."""
+    if any((folder / run.name / name).exists() for name in _SUMMARIES):
+        return ""
+    log_path = folder / f"{run.name}.log"
+    if not log_path.exists():
+        return "not finished" if (folder / run.name).exists() else "not begun"
+    text = log_path.read_text(errors="replace").replace("\r", "\n")
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    last = ([*lines[-1:], *errors[-1:]] or ["it wrote nothing"])[-1]
+    return f"not finished: {last[:300]}"
+
+
+def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
+    """Does the runs that are not done, one after the other; those that failed are tried again."""
+    for run in plan.runs():
+        stop.check()
+        if not missing(run, folder):
+            log(f"{run.name}: done already")
+            continue
+        for words in plan.commands(run, folder):
+            command = words[2].rpartition(".")[2]
+            log(f"{run.name}: {command}")
+            status = _status(words, folder / f"{run.name}.log", stop)
+            stop.check()
+            if status:
+                log(f"{run.name}: {command} failed with {status}; {missing(run, folder)}")
+                break
+
+
+def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
+    """Runs a command to its end. A stop is passed on once, as SIGTERM: it saves and ends."""
+    with log_path.open("ab") as file:
+        process = subprocess.Popen(  # noqa: S603  a list of arguments, no shell
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+        )
+        passed_on = False
+        while True:
+            try:
+                return process.wait(_TURN)
+            except subprocess.TimeoutExpired:
+                if stop.requested and not passed_on:
+                    passed_on = True
+                    process.send_signal(signal.SIGTERM)
+
+
+# ---------------------------------------------------------------- the scores of a run
+
+Scores = dict[str, dict[str, float]]  # by the score's name, then by the question's id
+
+
+def scores_of(workdir: Path) -> tuple[str, Scores]:
+    """The score that sums a run up, and all scores of its newest evaluation.
+
+    A question whose episode failed has none.
+    """
+    path = run_page.newest_log(workdir)
+    if path is None:
+        raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
+    main, values = _READERS[str(run_page.kind_of(path))](path)
+    scores: Scores = {}
+    for score, question, value in values:
+        if value is not None:
+            scores.setdefault(score, {})[question] = value
+    if main not in scores:
+        raise InputError(f"{path} has no question with {main}; look at its log.")
+    return main, scores
+
+
+Values = list[tuple[str, str, float | None]]  # score, question, value
+
+
+def _of_chunks(path: Path) -> tuple[str, Values]:
+    """Facts are those of all chunks taken; where no question has any, `answer_found`."""
+    values = [
+        (name, row.id, value)
+        for row in retrieval_log.read_partial(path)
+        for name, (value,) in score_columns([row]).items()
+    ]
+    has_facts = any(name == "fact_f1" for name, *_ in values)
+    return "fact_f1" if has_facts else "answer_found", [*values]
+
+
+def _of_agents(path: Path) -> tuple[str, Values]:
+    rows = [row for row in agent_log.read_partial(path) if not row.failed]
+    return "f1", [(name, row.id, getattr(row, name)) for row in rows for name in _OF_AGENTS]
+
+
+def _of_tokens(path: Path) -> tuple[str, Values]:
+    questions = prediction_scores.by_question(predictions.read_scores(path))
+    columns = prediction_scores.columns_of(questions).items()
+    return "f1", [
+        (name, question, scores[name])
+        for question, scores in columns
+        for name in (*_OF_AGENTS, "reward")
+    ]
+
+
+def _of_hops(path: Path) -> tuple[str, Values]:
+    """Scores after the last hop."""
+    rows = [row for row in hop_log.read(path) if not row.failed]
+    return "all_gold", [
+        (name, row.id, value) for row in rows for name, value in row.hops[-1].scores.items()
+    ]
+
+
+def _of_rewrites(path: Path) -> tuple[str, Values]:
+    """The measures of the run's config, by the judgements that its evaluation wrote."""
+    from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
+    from qrag_jax.systems.query_search import OWN
+
+    config = read_fields(path.parent.parent / CONFIG_NAME)["eval"]
+    rankings: dict[str, dict[str, Any]] = {}
+    for row in rewrite_log.read(path):
+        if not row.failed:
+            rankings.setdefault(row.collection, {})[row.id] = row.ranking
+    values: Values = []
+    for collection, by_query in rankings.items():
+        qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
+        qrels = {name: qrels[name] for name in by_query if name in qrels}
+        for measure, column in ranking_columns(by_query, qrels, config["measures"]).items():
+            values += [(measure, f"{collection}/{name}", value) for name, value in column.items()]
+    return config["best_by"], values
+
+
+_OF_AGENTS = ("f1", "em", "recall")
+_READERS: dict[str, Callable[[Path], tuple[str, Values]]] = {
+    CHUNKS: _of_chunks,
+    AGENTS: _of_agents,
+    TOKENS: _of_tokens,
+    HOPS: _of_hops,
+    REWRITES: _of_rewrites,
+}
+
+
+# ---------------------------------------------------------------- the table
+
+
+def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
+    """The table of the runs that are done; see `compared`.
+
+    Args:
+        score: which one; "": the one that sums up a run of the system.
+    """
+    runs: dict[str, dict[int, Questions]] = {run.settings: {} for run in plan.runs()}
+    why_not: dict[str, str] = {}
+    for run in plan.runs():
+        if why := missing(run, folder):
+            why_not[run.name] = why
+            continue
+        main, scores = scores_of(folder / run.name)
+        score = score or main
+        if score not in scores:
+            raise InputError(
+                f"--score={score} is no score of {run.name}; use one of {', '.join(scores)}."
+            )
+        runs[run.settings][run.seed] = scores[score]
+    return {"score": score, "settings": compared(runs), "not_scored": why_not}
+
+
+def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]]:
+    """The rows of the table, as plain values.
+
+    Args:
+        runs: the scores by the settings and then by the seed.
+
+    Returns:
+        for each combination `seeds`, `questions` (scored in each of these seeds), `by_seed`
+        (means), `mean`, `low`, `high`, and `difference` to the first combination on the questions
+        and seeds of both.
+    """
+    first, rows = next(iter(runs.values())), list[dict[str, Any]]()
+    for settings, by_seed in runs.items():
+        row: dict[str, Any] = {"settings": settings, "seeds": [*by_seed]}
+        if by_seed:
+            row |= _summary(by_seed)
+            means = {str(seed): float(np.mean([*v.values()])) for seed, v in by_seed.items()}
+            row["by_seed"] = means
+        differences = {
+            seed: {name: scores[name] - first[seed][name] for name in scores if name in first[seed]}
+            for seed, scores in by_seed.items()
+            if seed in first
+        }
+        if by_seed is not first and differences and (summary := _summary(differences)):
+            row["difference"] = {"seeds": [*differences], **summary}
+        rows.append(row)
+    return rows
+
+
+def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
+    """Of the questions that each of the seeds has; {}: there are none."""
+    scores = [*by_seed.values()]
+    questions = [name for name in scores[0] if all(name in other for other in scores)]
+    if not questions:
+        return {}
+    values = np.array([[run[name] for name in questions] for run in scores])
+    interval = dict(zip(("mean", "low", "high"), crossed_interval(values), strict=True))
+    return {"questions": len(questions), **interval}
+
+
+def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
+    """The table for people."""
+    rows = table["settings"]
+    lines = [
+        f"# Sweep of {plan.config}",
+        "",
+        f"| settings | seeds | questions | {table['score'] or 'no score yet'} | minus the first |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            row["settings"],
+            ", ".join(map(str, row["seeds"])) or "none",
+            str(row.get("questions", "")),
+            interval_text(row) if "mean" in row else "",
+            interval_text(row["difference"], sign=True) if "difference" in row else "",
+        ]
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    lines += [
+        "",
+        "Means over seeds, with 95 % bootstrap intervals: questions and seeds are both resampled. "
+        "Differences are of the same questions and seeds.",
+    ]
+    if all(len(row["seeds"]) <= 1 for row in rows):
+        lines += ["There is one seed, so the intervals say nothing of how trainings differ."]
+    if table["not_scored"]:
+        lines += ["", "Not scored, and not counted as 0:", ""]
+        lines += [f"- {name}: {why}" for name, why in table["not_scored"].items()]
+    return "\n".join(lines) + "\n"
