@@ -84,8 +84,7 @@ def enable_persistent_cache() -> Path:
     Programs of any size are kept if they took at least 0.5 s to compile. Variables that the user
     has set in the environment (JAX_COMPILATION_CACHE_DIR,
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
-    precedence.
-    Returns the folder that is used.
+    precedence. Returns the folder that is used.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
