@@ -149,7 +149,7 @@ class ServedConfig(_Section):
         they are 0; `loaded_adapters` if it is too low. `serving` sets others.
         """
         rest = dict(fields)
-        server = fill(ServerConfig, rest.pop("server", None) or {}, "llm.server")
+        of_server = rest.pop("server", None) or {}
         settings = fill(cls, rest, "llm")
         if settings.url:
             if not needs.rank:
@@ -160,6 +160,7 @@ class ServedConfig(_Section):
                     "train adapters."
                 )
             return settings
+        server = fill(ServerConfig, of_server, "llm.server")
         room = server.max_model_len or needs.room
         if room < needs.room:
             raise InputError(
