@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError, check_above, check_least
-from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, is_local, read_key
+from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.config_fields import fill, internal
 
@@ -70,11 +70,6 @@ class ClientConfig:
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise InputError(f"{self.prefix}{name} is {value}; use seconds of 0 or more.")
         check_variable(self.api_key_env, f"{self.prefix}api_key_env")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the server is on this machine, so that no proxy is needed."""
-        return is_local(self.url)
 
     def api_key(self) -> str:
         """The key from the environment; "" if none is needed."""
@@ -154,7 +149,7 @@ class ServedConfig(_Section):
         they are 0; `loaded_adapters` if it is too low. `serving` sets others.
         """
         rest = dict(fields)
-        server = fill(ServerConfig, rest.pop("server", None) or {}, "llm.server")
+        of_server = rest.pop("server", None) or {}
         settings = fill(cls, rest, "llm")
         if settings.url:
             if not needs.rank:
@@ -165,6 +160,7 @@ class ServedConfig(_Section):
                     "train adapters."
                 )
             return settings
+        server = fill(ServerConfig, of_server, "llm.server")
         room = server.max_model_len or needs.room
         if room < needs.room:
             raise InputError(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 * 2**20  # of a file that is read whole; notes and reports have a few kilobytes
-_PIECE = 2**24
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -45,7 +43,7 @@ def parsed(data: bytes | str, *, finite: bool = True) -> Any:
 
 
 def load(path: Path, *, finite: bool = True, most: int = MAX_BYTES) -> Any:
-    """The value that a file holds; see `parsed`. A file that is too large is not read.
+    """The value that a file holds; see `parsed`. Of one that is too large no more is read.
 
     Args:
         most: bytes that it may have.
@@ -55,14 +53,10 @@ def load(path: Path, *, finite: bool = True, most: int = MAX_BYTES) -> Any:
         BadJSONError: it has more bytes, or what `parsed` refuses.
     """
     with path.open("rb") as file:
-        size, pieces = os.fstat(file.fileno()).st_size, list[bytes]()
-        # In pieces, as a buffer of `most` bytes would be made before anything is read.
-        while size <= most and (piece := file.read(_PIECE)):
-            pieces.append(piece)
-            size = max(size, sum(map(len, pieces)))
-    if size > most:
+        data = file.read(most + 1)
+    if len(data) > most:
         raise BadJSONError(f"it has more than {most >> 20} MiB")
-    return parsed(b"".join(pieces), finite=finite)
+    return parsed(data, finite=finite)
 
 
 def as_line(value: Any) -> bytes:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import digests
+from qrag_jax.runtime import digests, hosts
 from qrag_jax.runtime.leftovers import UNFINISHED_STEP
 
 
@@ -149,10 +149,7 @@ class Checkpoints:
                 f"checkpoint {step} is damaged ({trouble}): going on from step {taken}; "
                 f"it is now {aside}"
             )
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
-            multihost_utils.sync_global_devices("damaged checkpoints are put aside")
+        hosts.together("damaged checkpoints are put aside")
         self._last.reload()
 
     def _tell_taken(self, taken: int, troubles: dict[int, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import platform
@@ -22,37 +23,28 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
-class _Totals:
-    """What this process has compiled since the listeners were registered, which happens once."""
+# What this process has compiled since the listeners were registered.
+_TOTALS = {"count": 0, "seconds": 0.0, "cache_hits": 0}
+_LOCK = threading.Lock()
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listening = False
-        self.count = 0
-        self.seconds = 0.0
-        self.cache_hits = 0
 
-    def listen(self) -> None:
-        with self.lock:
-            if self.listening:
-                return
-            self.listening = True
-        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
-        jax.monitoring.register_event_listener(self._on_event)
+@functools.cache
+def _listen() -> None:
+    """Registers the listeners, once in a process."""
 
-    def _on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+    def on_duration(event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILE_EVENT:
-            with self.lock:
-                self.count += 1
-                self.seconds += duration_secs
+            with _LOCK:
+                _TOTALS["count"] += 1
+                _TOTALS["seconds"] += duration_secs
 
-    def _on_event(self, event: str, **_: Any) -> None:
+    def on_event(event: str, **_: Any) -> None:
         if event == _CACHE_HIT_EVENT:
-            with self.lock:
-                self.cache_hits += 1
+            with _LOCK:
+                _TOTALS["cache_hits"] += 1
 
-
-_TOTALS = _Totals()
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
 
 
 class CompilationCounter:
@@ -63,10 +55,8 @@ class CompilationCounter:
     """
 
     def __init__(self) -> None:
-        _TOTALS.listen()
-        self._count = _TOTALS.count
-        self._seconds = _TOTALS.seconds
-        self._cache_hits = _TOTALS.cache_hits
+        _listen()
+        self._before = dict(_TOTALS)
 
     @property
     def count(self) -> int:
@@ -74,17 +64,17 @@ class CompilationCounter:
 
         So the number depends on the code alone, not on the cache that an earlier run left behind.
         """
-        return _TOTALS.count - self._count
+        return int(_TOTALS["count"] - self._before["count"])
 
     @property
     def seconds(self) -> float:
         """Seconds spent on these programs: compiling them with XLA, or fetching them."""
-        return _TOTALS.seconds - self._seconds
+        return _TOTALS["seconds"] - self._before["seconds"]
 
     @property
     def cache_hits(self) -> int:
         """Number of programs from the persistent cache; `count - cache_hits` were compiled."""
-        return _TOTALS.cache_hits - self._cache_hits
+        return int(_TOTALS["cache_hits"] - self._before["cache_hits"])
 
 
 def enable_persistent_cache() -> Path:
@@ -94,10 +84,7 @@ def enable_persistent_cache() -> Path:
     Programs of any size are kept if they took at least 0.5 s to compile. Variables that the user
     has set in the environment (JAX_COMPILATION_CACHE_DIR,
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
-    precedence.
-
-    Returns:
-        The folder that is used.
+    precedence. Returns the folder that is used.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"

@@ -149,21 +149,6 @@ def _shown(value: Any) -> str:
     return (given if plain_name else repr(given))[:60]
 
 
-def plain(settings: Any) -> dict[str, Any]:
-    """The config fields of a filled dataclass: the inverse of `fill`.
-
-    A field is left out if it is None and its default is None.
-    """
-    result: dict[str, Any] = {}
-    for field in fields_of(type(settings)):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            result[field.name] = plain(value)
-        elif value is not None or _default(field) is not None:
-            result[field.name] = value
-    return result
-
-
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []

@@ -136,7 +136,9 @@ def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
 
     Clients take the first line of a document for its title.
     """
-    documents = [{"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'} for hit in hits]
+    documents: list[Mapping[str, Any]] = [
+        {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'} for hit in hits
+    ]
     if not scored:
         return documents
     return [{"document": d, "score": hit.score} for d, hit in zip(documents, hits, strict=True)]

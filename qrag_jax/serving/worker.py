@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.serving.searcher import Ask, Outcome, Searcher
+from qrag_jax.serving.searcher import Ask, Searcher
 
 LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
 LOG = logging.getLogger(__name__)
@@ -54,12 +54,6 @@ class _Waiting(NamedTuple):
     ask: Ask
     future: Future[list[Hit]]
     since: float  # time.monotonic()
-
-
-class _Fault(NamedTuple):
-    """A search failed."""
-
-    error: Exception
 
 
 class Worker:
@@ -114,7 +108,7 @@ class Worker:
             if self.state != READY:
                 raise Busy(f"the server is {self.state}; ask again later.")
             if len(self._queue) + len(asks) > self.config.max_queue:
-                kept = [each for each in self._queue if not each.future.cancelled()]
+                kept = [waiting for waiting in self._queue if not waiting.future.cancelled()]
                 self._queue = collections.deque(kept)
             if len(self._queue) + len(asks) > self.config.max_queue:
                 raise Busy(f"{len(self._queue)} questions wait already; ask again later.")
@@ -122,7 +116,7 @@ class Worker:
             new = [_Waiting(ask, Future(), now) for ask in asks]
             self._queue.extend(new)
             self._changed.notify()
-        return [each.future for each in new]
+        return [waiting.future for waiting in new]
 
     def stop(self) -> None:
         """Takes no more questions, and searches for those that wait without waiting for others."""
@@ -186,34 +180,25 @@ class Worker:
                     if left <= 0 or not self._changed.wait(left):
                         break
                 taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-            if batch := [each for each in taken if each.future.set_running_or_notify_cancel()]:
+            if batch := [one for one in taken if one.future.set_running_or_notify_cancel()]:
                 return batch
 
     def _answer(self, searcher: Searcher, batch: Sequence[_Waiting]) -> None:
-        found = _searched(searcher, batch)
-        if isinstance(found, _Fault) and len(batch) > 1:
-            # One of them may be the reason.
-            alone = [_searched(searcher, [each]) for each in batch]
-            outcomes = [each if isinstance(each, _Fault) else each[0] for each in alone]
-        else:
-            outcomes = [found] if isinstance(found, _Fault) else [*found]
-        faults = [outcome for outcome in outcomes if isinstance(outcome, _Fault)]
-        if faults:
-            log_fault(faults[0].error, f"{len(faults)} of {len(outcomes)} questions")
-        for each, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, _Fault):
-                each.future.set_exception(SearchFailed(FAILED_SEARCH))
-            elif isinstance(outcome, InputError):
-                each.future.set_exception(outcome)
+        try:
+            outcomes = searcher.search([waiting.ask for waiting in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one of them may be the reason
+                for waiting in batch:
+                    self._answer(searcher, [waiting])
             else:
-                each.future.set_result(outcome)
-
-
-def _searched(searcher: Searcher, batch: Sequence[_Waiting]) -> Sequence[Outcome] | _Fault:
-    try:
-        return searcher.search([each.ask for each in batch])
-    except Exception as error:
-        return _Fault(error)
+                log_fault(error, "a search")
+                batch[0].future.set_exception(SearchFailed(FAILED_SEARCH))
+            return
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, InputError):
+                waiting.future.set_exception(outcome)
+            else:
+                waiting.future.set_result(outcome)
 
 
 def log_fault(error: Exception, what: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.endpoint import is_local
 
 
 def config(**settings: Any) -> ClientConfig:
@@ -26,7 +27,7 @@ def config(**settings: Any) -> ClientConfig:
     ],
 )
 def test_urls(url: str, meant: str, local: bool) -> None:
-    assert (config(url=url).url, config(url=url).is_local) == (meant, local)
+    assert (config(url=url).url, is_local(config(url=url).url)) == (meant, local)
 
 
 @pytest.mark.parametrize(

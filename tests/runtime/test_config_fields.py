@@ -13,7 +13,6 @@ from qrag_jax.runtime.config_fields import (
     described,
     fill,
     internal,
-    plain,
     section,
 )
 
@@ -75,15 +74,12 @@ def test_a_section_keeps_its_types() -> None:
     assert (filled.limit, filled.names, filled.rate) == (2.0, ("x", "y"), 1.0)
 
 
-def test_filled_and_plain_again() -> None:
+def test_a_section_is_filled() -> None:
     assert fill(Outer, section(Outer), "outer") == Outer()
     assert fill(Outer, {}, "outer") == Outer()
     given = {"shape": [4, [5]], "inner": {"size": 2}, "maybe": ConfigDict({"size": 9})}
     filled = fill(Outer, given, "outer")
     assert filled == Outer(shape=(4, (5,)), inner=Inner(2), maybe=Inner(9))  # type: ignore[arg-type]
-    assert fill(Outer, plain(filled), "outer") == filled
-    assert "hidden" not in plain(filled)
-    assert "maybe" not in plain(Outer())
 
 
 @pytest.mark.parametrize(

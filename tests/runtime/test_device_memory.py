@@ -35,7 +35,6 @@ EXPERIMENTS = {
     "leret": ["leret", "smol"],
     "deepretrieval": ["deepretrieval", "smol"],
 }
-# What XLA says for a GPU that is full, and for a TPU whose program is too large when compiled.
 
 
 def fields_in(text: str) -> list[str]:

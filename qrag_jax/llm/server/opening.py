@@ -215,8 +215,9 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:
+    fields = dict(vars(llm))
     if llm.temperature > 0 and llm.seed is None:
-        llm = dataclasses.replace(llm, seed=seed)
+        fields["seed"] = seed
     if not llm.url and llm.server is not None:
         room, answer = llm.server.max_model_len, llm.max_tokens
         if answer >= room > 0:
@@ -225,10 +226,9 @@ def _generation(llm: LlmConfig, seed: int) -> Generation:
                 "prompt and answer together (config.llm.server.max_model_len); lower the one or "
                 "raise the other."
             )
-        llm = dataclasses.replace(
-            llm,
-            max_prompt_tokens=llm.max_prompt_tokens or (room - answer if room else 0),
-            tokenizer=llm.tokenizer or llm.server.model,
-            enable_thinking=bool(llm.enable_thinking),
-        )
-    return Generation.of(vars(llm), prefix=PREFIX)
+        fields |= {
+            "max_prompt_tokens": llm.max_prompt_tokens or (room - answer if room else 0),
+            "tokenizer": llm.tokenizer or llm.server.model,
+            "enable_thinking": bool(llm.enable_thinking),
+        }
+    return Generation.of(fields, prefix=PREFIX)

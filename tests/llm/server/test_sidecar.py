@@ -142,7 +142,7 @@ def expected(model: Any) -> list[int]:
 def test_it_became_ready(served: Served) -> None:
     assert served.server.alive()
     assert len(processes(served.server)) >= 3
-    assert served.lines[-1].startswith("vLLM serves tiny at http://127.0.0.1:")
+    assert served.lines[-1].startswith(f"vLLM serves tiny at {served.server.url}")
     assert Endpoint(served.server.url).get("/v1/models").status == 401
     # Which is why publishing is no default: these take no key.
     assert Endpoint(served.server.url).get("/weight_info").status == 200
