@@ -21,12 +21,6 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import run_page
-from qrag_jax.metrics import prediction_scores, trec
-from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
-from qrag_jax.metrics.facts import score_columns
-from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.whole_files import write_whole

@@ -20,12 +20,12 @@ import numpy as np
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_log, run_page
-from qrag_jax.evaluators.episode_views import AGENTS, CHUNKS, HOPS, REWRITES, TOKENS
-from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
+from qrag_jax.evaluators import run_page
+from qrag_jax.metrics import prediction_scores, trec
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
@@ -226,7 +226,7 @@ def _of_chunks(path: Path) -> tuple[str, Values]:
     """Facts are those of all chunks taken; where no question has any, `answer_found`."""
     values = [
         (name, row.id, value)
-        for row in retrieval_log.read_partial(path)
+        for row in RETRIEVALS.read_partial(path)
         for name, (value,) in score_columns([row]).items()
     ]
     has_facts = any(name == "fact_f1" for name, *_ in values)
@@ -234,12 +234,12 @@ def _of_chunks(path: Path) -> tuple[str, Values]:
 
 
 def _of_agents(path: Path) -> tuple[str, Values]:
-    rows = [row for row in agent_log.read_partial(path) if not row.failed]
+    rows = [row for row in AGENTS.read_partial(path) if not row.failed]
     return "f1", [(name, row.id, getattr(row, name)) for row in rows for name in _OF_AGENTS]
 
 
 def _of_tokens(path: Path) -> tuple[str, Values]:
-    questions = prediction_scores.by_question(predictions.read_scores(path))
+    questions = prediction_scores.by_question(scored_episodes(path))
     columns = prediction_scores.columns_of(questions).items()
     return "f1", [
         (name, question, scores[name])
@@ -250,7 +250,7 @@ def _of_tokens(path: Path) -> tuple[str, Values]:
 
 def _of_hops(path: Path) -> tuple[str, Values]:
     """Scores after the last hop."""
-    rows = [row for row in hop_log.read(path) if not row.failed]
+    rows = [row for row in HOPS.read(path) if not row.failed]
     return "all_gold", [
         (name, row.id, value) for row in rows for name, value in row.hops[-1].scores.items()
     ]
@@ -263,7 +263,7 @@ def _of_rewrites(path: Path) -> tuple[str, Values]:
 
     config = read_fields(path.parent.parent / CONFIG_NAME)["eval"]
     rankings: dict[str, dict[str, Any]] = {}
-    for row in rewrite_log.read(path):
+    for row in REWRITES.read(path):
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
     values: Values = []
@@ -277,11 +277,11 @@ def _of_rewrites(path: Path) -> tuple[str, Values]:
 
 _OF_AGENTS = ("f1", "em", "recall")
 _READERS: dict[str, Callable[[Path], tuple[str, Values]]] = {
-    CHUNKS: _of_chunks,
-    AGENTS: _of_agents,
-    TOKENS: _of_tokens,
-    HOPS: _of_hops,
-    REWRITES: _of_rewrites,
+    RETRIEVALS.name: _of_chunks,
+    AGENTS.name: _of_agents,
+    PREDICTIONS.name: _of_tokens,
+    HOPS.name: _of_hops,
+    REWRITES.name: _of_rewrites,
 }
 
 

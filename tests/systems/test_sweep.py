@@ -26,7 +26,6 @@ from qrag_jax.metrics.rows import (
     RewriteRow,
     Searched,
 )
-from qrag_jax.sweep import Plan, compared, markdown, scores_of, seeds_of, sets_of
 from qrag_jax.systems.sweep_plan import Plan, compared, markdown, scores_of, seeds_of, sets_of
 from tests.entry_points import ROOT
 from tests.evaluators.shown_pages import prediction
