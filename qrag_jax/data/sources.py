@@ -53,7 +53,7 @@ def parse_titled(record: dict[str, Any], mend: Mend = ignore, *, source: str) ->
     Only the paragraph of a supporting fact matters: a sentence index outside the paragraph is
     accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
     """
-    paragraphs = _paragraphs(fields.present(record, "context"))
+    asked, paragraphs = _asked(record), _paragraphs(fields.present(record, "context"))
     if not paragraphs:
         raise BadRecord("no chunks")
     position: dict[str, int] = {}
@@ -70,9 +70,7 @@ def parse_titled(record: dict[str, Any], mend: Mend = ignore, *, source: str) ->
         for title, sentences in paragraphs
     ]
     titles = [title for title, _ in paragraphs]
-    sample = fields.make_sample(
-        source, *_asked(record), chunks=chunks, support=support, titles=titles
-    )
+    sample = fields.make_sample(source, *asked, chunks=chunks, support=support, titles=titles)
     if not sound:
         mend("sentence index out of range, paragraph kept")
     return sample
@@ -80,9 +78,9 @@ def parse_titled(record: dict[str, Any], mend: Mend = ignore, *, source: str) ->
 
 def parse_open(record: dict[str, Any], mend: Mend = ignore, *, source: str = "") -> Sample:
     """One record without a context, whose gold pages are known by title."""
-    titles = [title for title, _ in _supporting_facts(record)]
+    asked, titles = _asked(record), [title for title, _ in _supporting_facts(record)]
     ids = fields.texts(record.get("gold_doc_ids") or [], "gold_doc_ids")
-    return fields.make_sample(source, *_asked(record), pages=_pages(titles, ids))
+    return fields.make_sample(source, *asked, pages=_pages(titles, ids))
 
 
 # HoVer's labels; the hub's copies have numbers.
