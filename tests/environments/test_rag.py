@@ -38,6 +38,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
 from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation, in_template
 from qrag_jax.llm.text.prompts import Messages, load
+from tests.environments.trying import episode_of
 
 TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")
 OSLO = (Seen("p1", "She was born\nin Oslo.", "Ada Berg"), Seen("p2", "Bergen is wet."))
@@ -47,16 +48,9 @@ NORWAY = (Seen("p3", "The capital of Norway is Oslo.", "Norway"),)
 def played(
     agent: Agent, replies: Sequence[Reply | str], task: Task = TASK
 ) -> tuple[list[Step], Ended]:
-    """The steps of one episode and its end; a text is a whole answer. All replies are used."""
-    play, left = agent.play(task), list(replies)
-    steps = [next(play)]
-    while True:
-        reply = left.pop(0)
-        try:
-            steps.append(play.send(Answer(reply) if isinstance(reply, str) else reply))
-        except StopIteration as end:
-            assert not left, f"the episode ended before {left}"
-            return steps, end.value
+    """The steps of one episode and its end; a text is a whole answer."""
+    given = [Answer(reply) if isinstance(reply, str) else reply for reply in replies]
+    return episode_of(agent, task, given)
 
 
 def asked(step: Step) -> Messages:

@@ -34,6 +34,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, write_call
+from tests.environments.trying import episode_of
 
 SAMPLE = Sample(
     "2hop__1_2",
@@ -154,18 +155,10 @@ def agent(form: str = HERMES, **settings: Any) -> ToolAgent:
 def played(
     actor: ToolAgent, replies: Sequence[Reply | str | ToolCall], task: ToolTask = TASK
 ) -> tuple[list[Step], Ended]:
-    """The steps of one episode and its end; texts and calls are whole turns. All are used."""
-    play, left = actor.play(task), list(replies)
-    steps = [next(play)]
-    while True:
-        reply = left.pop(0)
-        if isinstance(reply, ToolCall):
-            reply = write_call(reply, actor.form)
-        try:
-            steps.append(play.send(Said(reply, "stop") if isinstance(reply, str) else reply))
-        except StopIteration as end:
-            assert not left, f"the episode ended before {left}"
-            return steps, end.value
+    """The steps of one episode and its end; texts and calls are whole turns."""
+    turns = [write_call(r, actor.form) if isinstance(r, ToolCall) else r for r in replies]
+    given = [Said(each, "stop") if isinstance(each, str) else each for each in turns]
+    return episode_of(actor, task, given)
 
 
 def told(step: Step) -> list[str]:

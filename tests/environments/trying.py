@@ -1,17 +1,18 @@
-"""Passages and searches on which query writers are tried."""
+"""Episodes by given replies; passages and searches on which query writers are tried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.demonstrations import DemonstrationsConfig
-from qrag_jax.environments.episode import Document
+from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
@@ -45,6 +46,18 @@ EXPERT = DemonstrationsConfig(
     cite_all=0.0,
     cite_none=0.0,
 )
+
+
+def episode_of(agent: Agent, task: Task, replies: Sequence[Any]) -> tuple[list[Step], Ended]:
+    """The steps of one episode and its end; all replies are used."""
+    play, left = agent.play(task), list(replies)
+    steps = [next(play)]
+    while True:
+        try:
+            steps.append(play.send(left.pop(0)))
+        except StopIteration as end:
+            assert not left, f"the episode ended before {left}"
+            return steps, end.value
 
 
 class Listed:
