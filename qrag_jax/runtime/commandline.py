@@ -165,6 +165,8 @@ def _system() -> str | None:
 
 def sentence(error: Exception, argv: Sequence[str]) -> str:
     """What is wrong with the flags, of the error that reading them raised."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return f"{str(error).rstrip(' ?.')}; see --help."
     # ml_collections names only the part of --config.a.b that it did not find, in quotes.
     quoted = re.search(r"'(\w+)\\?'", str(error))
     if isinstance(error, (AttributeError, KeyError)) and quoted:
