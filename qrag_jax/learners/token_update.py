@@ -228,7 +228,8 @@ def make_token_update(policy: TokenPolicy) -> Update:
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
         given, divisors, metrics = passes.prepared(state, episodes, base)
-        awake = state.step >= policy.rests_until
+        # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
+        awake = state.step >= policy.rests_until if is_ppo else True
 
         def step(state: TrainState, number: jax.Array | None):
             at = 0 if number is None else number
@@ -319,7 +320,7 @@ class _Passes:
         given: PerAction,
         divisor: jax.Array,
         *,
-        awake: jax.Array,
+        awake: jax.Array | bool,
     ) -> tuple[TrainState, _Told]:
         """One optimizer step on a minibatch."""
         learned, sums = self.of_policy.gradient(Learned(state.params), base, blocks, given)
