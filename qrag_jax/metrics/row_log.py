@@ -206,7 +206,9 @@ def differing_in_part(log: Path, part: Mapping[str, Any]) -> list[str]:
 
 def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Names and values of the fields in which two records differ."""
-    old, new = (_leaves(json.loads(json.dumps(each))) for each in (kept, record))  # lists, no tuples
+    old, new = (
+        _leaves(json.loads(json.dumps(each))) for each in (kept, record)
+    )  # lists, no tuples
     return [
         f"{name} (was {bounded_json.shown(old.get(name))}, now {bounded_json.shown(new.get(name))})"
         for name in sorted({*old, *new})
