@@ -173,7 +173,7 @@ class Patience:
         """
         seconds = FIRST_PAUSE
         while True:
-            ends = [getattr(each, "ended", each) for each in found]
+            ends: list[Any] = [getattr(each, "ended", each) for each in found]
             failed = {n: each for n, each in enumerate(ends) if isinstance(each, self.broken)}
             if len(failed) <= self.most * len(found):
                 return found

@@ -169,6 +169,7 @@ class _Course(Schedule):
         if isinstance(step, Complete):
             self._begin_request(playing, step)
             return
+        assert isinstance(step, Retrieve)
         if not self._searches:
             self._since = time.monotonic()
         self._searches.append((playing, step))

@@ -248,6 +248,7 @@ class _Course(Schedule):
     def take(self, playing: _Episode, step: Step) -> None:
         """See `Schedule`."""
         if not isinstance(step, Speak):
+            assert isinstance(step, Look | Open)
             self._looking.append((playing, step))
             return
         request = playing.request(step, self._speech)
