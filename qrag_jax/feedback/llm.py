@@ -173,8 +173,10 @@ class Patience:
         """
         seconds = FIRST_PAUSE
         while True:
-            ends: list[Any] = [getattr(each, "ended", each) for each in found]
-            failed = {n: each for n, each in enumerate(ends) if isinstance(each, self.broken)}
+            ends = [getattr(each, "ended", each) for each in found]
+            failed: dict[int, Any] = {
+                n: each for n, each in enumerate(ends) if isinstance(each, self.broken)
+            }
             if len(failed) <= self.most * len(found):
                 return found
             hopeless = [each for each in failed.values() if each.cause in self.hopeless]
