@@ -66,7 +66,7 @@ class QueryState(ToolTask):
     """
 
     pages: tuple[str, ...] = ()  # keys of the gold pages, each once
-    source: str = ""  # of the question; see `data.query_question`
+    source: str = ""  # of the question; see `data.sample.Sample`
     hop: int = 1  # number of the next hop, from 1
     pool: Pool = ()  # passages found so far
     variant: int = 0  # number of the prompt that asks for the query; 0 is the bare one

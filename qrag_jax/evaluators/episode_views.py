@@ -94,7 +94,7 @@ class Episode:
 def best_return(facts: int, settings: Settings) -> float:
     """The return of Q-RAG's episode that takes the facts first, in more than T steps if it must.
 
-    1 where the settings are not known; see `feedback.ground_truth`.
+    1 where the settings are not known; see `feedback.facts`.
 
     Args:
         facts: number of supporting facts, at least 1.

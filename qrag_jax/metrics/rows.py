@@ -264,7 +264,7 @@ class Searched:
         id, question, answers: of the data set.
         pages: keys of its gold pages.
         hops: one after the other; the same number, with the same scores, in all rows of a log.
-        source: of the question; see `data.query_question`.
+        source: of the question; see `data.sample.Sample`.
     """
 
     id: str
@@ -289,7 +289,7 @@ class RewriteRow:
         collection: "" where there is one without a name.
         original: the query that was given.
         query: what was searched for; "" if there is none.
-        outcome: one of `query_rewriting.output.OUTCOMES`, or the cause of a failure; "" if no model
+        outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
         text: what the model wrote.
         found: ids and scores of documents, best first; None: nothing was searched.

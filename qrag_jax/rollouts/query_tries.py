@@ -157,7 +157,7 @@ def states_on(
 ) -> QueryStates:
     """The states before the first hop.
 
-    Gold pages are keyed as `environments.query_writing.state.key_of` keys what is found. By title,
+    Gold pages are keyed as `environments.queries.key_of` keys what is found. By title,
     all passages of a page are its gold passages, and pages of one title are one page. By passage,
     each gold passage is a page: the one with its id if the data name that, or else with its text.
 

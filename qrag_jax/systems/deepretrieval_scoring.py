@@ -274,7 +274,7 @@ def open_rewriter(
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
-        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        queries: a file of them, see `data.queries`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
     """
     config = RewriteConfig.of(given)

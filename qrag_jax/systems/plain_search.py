@@ -51,7 +51,7 @@ class PlainEncoder:
 
 
 class QuestionTower:
-    """What makes vectors of questions; see `retrieval.single_step.QuestionEncoder`.
+    """What makes vectors of questions; see `retrieval.multi_step.QuestionEncoder`.
 
     Attributes:
         title_separator: between titles and texts of the passages that it compares them with.
