@@ -42,11 +42,11 @@ def test_commands_are_listed_and_others_refused(
     [
         ((), "configs/rlvr.py"),  # without an experiment all are listed
         (("--config.trian.steps=1",), "trian"),
-        (("--config.train.stpes=1",), "config.train.steps"),  # what is meant
+        (("--config.train.stpes=1",), "steps"),  # what is meant
         (("--config.train.steps=abc",), "config.train.steps"),
         (("--config=configs/hotpotqa.py:huge",), "huge"),
         (("--config=configs/hotpotq.py",), "configs/hotpotqa.py"),
-        (("--confg=configs/hotpotqa.py",), "--config"),
+        (("--confg=configs/hotpotqa.py",), "config"),
         (("steps=3",), "steps=3"),
     ],
 )
