@@ -122,7 +122,7 @@ class SearchLog:
         """
         with log_locks(self.path):
             begin(self.path, self.meta, restart=restart)
-            rows = RETRIEVALS.read_partial(self.path)
+            rows = RETRIEVALS.read_partial(self.path, len(samples))
             todo, count = samples[len(rows) :], len(samples)
             if rows:
                 print(f"{self.path.name}: {len(rows)} of {count} questions are in the log already")

@@ -160,7 +160,7 @@ def _score_missing(
     rows: dict[str, list[Row]] = {}
     for kind, path in logs.items():
         begin(path, meta, restart=scene.restart)
-        rows[kind] = RETRIEVALS.read_partial(path)
+        rows[kind] = RETRIEVALS.read_partial(path, len(scene.evaluator.indices))
     # The two logs are written one after the other: go on after the last question in both.
     done = min(map(len, rows.values()))
     if done:
