@@ -71,7 +71,7 @@ class Tower:
         if not self.scale > 0:
             raise ValueError(f"scale is {self.scale}, and must be above 0")
         sound = all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in self.weights.items())
-        if not (self.weights and sound):
+        if not sound:
             raise ValueError("weights must give each file of weights its SHA-256 in hex")
 
 
@@ -210,7 +210,11 @@ class RetrieverConfig:
                 f"reads format {FORMAT}; install the one that wrote the file, or {EXPORT}."
             )
         try:
-            return typed_json.made(cls, fields)
+            config = typed_json.made(cls, fields)
+            for name in ("state", "chunk"):
+                if not getattr(config, name).weights:  # a run has none, an exported folder does
+                    raise ValueError(f"{name}.weights names no file of weights")
+            return config
         except ValueError as error:
             raise InputError(f"{where}: {error}; {EXPORT}.") from None
 
