@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import towers_export
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
@@ -181,3 +183,26 @@ def test_a_card_has_no_path_of_the_machine_and_says_how_rows_are_made(
     assert "~/" not in card
     for words in ("query:", "relative", "STOP", "first(question, 9)", "sorted(taken)", "`e5`"):
         assert words in card
+
+
+def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
+    run = opened(scored_run)
+    params, _ = run.trained("last")
+    texts = [row["question"] for row in log_rows(scored_run)]
+    for tower in towers_export.towers(run.loaded, run.config):
+        library = model(exported / tower.name)
+        assert library.max_seq_length == tower.max_tokens
+        assert library.similarity_fn_name == "dot"
+        found = library.encode(texts)
+        expected = our_vectors(run.loaded, params, tower, [[text] for text in texts])
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        # An exported tower is an encoder to start another run from.
+        again = load_encoder(exported / tower.name)
+        assert (run.loaded.encoder.scale, again.encoder.scale) == (0.1, 1.0)
+        one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
+        scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
+        jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
+        assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
+    # The towers were trained apart.
+    one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
+    assert np.abs(one - other).max() > 100 * TOLERANCE

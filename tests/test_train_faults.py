@@ -283,3 +283,20 @@ def test_a_run_that_may_only_be_read(
         scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
         assert "--out" in refusal(commands.run(*scoring))
         commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")
+
+
+@pytest.mark.nightly
+def test_documents_drawn_at_each_epoch_go_on_in_it(commands: Commands, tmp_path: Path) -> None:
+    """Two steps an epoch; the run goes on at the border of two."""
+    arguments = (
+        *("train", "--config=configs/babilong.py:tiny", "--config.train.steps=4"),
+        *("--config.data.sources.babilong.train=16", "--config.train.checkpoint_every=2"),
+        *("--config.train.eval_every=4", "--config.encoder.length_buckets=1"),
+        "--config.encoder.block_sizes=1",
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    commands.succeed(*arguments, f"--workdir={whole}")
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints" / "last" / "4")
+    commands.succeed(*arguments, f"--workdir={parts}")
+    assert_same_state(parts, whole, 4)

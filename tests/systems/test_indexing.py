@@ -404,3 +404,16 @@ def test_rows_made_ahead_are_the_same(
         np.testing.assert_array_equal(found.lengths, wanted.lengths)
         assert found.cut == wanted.cut
         assert len(found.each()) == len(group)
+
+
+def test_rows_hold_title_and_text(rows: PassageRows) -> None:
+    found = rows.of(range(COUNT_ROWS + 1))
+    cut = 0
+    for record, row in zip(records(COUNT_ROWS), found.each(), strict=False):
+        whole = f"{record['title']} {record['text']}".strip()
+        ids = rows.tokenizer.encode([whole])[0]
+        cut += len(ids) > 9
+        assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
+    assert 0 < cut <= found.cut <= cut + 1  # the odd one may be long
+    assert found.lengths.tolist() == [len(row) for row in found.each()]
+    assert max(found.lengths) == 12
