@@ -134,7 +134,7 @@ def query_vectors(queries: Queries, width: int) -> np.ndarray:
     """float32 `[queries, width]`."""
     if queries.vectors is None:
         raise InputError(
-            "the queries have no vectors, by which this engine searches; embed them first."
+            "Queries.vectors is None, but this engine searches by them; embed the queries first."
         )
     given = checked(queries.vectors, "the queries", width).astype(np.float32)
     if len(given) != len(queries):

@@ -200,7 +200,7 @@ class _Course(Schedule):
     def _begin_request(self, playing: _Episode, step: Complete) -> None:
         """Asks the model, unless an episode of the group has asked the same."""
         if self._model is None:
-            raise InputError("this agent asks a language model, and the run has none.")
+            raise InputError("config.agent asks a language model, and config.llm names none.")
         request = playing.request(step)
         name: Hashable = (playing.start.group, request) if step.shared else object()
         if name in self._known:

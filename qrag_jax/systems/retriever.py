@@ -152,7 +152,7 @@ class LoadSettings:
         if self.checkpoint not in ("", "best", "last"):
             raise InputError(f"checkpoint is {self.checkpoint!r}; use best or last.")
         if (self.backend == ENDPOINT) != (self.endpoints is not None):
-            raise InputError("give endpoints (the servers' URL) with the backend endpoint alone.")
+            raise InputError("endpoints= (the servers' URL) goes with backend=endpoint alone.")
 
 
 @dataclasses.dataclass(frozen=True)

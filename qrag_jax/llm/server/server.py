@@ -81,7 +81,7 @@ class Server:
         """Starts the server and waits until it answers."""
         interpreter(self.config.python)
         if self._stopping.is_set():
-            raise InputError("vLLM was told to stop before it had started.")
+            raise InputError("the server of config.llm.server was stopped before it had started.")
         if self.config.port:
             self.url = f"http://{HOST}:{self.config.port}/v1"
         else:
@@ -166,7 +166,7 @@ class Server:
                     f"vLLM is starting, {_since(began)}: {(self._written.tail(1) or ['…'])[0]}"
                 )
             self._stopping.wait(LOOK_EVERY)
-        raise InputError("stopped while vLLM was starting")
+        raise InputError("the server of config.llm.server was stopped while it started.")
 
     def _end(self) -> None:
         """Ends the present process and all processes that it started."""
