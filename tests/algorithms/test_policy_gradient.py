@@ -51,7 +51,7 @@ def ours(log_prob: jax.Array, drawn: Drawn, name: str, beta: float) -> tuple[jax
     each = clipped(log_prob, drawn.old, drawn.advantages, Clip(0.2, 0.3))
     each += beta * kl_k3(log_prob, drawn.reference)
     weight, divisor = aggregation(name, drawn.valid.sum(axis=1).astype(np.float32), LONGEST)
-    return weighted_sum(each, weight[:, None] * drawn.valid), divisor
+    return weighted_sum(each, weight[:, None] * drawn.valid.astype(np.float32)), divisor
 
 
 def torch_grpo(drawn: Drawn, name: str, beta: float) -> tuple[float, np.ndarray]:
