@@ -190,7 +190,7 @@ def test_tiers_number_by_number() -> None:
 )
 def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
     item = reward(TIERS[tiers][0], k=3000, gain=False, tiers=tiers)
-    parts = item.of(TASK, Searched(query, found=documents(*found)), 0.5)
+    parts = item.of(TASK, written(query, found=documents(*found)), 0.5)
     assert parts["reward"] == pytest.approx(worth)
     # What is reported as a measure is the measure, without a format.
     assert 0 <= parts[item.config.name] <= 1
