@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.opening import (
-    BM25,
-    BOOLEAN,
-    CORPUS,
     EXACT,
     FAISS,
     HYBRID,
@@ -24,11 +19,12 @@ from qrag_jax.retrieval.opening import (
     SCAN,
     IndexAt,
 )
-from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
-from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
-from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.retriever import LoadSettings, Retriever
+
+if TYPE_CHECKING:  # not at run time: what serves words or an export needs no jax
+    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.systems.passage_encoder import PassageEncoder
 
 BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
 BY_WORDS = OF_WORDS
@@ -41,12 +37,12 @@ class PlainEncoder:
     Attributes:
         path: a folder, a hub name, or "minilm".
         config: how it computes, with the prefixes of questions (`state_prefix`) and of passages;
-            the latter as the index was built.
+            the latter as the index was built; None: as its folder says.
         max_tokens: longest row, as the index was built; 0: as its folder says.
     """
 
     path: str
-    config: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    config: EncoderConfig | None = None
     max_tokens: int = 0
 
 
@@ -96,7 +92,11 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
         )
         return SingleStepSearch(index.settled(BY_WORDS, otherwise).open())
     index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
-    own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
+    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.systems.passage_encoder import PassageEncoder
+
+    computes = encoder.config or EncoderConfig()
+    own = PassageEncoder.of_folder(encoder.path, computes, max_tokens=encoder.max_tokens)
     if index.encoder != (digest := own.digest()):
         raise InputError(
             f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
@@ -126,55 +126,3 @@ class ServedSearch:
         retriever = Retriever.load(self.retriever, self.settings)
         retriever.open_at(self.index)
         return MultiStep(retriever.multi_step)
-
-
-# Retriever → engine; "": the usual of vectors.
-_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
-
-
-def open_corpus(
-    where: str,
-    retriever: str,
-    encoder: PlainEncoder,
-    fields: tuple[str, str, str],
-    *,
-    clean: bool,
-) -> CorpusLibrary:
-    """Opens the index of a corpus that all questions share.
-
-    Args:
-        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        encoder: of what compares vectors; its path may be "" where words are compared.
-        fields: names of the config's fields that say these three, for messages.
-    """
-    folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
-    if not (folder / CORPUS).is_dir():
-        raise InputError(
-            f"{of_folder} is {where}, which holds no index; build one there with qrag index "
-            "--corpus=FILE --index=FOLDER."
-        )
-    corpus = StoredCorpus(folder / CORPUS)
-    if retriever == GOLDEN:
-        return CorpusLibrary(corpus, None, clean)
-    if retriever not in _ENGINES:
-        # Boolean search is the query writers' alone.
-        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
-        raise InputError(
-            f"the retriever {retriever!r} is for a question's own documents; with {of_folder} use "
-            f"one of {', '.join(both)}."
-        )
-    engine, by_vectors = _ENGINES[retriever], _ENGINES[retriever] not in BY_WORDS
-    if by_vectors and not encoder.path:
-        raise InputError(
-            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
-            f"indexed with in {of_encoder}, or use bm25."
-        )
-    usable = BY_VECTORS if by_vectors else BY_WORDS
-    index = IndexAt(folder, engine).settled(usable, f"use another {of_retriever}")
-    return CorpusLibrary(corpus, open_plain(index, encoder if by_vectors else None), clean)
-
-
-def prefixed(path: str, question_prefix: str, passage_prefix: str) -> PlainEncoder:
-    """An encoder with the texts that go before questions and, as the index was built, passages."""
-    computes = EncoderConfig(state_prefix=question_prefix, chunk_prefix=passage_prefix)
-    return PlainEncoder(path, computes)

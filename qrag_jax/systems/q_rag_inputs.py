@@ -32,7 +32,6 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.config import CAUSES
-from qrag_jax.systems.mined_negatives import with_negatives
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 
@@ -186,6 +185,9 @@ def load_inputs(
     dev = load_split(config.dev_data, "dev", hold_out=hold_out)
     train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
     if config.data.negatives.index:
+        # Searching a corpus is an option, which most trainings do without.
+        from qrag_jax.systems.mined_negatives import with_negatives
+
         train_samples = with_negatives(
             config.data.negatives, train_samples, run, config.data.passage_separator
         )

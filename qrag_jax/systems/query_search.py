@@ -19,13 +19,14 @@ from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.gold_names import pooled
-from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS
-from qrag_jax.retrieval.own_documents import SEMANTIC
+from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
+from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
@@ -34,7 +35,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder, open_corpus, prefixed
+from qrag_jax.systems.plain_search import BY_VECTORS, BY_WORDS, PlainEncoder, open_plain
 
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
@@ -335,3 +336,55 @@ def ids_in(corpus: StoredCorpus, ids: Iterable[str]) -> set[str]:
     given = [*dict.fromkeys(ids)]
     numbers = corpus.numbers(given)
     return {name for name, number in zip(given, numbers, strict=True) if number >= 0}
+
+
+# Retriever → engine; "": the usual of vectors.
+_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
+
+
+def open_corpus(
+    where: str,
+    retriever: str,
+    encoder: PlainEncoder,
+    fields: tuple[str, str, str],
+    *,
+    clean: bool,
+) -> CorpusLibrary:
+    """Opens the index of a corpus that all questions share.
+
+    Args:
+        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
+        encoder: of what compares vectors; its path may be "" where words are compared.
+        fields: names of the config's fields that say these three, for messages.
+    """
+    folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
+    if not (folder / CORPUS).is_dir():
+        raise InputError(
+            f"{of_folder} is {where}, which holds no index; build one there with qrag index "
+            "--corpus=FILE --index=FOLDER."
+        )
+    corpus = StoredCorpus(folder / CORPUS)
+    if retriever == GOLDEN:
+        return CorpusLibrary(corpus, None, clean)
+    if retriever not in _ENGINES:
+        # Boolean search is the query writers' alone.
+        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
+        raise InputError(
+            f"the retriever {retriever!r} is for a question's own documents; with {of_folder} use "
+            f"one of {', '.join(both)}."
+        )
+    engine, by_vectors = _ENGINES[retriever], _ENGINES[retriever] not in BY_WORDS
+    if by_vectors and not encoder.path:
+        raise InputError(
+            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
+            f"indexed with in {of_encoder}, or use bm25."
+        )
+    usable = BY_VECTORS if by_vectors else BY_WORDS
+    index = IndexAt(folder, engine).settled(usable, f"use another {of_retriever}")
+    return CorpusLibrary(corpus, open_plain(index, encoder if by_vectors else None), clean)
+
+
+def prefixed(path: str, question_prefix: str, passage_prefix: str) -> PlainEncoder:
+    """An encoder with the texts that go before questions and, as the index was built, passages."""
+    computes = EncoderConfig(state_prefix=question_prefix, chunk_prefix=passage_prefix)
+    return PlainEncoder(path, computes)

@@ -68,7 +68,8 @@ from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower, open_corpus, prefixed
+from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
+from qrag_jax.systems.query_search import open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import (
     GRPO,
     SFT,

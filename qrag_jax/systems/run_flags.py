@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
 from collections.abc import Sequence
@@ -19,13 +20,6 @@ from qrag_jax.llm.server.server_config import OF_VLLM
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
-from qrag_jax.systems import (
-    deepretrieval_config,
-    harr_config,
-    leret_config,
-    q_rag_config,
-    rlvr_config,
-)
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
@@ -37,11 +31,18 @@ CODE_FIELDS = (
 PROGRAM_FIELDS = ("env.verifiers", "env.python")
 # Fields of a server that is started, with the values that anybody may have.
 _OF_SERVER: dict[str, Any] = {"llm.server.python": OF_VLLM, "llm.server.arguments": ()}
-# The other systems' configs, by the name in config.system.
-_CONFIGS: dict[str, Any] = {
-    each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
-}
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
+
+
+def _is_ours(system: str) -> bool:
+    """Whether a system is one of the package."""
+    return registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
+
+
+def _config_of(system: str) -> Any:
+    """The module of a system's config, which alone is imported; Q-RAG's for one from outside."""
+    name = registry.SYSTEMS[system if _is_ours(system) else Q_RAG]
+    return importlib.import_module(f"{name}_config")
 
 
 class _NamesParser(tuple_parser.TupleParser):
@@ -77,7 +78,7 @@ def fields_help(argv: Sequence[str]) -> str:
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
-    of_system = _CONFIGS.get(values.get("system", ""), q_rag_config)
+    of_system = _config_of(values.get("system", ""))
     unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
@@ -199,8 +200,7 @@ def define(
     if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
-    package = registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
-    if outside and not package:
+    if outside and not _is_ours(system):
         registry.register(system, argument(argv, "system") or "")
     elif system not in systems:
         *others, last = systems
@@ -208,17 +208,14 @@ def define(
         raise InputError(
             f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
         )
-    if system == Q_RAG:
-        config = q_rag_config.load_config(path)
-        if file:
-            _replace_fields(config, file)
+    if _is_ours(system):
+        config = _config_of(system).load_config(path)
     else:
-        if system in _CONFIGS:
-            config = _CONFIGS[system].load_config(path)
-        else:
-            config = ml_collections.ConfigDict(read_fields(path))
-        if file:
-            raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
+        config = ml_collections.ConfigDict(read_fields(path))
+    if file and system != Q_RAG:
+        raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
+    if file:
+        _replace_fields(config, file)
     if plays:
         _refuse_unnamed_code(config, argv)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)
@@ -239,7 +236,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
     values = flat(config.to_dict())
     system = values.get("system", Q_RAG)
     # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.
-    starts = system in _CONFIGS and "llm" not in _CONFIGS[system].unread(values)
+    starts = system != Q_RAG and _is_ours(system) and "llm" not in _config_of(system).unread(values)
     usual = _OF_SERVER if starts and not values["llm.url"] else {}
     for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)
@@ -263,7 +260,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
             del config.data.sources
             config.data.sources = fields.data.sources
         config.lock().update(fields)
-        q_rag_config.fill_from_saved(config, saved)  # FILE may leave these fields open
+        _config_of(Q_RAG).fill_from_saved(config, saved)  # FILE may leave these fields open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None
