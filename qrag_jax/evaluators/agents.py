@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.evaluators.episode_sample import sampler
-from qrag_jax.evaluators.training_scores import Evaluation, lost_text, of_all_hosts
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import answers, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow

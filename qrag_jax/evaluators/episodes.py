@@ -1,10 +1,14 @@
-"""Plays greedy episodes over a set of samples in batches; gives retrieval-log rows and scores."""
+"""Plays greedy episodes over a set of samples in batches; gives retrieval-log rows and scores.
+
+During training the scores are those of the supporting facts if they are known, and the returns those
+of the rewards.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +20,20 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batche
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import with_stop
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
+from qrag_jax.feedback.llm import Rewards, Unscored
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns
-from qrag_jax.metrics.rows import Row
+from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
@@ -246,3 +254,130 @@ def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None
         aliases=list(sample.answers[1:]),
         source=sample.source,
     )
+
+
+# ---------------------------------------------------------------- during training
+
+
+def q_spread(rows: Sequence[Row]) -> float | None:
+    """The largest difference between two Q-values of a question, over the largest |Q|.
+
+    Args:
+        rows: for each question, the chunks of the highest Q at its first step.
+
+    Returns:
+        0.0 if all Q are 0; None if no question has two Q-values.
+    """
+    several = [row.q_values for row in rows if len(row.q_values) > 1]
+    if not several:
+        return None
+    largest = max(abs(q) for values in several for q in values)
+    spread = max(max(values) - min(values) for values in several)
+    return spread / largest if largest else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingScores:
+    """Scores the fixed questions of a training.
+
+    Attributes:
+        episodes: plays the questions.
+        best_by: name of the score that chooses the best checkpoint.
+        gamma: γ, the discount of returns from a language model's rewards.
+        max_steps: T, actions per episode.
+        stop_action: whether there is a STOP action.
+    """
+
+    episodes: EpisodeEvaluator
+    best_by: str
+    gamma: float
+    max_steps: int
+    stop_action: bool
+
+    def evaluate(
+        self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
+    ) -> Evaluation:
+        """Plays the questions and scores the play.
+
+        Args:
+            rewards: rewards from a language model; None if the supporting facts give them.
+        """
+        multi, single = self.episodes.rows(params)
+        columns = play_columns(multi)
+        scores, single_scores = means(columns), mean_scores(single)
+        if rewards is not None:
+            columns["return"], broken = self._returns(multi, rewards, stop)
+            scores |= {
+                "return": float(np.mean(columns["return"])),
+                "broken_share": broken / len(multi),
+                "unscored_share": 1 - len(columns["return"]) / len(multi),
+            }
+            single_scores.pop("return", None)  # a language model is not asked about these
+        lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
+        without = lost_text(scores, lost)
+        line = (
+            f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
+            "questions"
+        )
+        found = Evaluation.of(
+            line,
+            scores,
+            self.best_by,
+            episodes=sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi)),
+            each=columns[self.best_by],
+            q_spread=q_spread(single),
+        )
+        beside = single_scores.items()
+        found.metrics.update({f"eval_single_step/{name}": value for name, value in beside})
+        found.baselines.update({f"single_step/{name}": value for name, value in beside})
+        return found
+
+    def _returns(
+        self, rows: Sequence[Row], asks: Rewards, stop: StopSignal
+    ) -> tuple[list[float], int]:
+        """The returns of the questions that the model scored, in order.
+
+        They are 0 where the model gave no answer; the second value counts these.
+        """
+        shown, size = self.episodes.shown, self.episodes.batch_size
+
+        def ask(places: Sequence[int]) -> np.ndarray:
+            samples = [shown[place] for place in places]
+            taken = [self._actions(rows[place], shown[place]) for place in places]
+            parts = range(0, len(samples), size)
+            asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
+            rewards = [each for part in asked for each in asks.wait(part, stop)]
+            # Returns, and whether there is no answer.
+            found = np.full((len(samples), 2), np.nan)
+            for number, episode in enumerate(rewards):
+                if not isinstance(episode, Unscored):
+                    each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+                    found[number] = sum(each), 0
+                elif episode.cause not in INFRASTRUCTURE:
+                    found[number] = 0, 1
+            return found
+
+        found = of_all_hosts(len(rows), 2, ask)
+        returns, broken = found[~np.isnan(found[:, 0])].T
+        return returns.tolist(), int(broken.sum())
+
+    def _actions(self, row: Row, sample: Sample) -> list[int]:
+        """The actions of an episode: the chunks taken, and STOP if that ended the episode."""
+        taken = row.pred_idx
+        stopped = self.stop_action and len(taken) < self.max_steps
+        return [*taken, len(sample.chunks)] if stopped else taken
+
+
+def _told(scores: Mapping[str, float]) -> str:
+    """The scores of what was taken that are there, for the screen."""
+    told = ""
+    if "fact_em" in scores:
+        told += (
+            f"fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
+            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
+            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
+            f"{scores['fact_precision_until_found']:.3f}), "
+        )
+    if "answer_found" in scores:
+        told += f"answer found {scores['answer_found']:.3f}, "
+    return told

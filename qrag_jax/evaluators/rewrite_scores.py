@@ -11,8 +11,7 @@ import numpy as np
 from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import REWRITTEN, read_output
-from qrag_jax.evaluators.episode_sample import sampler
-from qrag_jax.evaluators.training_scores import Evaluation, lost_text
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ranking_columns

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.episode import Failed, ToolTask
-from qrag_jax.evaluators.episode_sample import sampler
-from qrag_jax.evaluators.training_scores import Evaluation, lost_text
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction

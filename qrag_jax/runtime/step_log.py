@@ -53,7 +53,7 @@ class Played(Protocol):
 
 
 class Sampled(Protocol):
-    """Episodes to look at; see `evaluators.episode_sample`."""
+    """Episodes to look at; see `evaluators.evaluation`."""
 
     @property
     def kind(self) -> str: ...

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     import jax
     from ml_collections import ConfigDict
 
-    from qrag_jax.evaluators.training_scores import Evaluation
+    from qrag_jax.evaluators.evaluation import Evaluation
     from qrag_jax.rollouts.experience import Experience
     from qrag_jax.runtime.dry_run import Program
     from qrag_jax.runtime.interrupt import StopSignal

@@ -23,7 +23,7 @@ from qrag_jax.environments.episode import Agent, Failed, Task
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
-from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.llm import Checks, Patience, leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grain
 import jax
@@ -36,7 +36,9 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.minilm import MINILM, find_minilm
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
-from qrag_jax.systems.saved_run import SavedRun
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.saved_run import SavedRun
 
 PIECE = 1024  # passages tokenised at a time
 

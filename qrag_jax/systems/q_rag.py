@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from qrag_jax.data import noise
 from qrag_jax.data.episodes import training_batches
 from qrag_jax.data.sample import OF_VALUES
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
-from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, NEEDED, fact_feedback
 from qrag_jax.feedback.llm import (
     DeferredReward,

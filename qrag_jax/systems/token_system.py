@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig

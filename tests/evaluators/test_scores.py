@@ -13,9 +13,9 @@ from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
 from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED
 from qrag_jax.environments.query_output import TOO_LONG
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
+from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores, logged
-from qrag_jax.evaluators.training_scores import TrainingScores
 from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.tries import Try

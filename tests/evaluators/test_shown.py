@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episode_sample import LONGEST, markdown_of, sampler, spread
+from qrag_jax.evaluators.evaluation import LONGEST, markdown_of, sampler, spread
 from qrag_jax.evaluators.run_page import (
     POINTS,
     curves_of,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.runtime.config_fields import fill, section
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal

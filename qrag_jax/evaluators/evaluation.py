@@ -1,4 +1,4 @@
-"""The few episodes of each evaluation during training that are kept, and the same as Markdown."""
+"""One evaluation during training: its scores, and the few of its episodes that are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import dataclasses
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, episodes_of
+from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import Stopped
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND = 10  # passages of a search
@@ -113,3 +117,73 @@ def _is_finite(row: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+# ---------------------------------------------------------------- evaluations
+
+
+class Evaluation(NamedTuple):
+    """What one evaluation found.
+
+    Attributes:
+        metrics: values by the names they are written under.
+        baselines: metrics that later evaluations repeat if this one is of the untrained weights.
+        line: one line for the screen.
+        score: the score that chooses the best checkpoint.
+        scores: all scores of multi-step play, kept with the checkpoint if it is the best.
+        episodes: gives some of the episodes, on the first host; None: none are kept to look at.
+        each: `score` of each question that has one; (): these are not told.
+        q_spread: see `runtime.not_learning.Evaluated`.
+    """
+
+    metrics: dict[str, float]
+    baselines: dict[str, float]
+    line: str
+    score: float
+    scores: dict[str, float]
+    episodes: Sampler | None = None
+    each: Sequence[float] = ()
+    q_spread: float | None = None
+
+    @classmethod
+    def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
+        """An evaluation; `more`: further attributes."""
+        return cls(
+            metrics={f"eval/{name}": value for name, value in scores.items()},
+            baselines={f"untrained/{name}": value for name, value in scores.items()},
+            line=line,
+            score=scores[best_by],
+            scores=dict(scores),
+            **more,
+        )
+
+
+def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
+    """Of the shares that are not 0, what they are of, for the line on the screen.
+
+    Args:
+        words: name of the share → words for people.
+    """
+    shares = ((scores.get(name, 0.0), told) for name, told in words.items())
+    return "".join(f", {share:.0%} {told}" for share, told in shares if share)
+
+
+def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
+    """float64 `[count, width]`: what is found of all questions, of which each host asks its part.
+
+    It is in the order of the questions, so that a mean does not depend on the number of hosts.
+
+    Args:
+        ask: places of questions → their rows; all hosts fail together if one is stopped or has
+            lost its feedback.
+    """
+    index, number = jax.process_index(), jax.process_count()
+    places = range(count)[index::number]
+    rows = np.full((-(-count // number), width), np.nan)  # as many on each host
+    failure: Exception | None = None
+    try:
+        rows[: len(places)] = ask(places)
+    except (Stopped, FeedbackLost) as why:
+        failure = why
+    hosts.fail_together(failure, FeedbackLost)
+    return hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, width)[:count]
