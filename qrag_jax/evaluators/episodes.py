@@ -1,7 +1,7 @@
 """Plays greedy episodes over a set of samples in batches; gives retrieval-log rows and scores.
 
-During training the scores are those of the supporting facts if they are known, and the returns those
-of the rewards.
+During training the scores are those of the supporting facts if they are known, and the returns
+those of the rewards.
 """
 
 from __future__ import annotations
