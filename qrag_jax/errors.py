@@ -25,6 +25,10 @@ class InputError(ValueError):
         super().__init__("".join(map(_printable, message)))
 
 
+class FeedbackLost(RuntimeError):
+    """No more rewards can be obtained; the message is one sentence for the user."""
+
+
 def _printable(mark: str) -> str:
     # A few messages end with lines of a server's log.
     return mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]

@@ -19,8 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax import systems
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime import commandline, hosts, trackers, whole_files
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from qrag_jax.errors import FeedbackLost
 from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, episodes_of
-from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import FeedbackLost, InputError, check_known, check_least
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -86,10 +86,6 @@ def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
 
 
 # ---------------------------------------------------------------- waiting and asking again
-
-
-class FeedbackLost(RuntimeError):
-    """No more rewards can be obtained; the message is one sentence for the user."""
 
 
 class Checks(Protocol):

@@ -25,7 +25,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.sample import Sample, drawn
-from qrag_jax.feedback.llm import Asked, EpisodeRewards, FeedbackLost, Rewards, Unscored
+from qrag_jax.errors import FeedbackLost
+from qrag_jax.feedback.llm import Asked, EpisodeRewards, Rewards, Unscored
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import replicate, shard_batch

@@ -34,8 +34,8 @@ from qrag_jax.environments.episode import (
     ToolTask,
 )
 from qrag_jax.environments.queries import Searched
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import Checks, FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import Scaffold
 from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within

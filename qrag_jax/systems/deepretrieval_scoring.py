@@ -23,11 +23,10 @@ from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.environments.query_output import REWRITTEN
-from qrag_jax.errors import InputError
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
-from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow

@@ -27,10 +27,10 @@ from qrag_jax.environments.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.errors import InputError
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
-from qrag_jax.feedback.llm import OWN_CAUSES, FeedbackLost, Unscored
+from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
 from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import (

@@ -18,9 +18,8 @@ from typing import Any, Generic, TypeVar
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.log_record import is_free
-from qrag_jax.feedback.llm import FeedbackLost
 from qrag_jax.metrics.row_log import RowLog, begin, refuse_other
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.locks import log_locks

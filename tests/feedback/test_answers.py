@@ -14,12 +14,11 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import InputError
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.llm import (
     Asked,
     Completion,
     EpisodeRewards,
-    FeedbackLost,
     LlmReward,
     ModelReward,
     PendingService,

@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost, metrics_of_all, sums_of_all
+from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.feedback.llm import metrics_of_all, sums_of_all
 from qrag_jax.llm.counters import Counters
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.runtime import hosts

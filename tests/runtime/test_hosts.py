@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.counters import Counters
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop

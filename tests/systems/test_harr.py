@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.errors import FeedbackLost
 from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.interrupt import StopSignal

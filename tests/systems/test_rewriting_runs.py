@@ -17,8 +17,7 @@ from configs import deepretrieval
 from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns

@@ -18,8 +18,7 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.data.sample import Split
 from qrag_jax.environments.episode import Look, ToolTask
 from qrag_jax.environments.tasks import bridge_task
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners.config import (
     PreferenceConfig,
     SFTConfig,
