@@ -42,6 +42,11 @@ from tests.systems.small_runs import opened
 from tests.systems.small_runs import small_leret as small
 
 
+def first_of(blocks: Any) -> Any:
+    """The blocks of the first minibatch."""
+    return jax.tree.map(lambda leaf: leaf[0], blocks)
+
+
 def texts(system: Leret, blocks: Any) -> list[str]:
     """What is learned from, an episode each."""
     episodes = sorted({int(each) for each in blocks.episode[blocks.valid]})
@@ -53,7 +58,7 @@ def texts(system: Leret, blocks: Any) -> list[str]:
 
 def test_demonstrations_come_first(leret_trained: Trained) -> None:
     system = leret_trained.system
-    shown = texts(system, leret_trained.batches[0].blocks)
+    shown = texts(system, first_of(leret_trained.batches[0].blocks))
     assert len(shown) == 4 * 2  # questions, hops
     asked = " ".join(system.inputs.train[n].question for n in leret_trained.samples[0][:, 0])
     assert any(query.split()[0] in asked for query in shown)
@@ -149,7 +154,7 @@ def demonstrations(system) -> Script:
 def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path) -> None:
     with opened(small(tries__ways="bare", styles__marked=1.0), tmp_path / "run") as system:
         experience, state = system.lessons(), system.first_state()
-        blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
+        blocks = first_of(jax.device_get(experience.next(state, 0, StopSignal())).blocks)
         speech = system.inputs.speech
         read = "".join(speech.text(row) for row in blocks.tokens)
         assert "style: " in read

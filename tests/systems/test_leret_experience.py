@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,6 +46,11 @@ def bare(system: Leret, found: Iteration, at: StateKey) -> np.ndarray:
     return system.inputs.speech.scaffold.opening(messages)
 
 
+def first_of(blocks: Any) -> Any:
+    """The blocks of the first minibatch."""
+    return jax.tree.map(lambda leaf: leaf[0], blocks)
+
+
 def rows_of(blocks: Any) -> list[list[int]]:
     """The tokens of the rows of all blocks, shared ones included."""
     rows = []
@@ -75,11 +81,13 @@ def test_the_best_queries_are_imitated_behind_the_bare_prompt(
     assert best
     first = FIRST_SFT + (iteration - 1) * PERIOD
     shown = [
-        row for n in range(SFT_STEPS) for row in rows_of(leret_trained.batches[first + n].blocks)
+        row
+        for n in range(SFT_STEPS)
+        for row in rows_of(first_of(leret_trained.batches[first + n].blocks))
     ]
     assert len(shown) == 4 * SFT_STEPS
     assert all(row in best for row in shown)
-    ids = leret_trained.batches[first].blocks
+    ids = first_of(leret_trained.batches[first].blocks)
     assert int(ids.learned.sum()) == sum(
         len(row) - _prompt_length(row, best, leret_trained, states, found) for row in rows_of(ids)
     )

@@ -172,8 +172,8 @@ def test_collections_with_the_same_ids(run: Path, tmp_path: Path) -> None:
         own = found["collections"][name]
         assert own["queries"] == 2
         assert own["scores"]["original query"]["ndcg@10"]["mean"] == 1.0
-        run = ir_measures.read_trec_run(str(out / "trec" / name / "original.run"))
-        assert {each.query_id for each in run} == {"1", "2"}
+        ranked = ir_measures.read_trec_run(str(out / "trec" / name / "original.run"))
+        assert {each.query_id for each in ranked} == {"1", "2"}
         assert not (run / "search" / name).exists()
     assert found["pooled"]["queries"] == 4
     rows = REWRITES.read(out / "original.jsonl")

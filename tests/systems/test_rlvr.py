@@ -165,7 +165,10 @@ def test_the_longest_episode_is_that_of_the_room_and_of_dr_grpo_alone() -> None:
         ({"model__path": "no/such/folder"}, "no/such/folder"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
         # a server that samples
-        ({"sampling__engine": "server", "llm__url": "http://h/v1"}, "config.model.lora.rank"),
+        (
+            {"sampling__engine": "server", "llm__url": "http://h/v1", "llm__model": "m"},
+            "config.model.lora.rank",
+        ),
         (
             {
                 "sampling__engine": "server",
