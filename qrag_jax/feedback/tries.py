@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.runtime import typed_json
 
 
 class StateKey(NamedTuple):
@@ -93,15 +92,6 @@ class Try:
     def key(self) -> TryKey:
         """What tells it from all other tries of an iteration."""
         return TryKey(self.question, self.hop, self.state, self.variant, self.draw)
-
-    def to_json(self) -> dict[str, Any]:
-        """The try as JSON values; `from_json` reads it, to the last bit."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Try:
-        """Reads what `to_json` gave."""
-        return typed_json.made(cls, saved)
 
 
 # Rewards that are equal in this many decimals are one level: equal ones may differ in their last

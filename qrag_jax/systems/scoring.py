@@ -126,7 +126,6 @@ class PlayedParts(Generic[Asked, Row]):
     is_of: Callable[[Row, Asked], bool]  # whether a row is of this
     names: tuple[str, str]  # what is asked, such as ("query", "queries")
     draws: int = 1  # rows of each asked
-    resumed: Callable[[int], None] = lambda done: None  # is told how many asked the log has
 
     def into(
         self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
@@ -150,7 +149,6 @@ class PlayedParts(Generic[Asked, Row]):
             begin(log, dict(record), restart=restart)
             rows = self.rows.resume(log, size * self.draws, len(asked) * self.draws, check)
             done = rows // self.draws
-            self.resumed(done)
             with tqdm(total=len(asked), initial=done, unit=unit, desc=log.stem) as bar:
                 while done < len(asked):
                     stop.check()

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from qrag_jax.feedback.pairs import (
 )
 from qrag_jax.feedback.tries import QueryRewardConfig, StateKey, Try, TryKey, by_level, in_order
 from qrag_jax.llm.text.prompts import load
+from qrag_jax.systems.leret_tries import TRIES
 
 LERET = PairsConfig()
 LEVELS = (None, 0.0, 0.25, 0.5, 0.75, 1.0)
@@ -73,9 +75,9 @@ def drawn(draw: random.Random, levels: Sequence[float | None], count: int) -> li
 # ---------------------------------------------------------------- tries
 
 
-def test_json_is_exact() -> None:
+def test_a_log_of_tries_is_exact(tmp_path: Path) -> None:
     """Numbers to the last bit, and text that is not well-formed."""
-    draw = random.Random(0)
+    draw, items = random.Random(0), list[Try]()
     for count in (0, 1, 20):
         item = a_try(
             'wo "ist" \udc80 東京\u2028?',
@@ -86,10 +88,12 @@ def test_json_is_exact() -> None:
             pool=("p0", "p1", "p2"),
             version="step-7",
         )
-        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
+        items.append(item)
     for item in (a_try("", None), a_try("", None, outcome="timeout", finish="")):
         assert (item.scored, item.searched) == (False, False)
-        assert Try.from_json(json.loads(json.dumps(item.to_json()))) == item
+        items.append(item)
+    TRIES.append(tmp_path / "tries.jsonl", items)
+    assert TRIES.read(tmp_path / "tries.jsonl") == items
     assert not a_try("stop", 0.5, outcome=STOPPED).searched
 
 

@@ -30,7 +30,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_tries import HopPlayer, PromptMaker, TryMaker, kept_prompts
+from qrag_jax.systems.leret_tries import TRIES, HopPlayer, PromptMaker, TryMaker, kept_prompts
 from tests.environments.trying import BERG, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.leret_run import (
     FIRST_SFT,
@@ -274,8 +274,8 @@ def test_a_later_round_is_played_by_the_best_prompt(speech: Speech, tmp_path: Pa
 def test_the_next_states_grow_from_tries(leret_trained: Trained) -> None:
     system = leret_trained.system
     found = system.tries.iteration(1, None, weights_of(leret_trained, FIRST_SFT), STOP)
-    assert [each.to_json() for each in found.tries] == [
-        each.to_json() for each in tries_of(system, 1)
+    assert [TRIES.to_json(each) for each in found.tries] == [
+        TRIES.to_json(each) for each in tries_of(system, 1)
     ]
     assert len([at for at in found.states if at.hop == 1]) == 6
     later = [at for at in found.states if at.hop == 2]
@@ -323,8 +323,8 @@ def test_tries_that_were_broken_off_go_on(
         maker.iteration(1, player(leret_trained, calls, stop_at), weights, STOP)
     found = maker.iteration(1, player(leret_trained, calls), weights, STOP)
     assert len(calls) == 1 + 4  # parts of 3 questions; only the one that was broken off is repeated
-    assert [each.to_json() for each in found.tries] == [
-        each.to_json() for each in tries_of(leret_trained.system, 1)
+    assert [TRIES.to_json(each) for each in found.tries] == [
+        TRIES.to_json(each) for each in tries_of(leret_trained.system, 1)
     ]
     kept = tmp_path / "tries" / "iteration-1" / "hop-2.jsonl"
     own = leret_trained.system.workdir / "tries" / "iteration-1" / "hop-2.jsonl"
