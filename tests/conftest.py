@@ -13,11 +13,20 @@ from typing import Any
 import jax
 import pytest
 
+from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.whole_files import default_cache
 from tests import devices, disks
 from tests.entry_points import COURSES, FLOAT32, Commands
 
 # Children and commands have the devices that their environment gives them.
 devices.several_devices()
+# Compiled programs are kept from run to run, for both workers and for commands.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QRAG_CACHE", str(default_cache() / "tests"))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(enable_persistent_cache())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # A program that mixes ranks without saying so is more often wrong than right.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # So is one that mixes dtypes. Rooms that use optax, and flax in half precision, cannot be asked:

@@ -108,7 +108,6 @@ class Commands:
         own = {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "QRAG_CACHE": str(self.folder / "cache"),
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "programs"),
             "JAX_PLATFORMS": "cpu",
             "HF_HUB_OFFLINE": "1",
         }
