@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from fractions import Fraction
 
@@ -12,25 +11,12 @@ from qrag_jax.feedback.rewrite import ndcg, recall, reciprocal_rank
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig
 from qrag_jax.metrics.ranking import ranking_columns
 
-GRADES = {"a": 3, "b": 1, "c": 2}
-
-
-def test_scores_by_hand() -> None:
-    """Relevant documents at the places 2 and 4; the first three of the best are 3, 2, 1."""
-    ranking = ["x", "b", "y", "a", "z"]
-    best = 3 + 2 / math.log2(3) + 1 / 2
-    assert ndcg(ranking, GRADES, 5) == pytest.approx((1 / math.log2(3) + 3 / math.log2(5)) / best)
-    assert ndcg(ranking, GRADES, 2) == pytest.approx(1 / math.log2(3) / (3 + 2 / math.log2(3)))
-    assert recall(ranking, GRADES, 5) == pytest.approx(2 / 3)
-    assert reciprocal_rank(ranking, GRADES, 5) == 1 / 2
-    assert reciprocal_rank(ranking, GRADES, 1) == 0.0
-    # A document counts at its first place.
-    assert ndcg(["a", "a", "a"], {"a": 2, "b": 2}, 3) == ndcg(["a", "x"], {"a": 2, "b": 2}, 3)
-    assert recall(["a", "a", "b"], {"a": 1, "b": 1}, 2) == 0.5
-
 
 @pytest.mark.parametrize("k", [1, 5, 100])
 def test_scores_are_trec_evals(k: int) -> None:
+    # A document counts at its first place.
+    assert ndcg(["a", "a", "a"], {"a": 2, "b": 2}, 3) == ndcg(["a", "x"], {"a": 2, "b": 2}, 3)
+    assert recall(["a", "a", "b"], {"a": 1, "b": 1}, 2) == 0.5
     draw = random.Random(k)
     documents = [f"d{number}" for number in range(30)]
     qrels, rankings = {}, {}
