@@ -98,14 +98,10 @@ class Checks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Looks at the signal, and whether a server was given up.
-
-    Attributes:
-        lost: why the server was given up; "" if it was not.
-    """
+    """Looks at the signal, and whether a server was given up."""
 
     stop: Checks
-    lost: Callable[[], str]
+    lost: Callable[[], str]  # why the server was given up; "" if it was not
 
     def check(self) -> None:
         """See `Checks`."""
@@ -130,21 +126,15 @@ class Patience:
     masked only where they are few.
 
     Attributes:
-        most: share of a batch that may fail.
-        watch: looked at during a pause.
-        log: receives lines for people.
-        remedy: what to do if trying again is in vain.
-        broken: the class of a failure, which has a cause and a message.
-        hopeless: causes that trying again, even later, does not change.
         what, again: of the episodes, for the lines.
     """
 
-    most: float
-    watch: Checks
-    log: Log
-    remedy: str
-    broken: type
-    hopeless: Sequence[str] = PERMANENT
+    most: float  # share of a batch that may fail
+    watch: Checks  # looked at during a pause
+    log: Log  # receives lines for people
+    remedy: str  # what to do if trying again is in vain
+    broken: type  # the class of a failure, which has a cause and a message
+    hopeless: Sequence[str] = PERMANENT  # causes that trying again, even later, does not change
     what: str = "broke"
     again: str = "playing them again"
 
@@ -264,19 +254,12 @@ class Asks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LlmReward:
-    """Scores questions by a language model.
+    """Scores questions by a language model."""
 
-    Attributes:
-        asks: the model.
-        generation: how answers are sampled and read.
-        metric: a name in `METRICS`.
-        scale: factor on the reward (Q-RAG's `reward_scaling`).
-    """
-
-    asks: Asks
-    generation: Generation
-    metric: str
-    scale: float = 1.0
+    asks: Asks  # the model
+    generation: Generation  # how answers are sampled and read
+    metric: str  # a name in `METRICS`
+    scale: float = 1.0  # factor on the reward (Q-RAG's `reward_scaling`)
 
     def __call__(self, questions: Sequence[Question]) -> list[Reward]:
         """One reward per question, in order."""
@@ -376,30 +359,22 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeRewards:
-    """The rewards of one episode.
+    """The rewards of one episode."""
 
-    Attributes:
-        rewards: one per step.
-        kept: number of steps until the episode ended.
-    """
-
-    rewards: tuple[float, ...]
-    kept: int
+    rewards: tuple[float, ...]  # one per step
+    kept: int  # number of steps until the episode ended
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """When a model is asked about an episode, and what completes it.
+    """When a model is asked about an episode, and what completes it."""
 
-    Attributes:
-        threshold: None: the model is asked at the end, and the last step gets the reward. A number:
-            the model is asked after every step, and the first reward that is not below this number
-            completes the episode; later steps get no reward.
-        ends: whether a complete episode ends there. Earlier steps do not depend on later ones, so
-            the later ones can be cut off after the answers have arrived.
-    """
-
+    # None: the model is asked at the end, and the last step gets the reward. A number: the model is
+    # asked after every step, and the first reward that is not below this number completes the
+    # episode; later steps get no reward
     threshold: float | None = None
+    # whether a complete episode ends there. Earlier steps do not depend on later ones, so the later
+    # ones can be cut off after the answers have arrived
     ends: bool = True
 
     def parts(self, taken: Sequence[int]) -> list[Sequence[int]]:
@@ -440,17 +415,11 @@ class Completion:
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards were asked for.
+    """Episodes whose rewards were asked for."""
 
-    Attributes:
-        questions: of all episodes, in order.
-        future: the rewards of the questions.
-        steps: number of steps of each episode.
-    """
-
-    questions: list[Any]
-    future: Future[list[Reward]]
-    steps: list[int] = dataclasses.field(default_factory=list)
+    questions: list[Any]  # of all episodes, in order
+    future: Future[list[Reward]]  # the rewards of the questions
+    steps: list[int] = dataclasses.field(default_factory=list)  # number of steps of each episode
 
     def ready(self) -> bool:
         """Whether all rewards have arrived, or failed."""
@@ -462,28 +431,18 @@ QuestionOf = Callable[[Sample, Sequence[int]], Any]  # of a sample with the chun
 
 @dataclasses.dataclass(frozen=True)
 class Rewards:
-    """Asks for the rewards of episodes, and waits until enough of a batch have arrived.
+    """Asks for the rewards of episodes, and waits until enough of a batch have arrived."""
 
-    Attributes:
-        scorer: scores the questions.
-        question: makes them.
-        max_failure_share: share of a batch without rewards above which the run pauses and asks
-            again.
-        log: receives lines for people.
-        lost: why the server was given up; "" if it was not.
-        counts: the metrics of the client.
-        completion: after which steps the model is asked, and when an episode is complete.
-        remedy: what the user can do about failures that asking again does not change.
-    """
-
-    scorer: Scorer
-    question: QuestionOf
+    scorer: Scorer  # scores the questions
+    question: QuestionOf  # makes them
+    # share of a batch without rewards above which the run pauses and asks again
     max_failure_share: float
-    log: Log
-    lost: Callable[[], str] = lambda: ""
-    counts: Callable[[], dict[str, float]] = dict
+    log: Log  # receives lines for people
+    lost: Callable[[], str] = lambda: ""  # why the server was given up; "" if it was not
+    counts: Callable[[], dict[str, float]] = dict  # the metrics of the client
+    # after which steps the model is asked, and when an episode is complete
     completion: Completion = Completion()
-    remedy: str = OF_MODEL
+    remedy: str = OF_MODEL  # what the user can do about failures that asking again does not change
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
         """Asks for the rewards of episodes.
@@ -539,17 +498,12 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PendingService:
-    """A server that may still be starting.
+    """A server that may still be starting."""
 
-    Attributes:
-        ready: waits for the server; raises `Stopped` if the run is to stop first.
-        question: how questions are made.
-        provenance: settings on which answers depend besides the questions, as JSON.
-    """
-
+    # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], Rewards]
-    question: QuestionOf
-    provenance: dict[str, Any]
+    question: QuestionOf  # how questions are made
+    provenance: dict[str, Any]  # settings on which answers depend besides the questions, as JSON
 
     def check(self, samples: Sequence[Sample]) -> None:
         """Checks that the answers of one source's samples can be scored, before any is played.

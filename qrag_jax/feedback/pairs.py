@@ -189,27 +189,17 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    """What is learned at one state.
+    """What is learned at one state."""
 
-    Attributes:
-        at: the state; None if it has no tries.
-        queries: the best try of each distinct query, lowest reward first.
-        variants: for each query, the prompts that made the model write it, each once.
-        pairs: of these queries.
-        target: place of the query that SFT learns; None: this state is not for SFT.
-        reason: one of `REASONS`.
-        levels: different rewards among all scored tries.
-        degenerate: scored tries that were dropped.
-    """
-
-    at: StateKey | None
-    queries: tuple[Try, ...]
+    at: StateKey | None  # the state; None if it has no tries
+    queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
+    # for each query, the prompts that made the model write it, each once
     variants: tuple[tuple[int, ...], ...]
-    pairs: tuple[Pair, ...]
-    target: int | None
-    reason: str
-    levels: int
-    degenerate: int
+    pairs: tuple[Pair, ...]  # of these queries
+    target: int | None  # place of the query that SFT learns; None: this state is not for SFT
+    reason: str  # one of `REASONS`
+    levels: int  # different rewards among all scored tries
+    degenerate: int  # scored tries that were dropped
 
 
 def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
@@ -286,28 +276,18 @@ def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
 
 @dataclasses.dataclass(frozen=True)
 class PairsReport:
-    """Counts over states.
+    """Counts over states."""
 
-    Attributes:
-        states: number of states by their reason, each of `REASONS`.
-        pairs: number of pairs.
-        targets: number of states that SFT learns from.
-        queries: mean number of distinct queries of a state that has a scored try.
-        levels: mean number of different rewards of such a state.
-        degenerate: tries that were dropped, since they repeat the prompt.
-        wins: pairs by the prompt that made the model write the winner. A query that several
-            prompts led to counts for each.
-        best: targets by prompt, likewise.
-    """
-
-    states: Mapping[str, int]
-    pairs: int
-    targets: int
-    queries: float
-    levels: float
-    degenerate: int
+    states: Mapping[str, int]  # number of states by their reason, each of `REASONS`
+    pairs: int  # number of pairs
+    targets: int  # number of states that SFT learns from
+    queries: float  # mean number of distinct queries of a state that has a scored try
+    levels: float  # mean number of different rewards of such a state
+    degenerate: int  # tries that were dropped, since they repeat the prompt
+    # pairs by the prompt that made the model write the winner. A query that several prompts led to
+    # counts for each
     wins: Mapping[int, int]
-    best: Mapping[int, int]
+    best: Mapping[int, int]  # targets by prompt, likewise
 
     @property
     def total(self) -> int:

@@ -26,28 +26,18 @@ JUDGE = "judge"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question with the chunks that the model is shown.
+    """One question with the chunks that the model is shown."""
 
-    Attributes:
-        id: the sample's id.
-        question: the question's text.
-        chunks: (index in the document, text) pairs in the order taken, the oldest first; for
-            prompts that tell a story, in the order of the document.
-        gold: the right answers.
-        rule: how the answer is scored.
-        prompt: how the question is asked.
-        hops: number of facts that the answer needs.
-        type: of the question; "" if unknown.
-    """
-
-    id: str
-    question: str
+    id: str  # the sample's id
+    question: str  # the question's text
+    # (index in the document, text) pairs in the order taken, the oldest first; for prompts that
+    # tell a story, in the order of the document
     chunks: tuple[tuple[int, str], ...]
-    gold: tuple[str, ...]
-    rule: str
-    prompt: Prompt
-    hops: int
-    type: str
+    gold: tuple[str, ...]  # the right answers
+    rule: str  # how the answer is scored
+    prompt: Prompt  # how the question is asked
+    hops: int  # number of facts that the answer needs
+    type: str  # of the question; "" if unknown
 
 
 class Asking:

@@ -188,14 +188,10 @@ class RewriteRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteReward:
-    """Rewards episodes.
+    """Rewards episodes."""
 
-    Attributes:
-        config: which reward.
-        entries: by collection, of the index of words; a cost of reading needs them.
-    """
-
-    config: RewriteRewardConfig
+    config: RewriteRewardConfig  # which reward
+    # by collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
 
     @property
@@ -276,13 +272,9 @@ def _length(query: str, original: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The entries of a collection's words.
+    """The entries of a collection's words."""
 
-    Attributes:
-        passages: how many passages have each word; words are in small letters.
-    """
-
-    passages: Mapping[str, int]
+    passages: Mapping[str, int]  # how many passages have each word; words are in small letters
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Entries:

@@ -82,19 +82,12 @@ def _share(part: Collection[str], whole: Collection[str]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Rubric:
-    """One reward of several parts: their weighted sum over the divisor.
+    """One reward of several parts: their weighted sum over the divisor."""
 
-    Attributes:
-        weights: part → weight; a part that is not named does not count.
-        hops: one of `HOP_FACTORS`.
-        scales: what this factor multiplies: "answer" (`em` and `f1`), or "all" parts.
-        divisor: above 0.
-    """
-
-    weights: Mapping[str, float]
-    hops: str = "none"
-    scales: str = ALL
-    divisor: float = 1.0
+    weights: Mapping[str, float]  # part → weight; a part that is not named does not count
+    hops: str = "none"  # one of `HOP_FACTORS`
+    scales: str = ALL  # what this factor multiplies: "answer" (`em` and `f1`), or "all" parts
+    divisor: float = 1.0  # above 0
 
     def __post_init__(self) -> None:
         check_known("rubric", self, "hops", HOP_FACTORS)

@@ -23,16 +23,13 @@ class QRagRetriever(BaseRetriever):
 
     `invoke` takes `k`, `where`, `steps`, `beam` and `threshold` of single calls. LangChain runs
     `ainvoke` and `batch` in threads.
-
-    Attributes:
-        retriever: what searches.
-        k: most documents; None: those of all steps. If they are more than the steps, each step
-            gives several.
-        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
     """
 
-    retriever: Searches
+    retriever: Searches  # what searches
+    # most documents; None: those of all steps. If they are more than the steps, each step gives
+    # several
     k: int | None = None
+    # further arguments of `Retriever.search`: where, steps, beam, threshold
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(

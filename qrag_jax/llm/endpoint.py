@@ -129,16 +129,12 @@ def _tls() -> Any:
 
 
 class Reply(NamedTuple):
-    """The reply to a call.
+    """The reply to a call."""
 
-    Attributes:
-        status: HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that
-            is too long, or a request that cannot be sent.
-        text: the body, or the error if the status is 0; without the API key, should it repeat it.
-    """
-
+    # HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that is too
+    # long, or a request that cannot be sent
     status: int
-    text: str
+    text: str  # the body, or the error if the status is 0; without the API key, should it repeat it
 
     @property
     def json(self) -> Any:

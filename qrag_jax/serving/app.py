@@ -103,19 +103,13 @@ _Value = str | int | FiniteFloat | bool | None
 
 
 class Retrieve(BaseModel):
-    """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server.
-
-    Attributes:
-        queries: texts.
-        topk: passages of each; None: as the server is set.
-        return_scores: whether documents come with scores.
-    """
+    """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server."""
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]
-    topk: int | None = None
-    return_scores: bool = False
+    queries: list[str]  # texts
+    topk: int | None = None  # passages of each; None: as the server is set
+    return_scores: bool = False  # whether documents come with scores
 
 
 class Search(BaseModel):

@@ -29,23 +29,14 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One question to a server; what is None is as the searcher has it.
+    """One question to a server; what is None is as the searcher has it."""
 
-    Attributes:
-        question: its text.
-        count: most passages.
-        steps: most steps.
-        beam: paths that are searched side by side.
-        threshold: only passages of higher scores are taken.
-        where: only passages whose metadata agree are taken.
-    """
-
-    question: str
-    count: int | None = None
-    steps: int | None = None
-    beam: int | None = None
-    threshold: float | None = None
-    where: Where | None = None
+    question: str  # its text
+    count: int | None = None  # most passages
+    steps: int | None = None  # most steps
+    beam: int | None = None  # paths that are searched side by side
+    threshold: float | None = None  # only passages of higher scores are taken
+    where: Where | None = None  # only passages whose metadata agree are taken
 
 
 Outcome = list[Hit] | InputError

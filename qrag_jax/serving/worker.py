@@ -29,17 +29,11 @@ _WARM_LONG = " ".join([_WARM] * 50)
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """How questions are put together.
+    """How questions are put together."""
 
-    Attributes:
-        max_batch: most questions of one search.
-        max_wait: seconds that the first question of a search waits for others.
-        max_queue: most questions that wait.
-    """
-
-    max_batch: int = 64
-    max_wait: float = 0.002
-    max_queue: int = 1024
+    max_batch: int = 64  # most questions of one search
+    max_wait: float = 0.002  # seconds that the first question of a search waits for others
+    max_queue: int = 1024  # most questions that wait
 
 
 class Busy(Exception):

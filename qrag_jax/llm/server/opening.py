@@ -116,15 +116,10 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A language model that answers.
+    """A language model that answers."""
 
-    Attributes:
-        client: asks it.
-        lost: returns why the server was given up; "" if it was not.
-    """
-
-    client: Client
-    lost: Callable[[], str]
+    client: Client  # asks it
+    lost: Callable[[], str]  # returns why the server was given up; "" if it was not
 
     @property
     def kept(self) -> str:
@@ -135,19 +130,13 @@ class OpenModel:
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:
-    """A language model whose server may still be starting.
+    """A language model whose server may still be starting."""
 
-    Attributes:
-        ready: waits for the server; raises `Stopped` if the run is to stop first.
-        name: that clients ask for.
-        version: of its weights; "" if it is not known.
-        generation: how answers are sampled and read.
-    """
-
+    # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], OpenModel]
-    name: str
-    version: str
-    generation: Generation
+    name: str  # that clients ask for
+    version: str  # of its weights; "" if it is not known
+    generation: Generation  # how answers are sampled and read
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -159,17 +148,11 @@ class PendingModel:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the files of a model's server and client are.
+    """Where the files of a model's server and client are."""
 
-    Attributes:
-        workdir: folder of the answers and of the server's log.
-        digests: folder of the digests of models.
-        host: number of this host, if there are several; hosts do not share files.
-    """
-
-    workdir: Path
-    digests: Path
-    host: int = 0
+    workdir: Path  # folder of the answers and of the server's log
+    digests: Path  # folder of the digests of models
+    host: int = 0  # number of this host, if there are several; hosts do not share files
 
     def own(self, name: str) -> str:
         """A file's name on this host."""

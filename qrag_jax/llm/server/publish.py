@@ -52,15 +52,10 @@ class PublishError(RuntimeError):
 
 
 class Published(NamedTuple):
-    """What a server serves.
+    """What a server serves."""
 
-    Attributes:
-        model: the name to ask for.
-        version: of its weights; "" if unknown.
-    """
-
-    model: str
-    version: str
+    model: str  # the name to ask for
+    version: str  # of its weights; "" if unknown
 
 
 class _Written(NamedTuple):

@@ -30,20 +30,18 @@ class Generation:
 
     Attributes:
         temperature, max_tokens, top_p, seed: as in `ChatRequest`.
-        enable_thinking: turns a thinking model's thinking on or off; None leaves it to the model.
-        max_prompt_tokens: longest prompt; 0: no limit.
-        count: counts the tokens of messages; None if there is no limit.
-        score_cut_off: read an answer that max_tokens cut off as if it were complete.
     """
 
     temperature: float = 0.0
     max_tokens: int = 256
     top_p: float | None = None
     seed: int | None = None
+    # turns a thinking model's thinking on or off; None leaves it to the model
     enable_thinking: bool | None = None
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: int = 0  # longest prompt; 0: no limit
+    # counts the tokens of messages; None if there is no limit
     count: Callable[[Messages], int] | None = None
-    score_cut_off: bool = False
+    score_cut_off: bool = False  # read an answer that max_tokens cut off as if it were complete
 
     @classmethod
     def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:

@@ -52,19 +52,12 @@ CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The messages of one prompt, with slots.
+    """The messages of one prompt, with slots."""
 
-    Attributes:
-        path: the file it comes from.
-        fingerprint: digest of the file's text.
-        messages: (role, content) pairs, the contents with their slots.
-        slots: the names of all slots.
-    """
-
-    path: Path
-    fingerprint: str
-    messages: Messages
-    slots: frozenset[str]
+    path: Path  # the file it comes from
+    fingerprint: str  # digest of the file's text
+    messages: Messages  # (role, content) pairs, the contents with their slots
+    slots: frozenset[str]  # the names of all slots
 
     @property
     def name(self) -> str:
@@ -164,15 +157,10 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 class Cut(NamedTuple):
-    """What was left out of a prompt.
+    """What was left out of a prompt."""
 
-    Attributes:
-        chunks: number of whole chunks.
-        characters: of these chunks and of the chunk that was shortened, together.
-    """
-
-    chunks: int = 0
-    characters: int = 0
+    chunks: int = 0  # number of whole chunks
+    characters: int = 0  # of these chunks and of the chunk that was shortened, together
 
 
 class Fitted(NamedTuple):

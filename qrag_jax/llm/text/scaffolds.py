@@ -28,19 +28,16 @@ class Scaffold:
 
     The contents of messages are taken as they are: a text that is not ours goes through
     `prompts.harmless` first, or a mark in it could end a turn.
-
-    Attributes:
-        append_only: whether the template leaves earlier turns as they are when a user's message
-            follows. If not (it drops what the model thought), then at the user's next message a new
-            segment begins: the `opening` of the whole conversation.
-        stop_ids: the ids that end a turn of the model; the first is the template's.
-        kept: text with which the template opens a turn of the model and that it leaves out of
-            earlier turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids,
-            because the model has read it before it spoke.
     """
 
+    # whether the template leaves earlier turns as they are when a user's message follows. If not
+    # (it drops what the model thought), then at the user's next message a new segment begins: the
+    # `opening` of the whole conversation
     append_only: bool
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
+    # text with which the template opens a turn of the model and that it leaves out of earlier
+    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
+    # model has read it before it spoke
     kept: str
     _template: _Template
 
