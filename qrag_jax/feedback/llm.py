@@ -517,13 +517,7 @@ class PendingService:
 
 @contextlib.contextmanager
 def open_service(
-    reward: ModelReward,
-    llm: LlmConfig,
-    place: Place,
-    log: Log,
-    *,
-    never_terminate: bool,
-    seed: int,
+    reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
 ) -> Iterator[PendingService]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
@@ -536,10 +530,7 @@ def open_service(
         seed: of sampling if the temperature is not 0 and `llm.seed` is None.
     """
     question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    with (
-        open_model(llm, place, seed, log) as pending,
-        contextlib.ExitStack() as stack,
-    ):
+    with open_model(llm, place, seed, log) as pending, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> Rewards:
             model = pending.ready(stop)

@@ -309,14 +309,7 @@ def _index_words(text: str) -> set[str]:
 # query; the KL and the entropy of the update show the last two. `Guards` looks at their means,
 # update by update.
 
-GUARD_MEASURES = (
-    "answer_in_query",
-    "repetition",
-    "kept_words",
-    "new_words",
-    "query_words",
-    "echo",
-)
+GUARD_MEASURES = ("answer_in_query", "repetition", "kept_words", "new_words", "query_words", "echo")
 STOP, TELL = ACTIONS = ("stop", "tell")
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")

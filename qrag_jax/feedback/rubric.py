@@ -136,14 +136,7 @@ class Rubric:
         }
 
 
-_ALL_0830 = {
-    "em": 1.0,
-    "f1": 0.9,
-    "recall": 1.0,
-    "precision": 0.4,
-    "citation": 0.6,
-    "format": 0.1,
-}
+_ALL_0830 = {"em": 1.0, "f1": 0.9, "recall": 1.0, "precision": 0.4, "citation": 0.6, "format": 0.1}
 
 # RLVR's rewards, each from the day in 2025 that its name says; `F` is older. Where there is a
 # divisor, it is the sum of the weights. `F` had two parts more, which need other things than an
@@ -158,14 +151,7 @@ PRESETS: dict[str, Rubric] = {
     "X_0830": Rubric(_ALL_0830, "over", ANSWER, 4.0),
     "X_0913": Rubric(_ALL_0830, "times_half", ALL, 4.0),
     "H_1002": Rubric(
-        {
-            "em": 1.0,
-            "f1": 0.8,
-            "recall": 0.6,
-            "precision": 0.4,
-            "citation_f1": 0.8,
-            "format": 0.1,
-        },
+        {"em": 1.0, "f1": 0.8, "recall": 0.6, "precision": 0.4, "citation_f1": 0.8, "format": 0.1},
         "times_half",
         ALL,
         3.7,

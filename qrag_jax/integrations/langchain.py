@@ -39,9 +39,7 @@ class QRagRetriever(BaseRetriever):
         topk = changes.pop("k", self.k)
         return [
             Document(
-                id=hit.id,
-                page_content=hit.text,
-                metadata={**metadata_of(hit), "score": hit.score},
+                id=hit.id, page_content=hit.text, metadata={**metadata_of(hit), "score": hit.score}
             )
             for hit in self.retriever.search(query, topk=topk, **self.search_kwargs | changes)
         ]

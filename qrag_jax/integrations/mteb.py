@@ -90,13 +90,7 @@ class QRagSearch:
         self.retriever.index(file, name, settings)
 
     def search(
-        self,
-        queries: Any,
-        *,
-        task_metadata: Any,
-        top_k: int,
-        top_ranked: Any = None,
-        **unused: Any,
+        self, queries: Any, *, task_metadata: Any, top_k: int, top_ranked: Any = None, **unused: Any
     ) -> dict[str, dict[str, float]]:
         """The passages of each query: query id → passage id → score.
 

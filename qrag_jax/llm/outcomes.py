@@ -37,7 +37,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer of the model. The last three attributes are empty if the server did not give them."""
+    """An answer of the model; the last three fields are empty if the server did not give them."""
 
     # the text; blank only if the request asked for token ids. The scores of a `RerankRequest`
     text: str

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.feedback.facts import (
-    NEEDED,
-    NO_ANSWER,
-    NOWHERE,
-    WORDLESS,
-    ground_truth,
-    labelled,
-)
+from qrag_jax.feedback.facts import NEEDED, NO_ANSWER, NOWHERE, WORDLESS, ground_truth, labelled
 
 
 def by_loop(support, actions, valid, penalize: bool, per_fact: float) -> np.ndarray:

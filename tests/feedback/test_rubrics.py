@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.environments.episode import (
-    FOUND,
-    Closed,
-    Document,
-    Failed,
-    Hop,
-    Seen,
-    ToolTask,
-)
+from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, Seen, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored, verdict_of
 from qrag_jax.feedback.rag import (

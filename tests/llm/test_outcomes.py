@@ -21,13 +21,7 @@ from qrag_jax.llm.outcomes import (
     Usage,
     request_key,
 )
-from qrag_jax.llm.replies import (
-    LONGEST_WAIT,
-    read_error,
-    read_outcome,
-    retry_after,
-    shorten,
-)
+from qrag_jax.llm.replies import LONGEST_WAIT, read_error, read_outcome, retry_after, shorten
 
 MESSAGES = (("user", "a"),)
 WHOLE = {"text": "a", "finish_reason": "stop"}

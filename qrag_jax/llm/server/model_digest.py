@@ -67,9 +67,7 @@ def model_digest(
 
 
 def served_version(
-    server: ServerConfig,
-    cache: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
+    server: ServerConfig, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
     """The version of what our own server answers with: weights, dtype and vLLM's arguments.
 

@@ -213,10 +213,7 @@ def fit(
     words = len(_WORD.findall(partial))
     lost = least(0, words, lambda number: fits(shown(left_out, words - number)))
     kept = _beginning(partial, words - lost)
-    cut = Cut(
-        chunks=left_out - bool(kept),
-        characters=sum(map(len, chunks[:left_out])) - len(kept),
-    )
+    cut = Cut(chunks=left_out - bool(kept), characters=sum(map(len, chunks[:left_out])) - len(kept))
     return Fitted(shown(left_out, words - lost), cut)
 
 

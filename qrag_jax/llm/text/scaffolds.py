@@ -181,11 +181,7 @@ def _kept(template: _Template, role: str, thinks: bool) -> str | None:
         ideas = zip((_THOUGHT, _OTHER_THOUGHT), said)
         said = [f"{think}{idea}{_END_OF_THINK}{text}" for idea, text in ideas]
     whole = template.opened(
-        (
-            ("user", _ASKED),
-            *(("assistant", said[0]), *told[0]),
-            *(("assistant", said[1]), *told[1]),
-        )
+        (("user", _ASKED), *(("assistant", said[0]), *told[0]), *(("assistant", said[1]), *told[1]))
     )
     first, last = (template.following(messages) for messages in told)
     candidates = [""]

@@ -18,10 +18,7 @@ from safetensors.numpy import load_file, save_file
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 
-WEIGHTS = {
-    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "b": np.ones(4, ml_dtypes.bfloat16),
-}
+WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, ml_dtypes.bfloat16)}
 
 
 class Recorder:
