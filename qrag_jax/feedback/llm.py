@@ -150,12 +150,9 @@ class Patience:
     def few_failed(self, found: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
         """What was got, of which at most the allowed share has failed.
 
-        Args:
-            found: what was got at first: failures among it, or things that `ended` in one.
-            retry: (what was got, places of the failures) → all of it, these tried again.
-
-        Raises:
-            FeedbackLost: too many would fail again.
+        `found` may have failures in it, or things that `ended` in one; `retry` takes all of it and
+        the places of the failures, and gives all of it, these tried again. Raises `FeedbackLost`
+        where too many would fail again.
         """
         seconds = FIRST_PAUSE
         while True:
@@ -316,9 +313,7 @@ class LlmReward:
 class Scorer:
     """Scores batches of questions on threads, while the caller continues.
 
-    Args:
-        score: one reward per question, such as an `LlmReward`.
-        batches: scored at the same time.
+    `score` gives one reward per question; so many `batches` are scored at the same time.
     """
 
     def __init__(self, score: Callable[[Sequence[Any]], list[Reward]], batches: int = 1) -> None:
@@ -330,9 +325,7 @@ class Scorer:
     ) -> Future[list[Reward]]:
         """Starts to score; the future has one reward per question, in order.
 
-        Args:
-            known: rewards of an earlier call. Only the questions without a reward whose failure may
-                pass are asked again.
+        Of questions with the rewards `known`, only those whose failure may pass are asked again.
         """
         return self._pool.submit(self._rewards, questions, known)
 
@@ -389,9 +382,7 @@ class Completion:
     ) -> list[EpisodeRewards | Unscored]:
         """The rewards of each episode's steps, or why it has none.
 
-        Args:
-            rewards: of the questions of all episodes, in order.
-            steps: number of steps of each episode.
+        `rewards` are those of the questions of all episodes, in order, `steps` of the episodes.
         """
         found, first = [], 0
         for count in steps:
@@ -445,11 +436,9 @@ class Rewards:
     remedy: str = OF_MODEL  # what the user can do about failures that asking again does not change
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
-        """Asks for the rewards of episodes.
+        """Asks for the rewards of one episode of each sample.
 
-        Args:
-            samples: one per episode.
-            taken: chunk indices in the order taken; an index beyond a sample's chunks is STOP.
+        `taken` are chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
         questions = [
             self.question(sample, part)
@@ -461,9 +450,7 @@ class Rewards:
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
         """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
 
-        Raises:
-            Stopped: the run is to stop.
-            FeedbackLost: the server was given up, or too many episodes would fail again.
+        Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
         watch = Watch(stop, self.lost)
 
@@ -521,13 +508,8 @@ def open_service(
 ) -> Iterator[PendingService]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
-    The server starts while the caller continues.
-
-    Args:
-        reward, llm: sections of the config.
-        place: of the run's files, and of digests of models.
-        never_terminate: whether an episode continues after it is complete.
-        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
+    The server starts while the caller continues. For `seed` see `open_model`; with
+    `never_terminate` an episode continues after it is complete.
     """
     question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
     with open_model(llm, place, seed, log) as pending, contextlib.ExitStack() as stack:

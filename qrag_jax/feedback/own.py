@@ -77,11 +77,7 @@ def texts_of(sample: Sample, taken: Sequence[int]) -> Texts:
 
 
 def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
-    """The number that a call of a user's function gives, or why it gives none.
-
-    Args:
-        name: of the question, for messages.
-    """
+    """The number that a user's function gives for the question of this name, or why not."""
     try:
         value = call()
     except (Exception, SystemExit) as error:
@@ -99,9 +95,7 @@ def open_own(
 ) -> Iterator[PendingService]:
     """Loads the function, and scores with it until the end of the block.
 
-    Args:
-        never_terminate: whether an episode continues after it is complete.
-        log: receives lines for people.
+    With `never_terminate` an episode continues after it is complete.
     """
     code = own_code.load(reward.path, PATH, TAKES)
     log(f"rewards by {code.spec}, which runs in this process, without a sandbox")

@@ -69,11 +69,8 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
     """The try whose pool is the state of the next hop; None: the question ends.
 
     Only tries that searched and are scored go on. Equal rewards are in the order of state, prompt
-    and draw, so that the order of `tries` does not matter.
-
-    Args:
-        tries: of one question at one hop.
-        seed: what the draw is of, such as (seed, iteration, hop, question).
+    and draw, so that the order of `tries` (of one question at one hop) does not matter. `seed` is
+    what the draw is of, such as (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
     levels = by_level(
@@ -99,8 +96,7 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
 def uniform(*parts: int | str | Sequence[int]) -> float:
     """A number in [0, 1), uniform over all `parts` there may be.
 
-    Args:
-        parts: what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
+    They are what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
     """
     flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
     digest = hashlib.sha256("/".join(flat).encode()).digest()
@@ -120,11 +116,10 @@ def uniform(*parts: int | str | Sequence[int]) -> float:
 def credited(
     tries: Sequence[Try], grown_from: Mapping[StateKey, TryKey], config: QueryRewardConfig
 ) -> list[Try]:
-    """The tries with the rewards that they are learned from, in their order.
+    """The tries of all hops with the rewards that they are learned from, in their order.
 
-    Args:
-        tries: of all hops, each with the reward of its own hop (`QueryRewardConfig.of_hop`).
-        grown_from: for each state behind the first hop, the try that it grew from.
+    They come with the rewards of their own hops (`QueryRewardConfig.of_hop`); `grown_from` has, for
+    each state behind the first hop, the try that it grew from.
     """
     if config.credit != BEST_LATER:
         return list(tries)
@@ -203,11 +198,7 @@ class StatePairs:
 
 
 def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
-    """The pairs and the target of one state.
-
-    Args:
-        tries: of one state; those without a reward do not count. Their order does not matter.
-    """
+    """The pairs and the target of one state; tries without a reward do not count."""
     scored = in_order(tries)
     levels = by_level(scored)
     ascending = [each for level in levels for each in level if not _degenerate(each, config)]

@@ -43,11 +43,8 @@ class Question:
 class Asking:
     """How the questions of one data set, or of several, are asked and scored.
 
-    Attributes:
-        prompt: name of a prompt or a file; "auto": the prompt of the task for BABILong documents,
-            "open_qa" for others.
-        metric: a rule of `metrics.answers`; "auto": that of the data set, which the source names.
-        prompts: the prompts used so far, by name.
+    The prompt is a name or a file; "auto": that of the task for BABILong documents, "open_qa" for
+    others. The metric is a rule of `metrics.answers`; "auto": that of the data set.
     """
 
     def __init__(self, prompt: str = AUTO, metric: str = AUTO) -> None:
@@ -57,8 +54,7 @@ class Asking:
     def of(self, sample: Sample, taken: Sequence[int]) -> Question:
         """The question of a sample, with the chunks that were taken; see `question`.
 
-        Args:
-            taken: chunk indices in the order taken; an index beyond the chunks is STOP.
+        `taken` are chunk indices in the order taken; an index beyond the chunks is STOP.
         """
         return self.question(
             sample.source,
@@ -86,10 +82,7 @@ class Asking:
 
         Args:
             place: where the sample comes from, for errors.
-            sample_id: the sample's id.
-            text: the question's text.
             chunks: (index in the document, text) pairs, in the order taken.
-            golds: the right answers.
             hops: number of facts; of MuSiQue the id has it.
             type_: of the question; "": the ids of MuSiQue and BABILong have it.
             source: of the sample; "": unknown, as of data of one's own.

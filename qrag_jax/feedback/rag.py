@@ -147,8 +147,6 @@ class Mixture:
         """The rewards of one episode, or why it has none.
 
         Args:
-            gold: what is right.
-            ended: how the episode ended.
             found: `[hop][place]`, names of the passages of each search, in the order read.
             llm: the verdict on the answer; not needed for an answer without a word, which is wrong.
             relevance: `[hop]`, if the mixture has that reward.
@@ -196,14 +194,7 @@ class Mixture:
 def judged_answer(
     prompt: Prompt, gold: Gold, answer: str, generation: Generation
 ) -> ChatRequest | None:
-    """Asks a judge about an answer; None for an answer without a word, which is wrong.
-
-    Args:
-        prompt: "judge", or another one with its slots.
-        gold: what is right.
-        answer: the episode's.
-        generation: how verdicts are sampled and read.
-    """
+    """Asks a judge about an answer; None for an answer without a word, which is wrong."""
     if not answers.normalise(answer):
         return None
     right = answers.whole_answers(gold.rule, gold.answers)

@@ -230,17 +230,13 @@ class RewriteReward:
 
         - `reward`: what is learned from;
         - the measure by its own name, in [0, 1];
-        - `gain`: the measure less `original`, whether or not it is the reward;
+        - `gain`: the measure less `original`, that of what the original query finds in the same
+          collection, whether or not it is the reward;
         - `format`: 1 if a query could be read from the output, even one that the search cannot
           read; else 0;
         - `words`: of the query;
         - `read_share`, where reading costs: entries of the index that the query reads, in those
           that the original reads.
-
-        Args:
-            task: what was asked.
-            ended: how the episode ended.
-            original: `measure` of what the original query finds in the same collection.
         """
         searched = ended.outcome == REWRITTEN
         query = ended.answer if ended.outcome in (REWRITTEN, UNREADABLE) else ""
@@ -428,18 +424,10 @@ class Guards:
         self._beyond = {each.metric: 0 for each in _LIMITS}
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
-        """Looks at an update.
+        """A sentence for each limit whose count reaches the patience with this update, or None.
 
-        Where a limit's count reaches the patience, it begins again.
-
-        Args:
-            metrics: the update's means, by name: `kl`, `entropy`, `query_words`, `repetition`, as
-                far as they have a limit. NaN tells that an update had nothing to measure; it
-                neither counts nor ends a row.
-
-        Returns:
-            A sentence for each limit whose count reaches the patience, which is then for the caller
-            to act on; None if there is none.
+        That count then begins again. `metrics` are the update's means; NaN tells that an update had
+        nothing to measure, which neither counts nor ends a row.
         """
         sentences = []
         for each in _LIMITS:

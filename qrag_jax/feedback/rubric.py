@@ -109,12 +109,7 @@ class Rubric:
             )
 
     def reward(self, parts: Mapping[str, float], hops: int) -> float:
-        """The reward of an episode.
-
-        Args:
-            parts: as `score` gives them.
-            hops: of the question, at least 1.
-        """
+        """The reward of an episode with the parts of `score`, for a question of so many hops."""
         weights = self._scaled(hops)
         return math.fsum(weight * parts[part] for part, weight in weights.items())
 
@@ -196,11 +191,7 @@ class OwnRubric:
 def reward_of(
     rubric: Rubric | OwnRubric, closed: Closed, task: ToolTask, parts: Mapping[str, float]
 ) -> Reward:
-    """The reward of an episode, or why a user's function gives none.
-
-    Args:
-        parts: as `feedback.rubric.score` gives them.
-    """
+    """The reward of an episode by the parts of `score`, or why a user's function gives none."""
     if isinstance(rubric, Rubric):
         return rubric.reward(parts, task.hops)
     from qrag_jax.feedback.own import number_of  # environments of others use rubrics alone

@@ -140,13 +140,9 @@ class QueryRewardConfig:
             )
 
     def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
-        """The reward of a try by the pool right after its hop.
+        """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.
 
         What the hops before have cost is not in it: it is the same for all tries of a state.
-
-        Args:
-            scores: as `PoolScores.of` gives them.
-            searched: whether the try searched; to stop costs nothing.
         """
         return scores[self.measure] - self.hop_cost * searched
 
@@ -164,13 +160,9 @@ class PoolScores:
         return (*POOL_SCORES, f"recall@{self.cut}")
 
     def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """Each of `names` of one pool.
+        """Each of `names` of one pool after hop n (from 1), by the keys of its pages, in its order.
 
-        Args:
-            pages: keys of the pool's pages, in its order.
-            gold: keys of the gold pages, each once.
-            hop: n, the hop that the pool is after, from 1. A try that stops counts as one, too, so
-                that all tries of a state are measured alike.
+        A try that stops counts as a hop, too, so that all tries of a state are measured alike.
         """
         wanted = set(gold)
         left, found_early = set(wanted), 0

@@ -159,11 +159,9 @@ class ServedConfig(_Section):
         return dataclasses.replace(settings, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
-        """With the model that is trained, unless another one is named, and in the trainer's dtype.
+        """With the folder of the model that is trained, unless another one is named.
 
-        Args:
-            folder: of the model.
-            dtype: of the trainer's products, where the config says "auto".
+        "auto" becomes `dtype`, that of the trainer's products.
         """
         if self.server is None:
             return self

@@ -210,10 +210,7 @@ def how_read(request: Request, outcome: Outcome | None) -> str:
 def request_key(request: Request, model: str, version: str) -> bytes:
     """SHA-256 of model, version, prompt and parameters; requests with the same key share an answer.
 
-    Args:
-        request: the request; it may name a model of its own.
-        model: the client's, for requests without one.
-        version: of the client's weights.
+    `model` and `version` (of its weights) are the client's.
     """
     fields = [request.path, version, request.body(model)]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()

@@ -122,8 +122,6 @@ def make_app(
     """The application.
 
     Args:
-        worker: answers the questions.
-        counters: what is counted.
         topk: passages of a query to `/retrieve` that does not say how many.
         only_here: requests must name this machine. Else a page in a browser of this machine could
             read the corpus: its own name may be made to mean 127.0.0.1 (DNS rebinding).

@@ -110,11 +110,7 @@ class Searcher(abc.ABC):
 
 
 class SingleStep(Searcher):
-    """Each question is one search of an engine.
-
-    Args:
-        search: the engine, and what makes vectors of questions for it.
-    """
+    """Each question is one search of an engine."""
 
     most_steps = 1
 
@@ -152,11 +148,7 @@ class SingleStep(Searcher):
 
 
 class MultiStep(Searcher):
-    """A trained retriever.
-
-    Args:
-        search: the retriever over its index; a question's own beam and threshold go before its.
-    """
+    """A trained retriever; a question's own beam and threshold go before its."""
 
     def __init__(self, search: MultiStepSearch) -> None:
         super().__init__(search.index.corpus, search.towers.cut)

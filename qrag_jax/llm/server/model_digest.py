@@ -37,14 +37,9 @@ _LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 def model_digest(
     folder: Path, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
-    """A digest of the names and contents of the files in a model's folder that a server reads.
+    """A digest of the files in a model's folder that a server reads; "" if there is no such folder.
 
-    Args:
-        cache: folder in which the digests of files are cached; None: no cache.
-        log: receives one line if much has to be read.
-
-    Returns:
-        16 hexadecimal digits; "" if there is no such folder.
+    The digests of files are kept in the folder `cache`, if it is given.
     """
     if not folder.is_dir():
         return ""
@@ -74,15 +69,9 @@ def served_version(
     Arguments can select other revisions, other templates, or other ways to load and to round. Some
     change no answer. But asking again costs less than reusing an answer of other weights.
 
-    Args:
-        server: its `model`, `dtype` and `arguments` are read.
-        cache: see `model_digest`.
-        log: see `model_digest`.
-
-    Returns:
-        The folder's digest, followed by a digest of dtype and arguments if they are not the
-        defaults. For a model on the hub, only the second part, because its present weights are not
-        known here.
+    It is the folder's digest, followed by a digest of dtype and arguments if they are not the
+    defaults. For a model on the hub it is the second part alone: its present weights are not known
+    here.
     """
     weights = model_digest(Path(server.model).expanduser(), cache, log)
     if server.dtype == "auto" and not server.arguments:

@@ -31,12 +31,7 @@ Section = TypeVar("Section", LlmConfig, ServedConfig)
 
 
 class Existing:
-    """A running server that we did not start, with the interface of `Server`.
-
-    Attributes:
-        url: its base URL, with /v1.
-        name: the model that clients ask for.
-    """
+    """A running server that we did not start, with the interface of `Server`."""
 
     failure = ""
 
@@ -69,9 +64,7 @@ def server_of(
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
-    Args:
-        folder: folder of the log file, unless the log's path is absolute.
-        hooks: `log`, `on_down` and `on_up` of `Server`.
+    Its log is in `folder`, unless the log's path is absolute; `hooks` are those of `Server`.
     """
     if llm.url:
         client = llm.client(llm.url, llm.model)
@@ -92,8 +85,7 @@ def server_of(
 def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
     """Starts a server while the caller goes on; it ends with the block.
 
-    Yields:
-        A function that waits until it answers; it raises `Stopped` if the run is to stop first.
+    Yields a function that waits until it answers; it raises `Stopped` if the run is to stop first.
     """
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
@@ -173,9 +165,7 @@ class Place:
 def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
     """Opens the server that `llm` asks for, and its client; both end with the block.
 
-    Args:
-        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
-        log: receives lines for people.
+    `seed` is that of sampling if the temperature is not 0 and `llm.seed` is None.
     """
     version = llm.version
     if not llm.url and llm.server is not None and not version:

@@ -42,8 +42,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 class PublishError(RuntimeError):
     """The server did not load the weights; the message says in which state it was left.
 
-    Attributes:
-        status: HTTP status of its refusal; 0 if there was no reply.
+    `status` is the HTTP status of its refusal; 0 if there was no reply.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -70,8 +69,7 @@ class _Written(NamedTuple):
 class Publisher:
     """Loads versions of one model into one server, one after the other. Threads may share it.
 
-    Attributes:
-        current: what is served now; clients read it before each request.
+    `current` is what is served now; clients read it before each request.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class Publisher:
     ) -> None:
         """
         Args:
-            url: the server's URL.
-            model: the name under which it serves its original weights.
+            model: the name under which the server at `url` serves its original weights.
             base: folder of these weights. If it is given, new weights must have the same names and
                 shapes; vLLM itself does not check this.
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
@@ -117,18 +114,11 @@ class Publisher:
     def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
-        All weights are exchanged after the running answers have ended; new requests wait meanwhile.
-        An adapter is loaded without such a pause; only the oldest is unloaded, if more than `keep`
-        would be loaded. All weights replace the adapters too, since those belong to the weights
-        before.
-
-        Args:
-            source: all weights, as arrays by their names in the model's files; or an adapter, as a
-                PEFT folder.
-            version: letters, digits, ".", "-" and "_"; never one that was published before.
-
-        Raises:
-            PublishError: the server refused, or does not answer.
+        All weights (arrays by their names in the model's files) are exchanged after the running
+        answers have ended; new requests wait meanwhile. They replace the adapters too, which belong
+        to the weights before. An adapter (a PEFT folder) is loaded without such a pause; only the
+        oldest is unloaded, if more than `keep` would be loaded. A version's name (letters, digits,
+        ".", "-" and "_") is never used twice. Raises `PublishError`.
         """
         with self._lock:
             adapter = isinstance(source, Path)
@@ -165,10 +155,7 @@ class Publisher:
     def republish(self) -> None:
         """Loads what was served into the restarted server. Use it as `on_up` of `Server`.
 
-        All adapters that are kept are loaded, and before them the weights that they belong to.
-
-        Raises:
-            PublishError: as in `publish`.
+        These are all adapters that are kept, and before them the weights that they belong to.
         """
         with self._lock:
             for written in self._kept:

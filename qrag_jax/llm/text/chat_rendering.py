@@ -36,10 +36,7 @@ class Spoken(NamedTuple):
 class ChatRenderer:
     """Between messages and ids.
 
-    Args:
-        tokenizer: of Hugging Face.
-        form: how calls are written, one of `tool_calls.FORMATS`.
-        thinking: see `scaffold_of`.
+    Calls are written in `form`, one of `tool_calls.FORMATS`; for `thinking` see `scaffold_of`.
     """
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:

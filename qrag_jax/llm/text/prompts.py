@@ -127,9 +127,7 @@ def load(name: str) -> Prompt:
 def harmless(text: str, marks: Iterable[str] = ()) -> str:
     """The text as it may stand in a prompt: it can end nothing and begin nothing there.
 
-    Args:
-        text: any text, such as a passage or what a model wrote.
-        marks: names of the tags that mean something in the prompt, such as "passages".
+    `marks` are the names of the tags that mean something in the prompt, such as "passages".
     """
     safe = _CONTROL.sub(r"\1 ", well_formed(text))
     found = _marks(tuple(sorted(marks)))
@@ -180,17 +178,14 @@ def fit(
     """Fills the prompt with the whole question and the chunks that fit; cuts the oldest first.
 
     It leaves out as few whole chunks as possible, from the first one on. Then it puts back the
-    beginning of the last chunk left out, with as many words as fit.
+    beginning of the last chunk left out, with as many words as fit. If the question does not fit
+    even without any chunk, the result is a `Failure` with cause "too_long".
 
     Args:
         chunks: the oldest first; they are shown in this order.
         max_prompt_tokens: the budget; 0: no limit.
         count: counts the tokens of messages as the model reads them. More text must not have fewer
             tokens.
-
-    Returns:
-        The fitted prompt, or `Failure` with cause "too_long" if the question does not fit even
-        without any chunk.
     """
 
     def shown(left_out: int, words: int = 0) -> Messages:

@@ -46,18 +46,11 @@ class Scaffold:
         return self._template.ids(self._template.opened(messages))
 
     def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
-        """The ids to append to sampled ids, so that messages follow and the model may speak again.
+        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
 
-        Args:
-            said: `[token]` sampled ids. If the last is not the first of `stop_ids`, because the
-                turn was cut by its length, the result begins with that end of the turn.
-            messages: what follows, such as the results of tools.
-
-        Returns:
-            `[token]`, int32.
-
-        Raises:
-            ValueError: a user's message follows, and the template is not append-only.
+        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
+        its length, the result begins with that end of the turn. A user's message can follow an
+        append-only template alone.
         """
         if not self.append_only and any(role == "user" for role, _ in messages):
             raise ValueError("a new segment begins here; ask for the opening of all messages.")

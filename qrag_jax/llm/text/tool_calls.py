@@ -87,13 +87,9 @@ class Malformed(NamedTuple):
 
 
 def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:
-    """The calls in a model's text, in their order; () if it has none.
+    """The calls in a model's text (without the token that ended its turn), in their order.
 
     What stands before the last `</think>` is not read, and nothing is if the thinking has no end.
-
-    Args:
-        text: the model's text, without the token that ended its turn.
-        form: one of `FORMATS`.
     """
     said = without_thinking(well_formed(text))
     if isinstance(said, NoAnswer):
