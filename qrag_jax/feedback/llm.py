@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import FeedbackLost, InputError, check_known, check_least
+from qrag_jax.errors import FeedbackLost, check_above, check_known, check_least, check_share
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -204,18 +203,10 @@ class DeferredReward(FactReward):
 
     def __post_init__(self) -> None:
         check_least("reward", self, step_cost=0, staleness=0)
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"config.reward.scale is {self.scale}; use a number above 0.")
-        threshold = self.completion_threshold
-        if threshold is not None and not 0 < threshold < math.inf:
-            raise InputError(
-                f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
-            )
-        if not 0 <= self.max_failure_share < 1:
-            raise InputError(
-                f"config.reward.max_failure_share is {self.max_failure_share}; use a share of 0 or "
-                "more and below 1."
-            )
+        check_above("reward", self, "scale")
+        if self.completion_threshold is not None:
+            check_above("reward", self, "completion_threshold")
+        check_share("reward", self, "max_failure_share")
 
 
 # How the reward is made from an answer's scores; None: a judge decides.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import check_known, check_least
 
 
 class StateKey(NamedTuple):
@@ -132,12 +132,7 @@ class QueryRewardConfig:
     def __post_init__(self) -> None:
         check_known("reward", self, "measure", MEASURES)
         check_known("reward", self, "credit", CREDITS)
-        check_least("reward", self, recall_k=1)
-        if not 0 <= self.hop_cost < math.inf:
-            raise InputError(
-                f"config.reward.hop_cost is {self.hop_cost}; it must be a finite number, 0 at "
-                "least."
-            )
+        check_least("reward", self, recall_k=1, hop_cost=0)
 
     def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
         """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.

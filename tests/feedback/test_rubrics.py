@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -179,16 +178,10 @@ BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_rewards_by_hand_and_their_bounds(name: str) -> None:
+def test_rewards_by_hand(name: str) -> None:
     rubric = preset(name)
     rewards = [rubric.reward(GIVEN, hops) for hops in (2, 3, 4)]
     assert rewards == pytest.approx(BY_HAND[name], abs=1e-12)
-    for hops in (1, 2, 3, 4):
-        corners = [
-            rubric.reward(dict.fromkeys(PARTS, 0.0) | dict(zip(rubric.weights, corner)), hops)
-            for corner in itertools.product((0.0, 1.0), repeat=len(rubric.weights))
-        ]
-        assert rubric.bounds(hops) == pytest.approx((min(corners), max(corners)))
 
 
 def test_hops_and_costs() -> None:
@@ -196,11 +189,7 @@ def test_hops_and_costs() -> None:
     assert PRESETS["R_0808"].reward(GIVEN, 1) == pytest.approx(0.375 + 0.375)
     assert [factor(1) for factor in HOP_FACTORS.values()] == [1.0, 0.5, 0.5, 1.0]
     rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)
-    assert rubric.bounds(3) == (-0.25, 0.5)
     assert rubric.reward(GIVEN, 3) == pytest.approx(0.4375)
-    for weights in ({}, {"ems": 1.0}, {"em": float("nan")}, {"em": True}):
-        with pytest.raises(InputError, match=r"config\.rubric\.weights"):
-            Rubric(weights)
     with pytest.raises(InputError, match="'tail'"):
         preset("tail")
 

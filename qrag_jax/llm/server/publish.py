@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that weights may be in)
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
@@ -78,7 +77,6 @@ class Publisher:
         model: str,
         api_key: str = "",
         *,
-        base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,
         keep: int = 2,
@@ -86,8 +84,7 @@ class Publisher:
         """
         Args:
             model: the name under which the server at `url` serves its original weights.
-            base: folder of these weights. If it is given, new weights must have the same names and
-                shapes; vLLM itself does not check this.
+
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
                 or in the usual temporary folder if /dev/shm cannot be used.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
@@ -97,7 +94,7 @@ class Publisher:
         self._keep = keep
         self.current = Published(model, "")
         self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
-        self._shapes = _shapes(base) if base else None
+
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY
         self._closing = contextlib.ExitStack()
@@ -122,8 +119,6 @@ class Publisher:
         """
         with self._lock:
             adapter = isinstance(source, Path)
-            if not isinstance(source, Path):
-                self._check_weights(source)
             name = f"{self._model}@{version}" if adapter else self._model
             written = _Written(self._write(source), version, adapter, name)
             for folder in self._unloaded:
@@ -174,18 +169,6 @@ class Publisher:
         self.close()
 
     # ---------------------------------------------------------------- files
-
-    def _check_weights(self, arrays: Mapping[str, np.ndarray]) -> None:
-        shapes = {name: array.shape for name, array in arrays.items()}
-        if self._shapes is None or shapes == self._shapes:
-            return
-        names = shapes.keys() | self._shapes.keys()
-        differing = sorted(name for name in names if shapes.get(name) != self._shapes.get(name))
-        name = differing[0]
-        raise InputError(
-            f"the weights do not fit the served model: {name} is {shapes.get(name, 'missing')} "
-            f"instead of {self._shapes.get(name, 'absent')} ({len(differing)} such tensors)."
-        )
 
     def _write(self, source: Path | Mapping[str, np.ndarray]) -> Path:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
@@ -258,17 +241,3 @@ class Publisher:
         raise PublishError(
             f"vLLM answered {path} with {reply.reason}{hint}; {state}.", reply.status
         )
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors files, by name, read from the headers."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: cannot be read as safetensors ({error}).") from error
-    if not shapes:
-        raise InputError(f"{folder}: no safetensors files; give a folder with weights.")
-    return shapes

@@ -84,7 +84,7 @@ class Served:
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
         ).start()
-        self.publisher = Publisher(self.server.url, "tiny", KEY, base=folder)
+        self.publisher = Publisher(self.server.url, "tiny", KEY)
         self.endpoint = Endpoint(self.server.url, KEY)
 
     def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
