@@ -104,6 +104,8 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
 @pytest.mark.parametrize("measure", ["ndcg", "recall", "rr"])
 def test_the_measure_is_trec_evals(measure: str) -> None:
     draw, item, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
+    twice = item.measure(TASK, documents("a", "a", "b"))  # it counts at its first place
+    assert twice == item.measure(TASK, documents("a", "x", "b"))
     names = [f"d{number}" for number in range(12)]
     for number in range(40):
         qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}

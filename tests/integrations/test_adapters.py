@@ -6,12 +6,10 @@ A further adapter is tested by a class in `ADAPTERS`, and by a line in `NAMES`.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import pickle
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,12 +68,6 @@ class LangChain:
         rest = dict(one.metadata)
         return Found(one.id, one.page_content, rest.pop("score"), rest)
 
-    async def search_later(self, adapter: Any, question: str) -> list[Found]:
-        from langchain_core.runnables import RunnableLambda
-
-        chain = adapter | RunnableLambda(lambda documents: list(map(self.found, documents)))
-        return await chain.ainvoke(question)
-
 
 class LlamaIndex:
     """Of `llama_index.core`."""
@@ -98,9 +90,6 @@ class LlamaIndex:
         assert "step" not in one.get_content(MetadataMode.LLM)  # a prompt has the title alone
         return Found(one.node_id, one.text, one.score, one.metadata)
 
-    async def search_later(self, adapter: Any, question: str) -> list[Found]:
-        return list(map(self.found, await adapter.aretrieve(question)))
-
 
 class Haystack:
     """Of `haystack`."""
@@ -121,19 +110,6 @@ class Haystack:
     @staticmethod
     def found(told: Any) -> list[Found]:
         return [Found(each.id, each.content, each.score, each.meta) for each in told["documents"]]
-
-    @staticmethod
-    @functools.cache
-    def pipeline(adapter: Any) -> Any:
-        from haystack import Pipeline
-
-        pipeline = Pipeline()
-        pipeline.add_component("retriever", adapter)  # it can be in one alone
-        return pipeline
-
-    async def search_later(self, adapter: Any, question: str) -> list[Found]:
-        asked = {"retriever": {"query": question}}
-        return self.found((await self.pipeline(adapter).run_async(asked))["retriever"])
 
 
 class DSPy:
@@ -160,9 +136,6 @@ class DSPy:
             found.append(Found(name, text, score, rest | more))
         return found
 
-    async def search_later(self, adapter: Any, question: str) -> list[Found]:
-        return self.found(await adapter.acall(question))
-
 
 ADAPTERS = (LangChain, LlamaIndex, Haystack, DSPy)
 
@@ -170,17 +143,6 @@ ADAPTERS = (LangChain, LlamaIndex, Haystack, DSPy)
 @pytest.fixture(scope="module", params=ADAPTERS, ids=lambda kind: kind.__name__)
 def library(request: pytest.FixtureRequest) -> Any:
     return request.param()
-
-
-class Watched:
-    """Searches with a retriever, and keeps the threads that asked."""
-
-    def __init__(self, retriever: Retriever) -> None:
-        self.retriever, self.threads = retriever, set[int]()
-
-    def search(self, questions: str, *settings: Any, **more: Any) -> list[Hit]:
-        self.threads.add(threading.get_ident())
-        return self.retriever.search(questions, *settings, **more)
 
 
 def test_what_is_found_are_the_hits(library: Any, retriever: Retriever) -> None:
@@ -200,24 +162,19 @@ def test_what_is_found_are_the_hits(library: Any, retriever: Retriever) -> None:
         library.search(library.adapter(retriever, where={"colour": "red"}), QUESTION)
 
 
-def test_an_asynchronous_call_searches_in_a_thread(library: Any, retriever: Retriever) -> None:
-    watched = Watched(retriever)
-    adapter = library.adapter(watched, 4)
-
-    async def asked() -> list[list[Found]]:
-        return await asyncio.gather(*(library.search_later(adapter, q) for q in QUESTIONS))
-
-    found = asyncio.run(asked())
-    assert found == [rows(retriever.search(question, topk=4)) for question in QUESTIONS]
-    assert watched.threads - {threading.get_ident()} == watched.threads != set()
-
-
 @pytest.mark.parametrize("kind", [LangChain, LlamaIndex])
 def test_a_pickle_opens_the_folders_again(kind: Any, retriever: Retriever) -> None:
     library = kind()
     adapter = library.adapter(retriever, 3)
     again = pickle.loads(pickle.dumps(adapter))  # noqa: S301
     assert library.search(again, QUESTION) == library.search(adapter, QUESTION)
+
+
+def test_asynchronous_calls_find_the_same(retriever: Retriever) -> None:
+    expected = rows(retriever.search(QUESTION, topk=4))
+    nodes = asyncio.run(LlamaIndex().adapter(retriever, 4).aretrieve(QUESTION))
+    assert list(map(LlamaIndex.found, nodes)) == expected
+    assert DSPy.found(asyncio.run(DSPy().adapter(retriever, 4).acall(QUESTION))) == expected
 
 
 def test_a_pipeline_of_haystack_names_the_folders(
@@ -228,7 +185,9 @@ def test_a_pipeline_of_haystack_names_the_folders(
     from haystack.core.errors import DeserializationError
 
     adapter = library.adapter(retriever, 3, where={"page": [0, 1, 2]})
-    text = library.pipeline(adapter).dumps()
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", adapter)
+    text = pipeline.dumps()
     assert str(exported) in text
     with pytest.raises(DeserializationError, match="allowed_modules"):
         Pipeline.loads(text)

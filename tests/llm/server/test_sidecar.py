@@ -6,7 +6,6 @@ The tests go from one state of one server to the next, in the order they stand i
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,17 +272,3 @@ def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> N
     assert all(answer[: len(old)] == old or answer[: len(new)] == new for answer in answers)
     assert old in [answer[: len(old)] for answer in answers]
     assert served.sampled() == expected(tiny_qwen3.model(0))
-
-
-def test_killed_it_serves_the_last_version_again(served: Served) -> None:
-    published = served.publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(2)), "last")
-    before = processes(served.server)
-    front = before[1]
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: not served.server.alive(), 30)
-    wait_until(lambda: served.publisher.current.version == "", 30)
-    wait_until(served.server.alive, 900)
-    assert served.server.restarts == 1
-    assert not any(map(running, before))
-    assert served.publisher.current == published
-    assert served.sampled() == expected(tiny_qwen3.model(2))
