@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.server_config import ServerConfig
@@ -84,45 +83,32 @@ def _read(path: Path, cache: Path | None) -> str:
     """Computes the SHA-256 of a file and caches it."""
     try:
         with path.open("rb") as file:
-            before = _state(file.fileno(), path)
+            before = os.fstat(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            after = _state(file.fileno(), path)
+            after = os.fstat(file.fileno())
     except OSError as error:
         raise InputError(
             f"config.llm.server.model: {path} cannot be read ({error.strerror})."
         ) from None
-    changed = max(after["mtime_ns"], after["ctime_ns"]) / 1e9
-    if cache is not None and before == after and time.time() - changed > _SETTLED_SECONDS:
-        with contextlib.suppress(OSError, UnicodeError):  # else it is read again next time
-            write_whole(_note(path, cache), json.dumps({**after, "sha256": digest}))
+    settled = time.time() - max(after.st_mtime, after.st_ctime) > _SETTLED_SECONDS
+    if cache is not None and settled and _note(path, before, cache) == _note(path, after, cache):
+        with contextlib.suppress(OSError):  # else it is read again next time
+            write_whole(_note(path, after, cache), digest)
     return digest
 
 
-def _state(file: int | Path, path: Path) -> dict[str, Any]:
-    """The properties of the file by which its digest is cached.
+def _note(path: Path, stat: os.stat_result, cache: Path) -> Path:
+    """Where the digest of a file in this state is cached.
 
     Users cannot set the time of the last change of any kind (ctime). They can set the time of the
     last change of the content (mtime), and copying tools preserve it.
     """
-    stat = os.stat(file)
-    return {
-        "path": str(path.resolve()),
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "ctime_ns": stat.st_ctime_ns,
-        "inode": stat.st_ino,
-    }
-
-
-def _note(path: Path, cache: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    return cache / "model_digests" / f"{name}.json"
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    name = hashlib.sha256(os.fsencode(path.resolve()) + repr(state).encode()).hexdigest()[:32]
+    return cache / "model_digests" / name
 
 
 def _cached(path: Path, cache: Path | None) -> str:
-    """The cached digest, if it is that of the file as it is now; otherwise ""."""
-    if cache is None or not (note := _note(path, cache)).is_file():
-        return ""
-    kept = json.loads(note.read_text())
-    digest = kept.pop("sha256")
-    return digest if kept == _state(path, path) else ""
+    """The cached digest of the file as it is now; "": there is none."""
+    note = _note(path, path.stat(), cache) if cache is not None else None
+    return note.read_text() if note is not None and note.is_file() else ""
