@@ -62,7 +62,7 @@ def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) ->
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
         counters = Measures(lambda: len(worker))
-        worker = Worker(search.open, config, counters.batch)
+        worker = Worker(search.open, config, counters.sizes.observe)
         url, out = url_of(listening), sys.stdout
         app = make_app(worker, counters, TOPK.value, only_here=is_local(url))
         # The one line on standard output, for scripts; what loading prints is for people.

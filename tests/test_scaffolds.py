@@ -228,7 +228,7 @@ def test_options_of_the_template(with_template: Make) -> None:
     tokenizer = with_template(QWEN3)
     told = scaffold_of(tokenizer, options={"tools": [tool.schema], "enable_thinking": False})
     # What `describe` says of tools in Hermes' form is what the template says.
-    system = "Answer.\n\n" + describe((tool,), HERMES)
+    system = "Answer.\n\n" + describe([tool.schema], HERMES)
     plain = scaffold_of(tokenizer, thinking=False)
     np.testing.assert_array_equal(
         told.opening(OPENING), plain.opening((("system", system), OPENING[1]))

@@ -13,7 +13,6 @@ from qrag_jax.llm.text.tool_calls import (
     FORMATS,
     HERMES,
     LLAMA,
-    XML,
     Malformed,
     Parameter,
     ToolCall,
@@ -45,15 +44,14 @@ HERMES_CALL = (
     '<tool_call>\n{"name": "retrieve_documents", "arguments": {"query": "Rome"}}\n</tool_call>'
 )
 LLAMA_CALL = '{"name": "retrieve_documents", "parameters": {"query": "Rome"}}'
-XML_CALL = '<tool name="retrieve_documents">\n<query>Rome</query>\n</tool>'
-CALLS = {HERMES: HERMES_CALL, LLAMA: LLAMA_CALL, XML: XML_CALL}
+CALLS = {HERMES: HERMES_CALL, LLAMA: LLAMA_CALL}
 ROME = ToolCall("retrieve_documents", {"query": "Rome"})
 
 PIECES = [
     *string.ascii_letters,
     *" \n\t\r\"'\\/<>&{}[],;:|#\u2028é語\U0001f600\x00",
-    *("&lt;", "&amp;#44;", "\\u003c", "\\n", "<tool_call>", "</tool_call>", "</tool>", "</query>"),
-    *("<think>", "</think>", "<|python_tag|>", "<|im_end|>", '<tool name="complete">', "}}"),
+    *("&lt;", "\\u003c", "\\n", "<tool_call>", "</tool_call>"),
+    *("<think>", "</think>", "<|python_tag|>", "<|im_end|>", "}}"),
 ]
 
 
@@ -75,33 +73,21 @@ def test_what_is_written_is_read(form: str) -> None:
     rng = random.Random(0)
     for _ in range(300):
         call = random_call(rng)
-        texts = ToolCall(call.name, {k: v for k, v in call.arguments.items() if type(v) is str})
-        assert read_calls(write_call(texts, form), form) == (texts,)
         written = write_call(call, form)
         assert not any(mark in written for mark in ("<|", "<think>", "</think>"))
-        (found,) = read_calls(written, form)
-        assert isinstance(found, ToolCall)
-        if form != XML:
-            assert found == call
-        checked = check_call(found, TOOLS)
-        assert checked == call
-        assert [type(value) for value in checked.arguments.values()] == [
-            type(value) for value in call.arguments.values()
-        ]
+        assert read_calls(written, form) == (call,)
+        assert check_call(call, TOOLS) == call
 
 
-@pytest.mark.parametrize("form", [HERMES, XML])
-def test_several_calls_with_text_around_them(form: str) -> None:
+def test_several_calls_with_text_around_them() -> None:
     rng = random.Random(1)
     calls = [random_call(rng) for _ in range(4)]
-    text = "First.\n" + " and {then} ".join(write_call(call, form) for call in calls) + "\nDone."
-    assert [check_call(call, TOOLS) for call in read_calls(text, form)] == calls  # type: ignore[arg-type]
-    broken = write_call(ROME, form)[:30]
-    found = read_calls(f"{broken} {text}", form)
+    text = "First.\n" + " and {then} ".join(write_call(call, HERMES) for call in calls) + "\nDone."
+    assert read_calls(text, HERMES) == tuple(calls)
+    found = read_calls(f"{HERMES_CALL[:30]} {text}", HERMES)
     assert isinstance(found[0], Malformed)
     assert len(found) == 5
-    unclosed = write_call(ROME, form).rpartition("</")[0]
-    first, second = read_calls(f"{unclosed} {CALLS[form]}", form)
+    first, second = read_calls(f"{HERMES_CALL.rpartition('</')[0]} {HERMES_CALL}", HERMES)
     assert isinstance(first, Malformed)
     assert second == ROME
 
@@ -138,11 +124,6 @@ def hermes(arguments: str) -> str:
         (LLAMA, "<|python_tag|>search('Rome')", "JSON"),
         (LLAMA, f"I search. {LLAMA_CALL}", "text"),
         (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "text"),
-        (XML, "<tool name=complete></tool>", "<tool name="),
-        (XML, XML_CALL.removesuffix("</tool>"), "</tool>"),
-        (XML, '<tool name="a"><query>Rome</tool>', "</query>"),
-        (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', '"q"'),
-        (XML, '<tool name="a"><q>x</q>,</tool>', "text"),
     ],
 )
 def test_a_malformed_call_is_answered_in_one_sentence(form: str, text: str, named: str) -> None:
@@ -182,52 +163,22 @@ def test_a_wrong_call_is_answered_in_one_sentence(
     assert is_sentence(found.message)
 
 
-def test_kinds_in_tags() -> None:
-    def checked(body: str) -> ToolCall | Malformed:
-        (call,) = read_calls(
-            f'<tool name="complete">\n<final_answer>1 < 2</final_answer>{body}</tool>', XML
-        )
-        assert isinstance(call, ToolCall)
-        return check_call(call, TOOLS)
-
-    for items, found in {
-        "": [],
-        " , ": [],
-        "a": ["a"],
-        "\na,b , c d,\n": ["a", "b", "c d"],
-        "x&#44; y, &lt;z&gt;": ["x, y", "<z>"],
-    }.items():
-        ids = checked(f"<cited_doc_ids>{items}</cited_doc_ids>")
-        assert ids == ToolCall("complete", {"final_answer": "1 < 2", "cited_doc_ids": found})
-    numbers = {"3": 3, " +4\n": 4, "two": None, "2.0": None, "-1": None, "٣": None}
-    for number, value in numbers.items():
-        call = f'<tool name="retrieve_documents"><query>q</query><top_n>{number}</top_n></tool>'
-        (read,) = read_calls(call, XML)
-        assert isinstance(read, ToolCall)
-        whole = check_call(read, TOOLS)
-        if value is None:
-            assert isinstance(whole, Malformed)
-        else:
-            assert whole == ToolCall("retrieve_documents", {"query": "q", "top_n": value})
+def test_a_whole_number_is_an_integer() -> None:
     whole = check_call(ToolCall("retrieve_documents", {"query": "", "top_n": 2.0}), TOOLS)
     assert isinstance(whole, ToolCall)
     assert repr(whole.arguments["top_n"]) == "2"
-    for unfit in ([""], ["a", " b"]):
-        with pytest.raises(ValueError, match="comma"):
-            write_call(ToolCall("complete", {"cited_doc_ids": unfit}), XML)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_halves_of_surrogate_pairs_are_repaired(form: str) -> None:
-    half = "\ud800" if form == XML else "\\ud800"
-    (found,) = read_calls(CALLS[form].replace("Rome", half), form)
+    (found,) = read_calls(CALLS[form].replace("Rome", "\\ud800"), form)
     assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
 
 
 def test_any_text_is_read_without_an_error() -> None:
     rng = random.Random(2)
     marks = ["<tool_call>", "</tool_call>", '{"name": ', '"complete"', ', "arguments": ', "{}", "}"]
-    marks += ['<tool name="a">', "</tool>", "<q>", "</q>", "<tool", ">", "{", '"parameters": ', " "]
+    marks += ["{", '"parameters": ', " "]
     for _ in range(3000):
         text = "".join(rng.choices(marks, k=rng.randrange(12)))
         for form in FORMATS:
@@ -240,9 +191,9 @@ def test_any_text_is_read_without_an_error() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_model_sees_names_kinds_and_bounds_of_all_tools(form: str) -> None:
-    text = describe(TOOLS, form)
+    text = describe([tool.schema for tool in TOOLS], form)
     for tool in TOOLS:
-        assert (json.dumps(tool.schema) if form != XML else f"{tool.name}: {tool.about}") in text
+        assert json.dumps(tool.schema) in text
     schema = RETRIEVE.schema["function"]["parameters"]
     assert schema["properties"]["top_n"] | {"description": ""} == {
         "type": "integer",

@@ -117,7 +117,10 @@ class ToolAgent:
 
     def opening(self, question: str) -> Messages:
         """The first prompt."""
-        texts = {"question": question, "tools": describe(self.specs, self.form)}
+        texts = {
+            "question": question,
+            "tools": describe([spec.schema for spec in self.specs], self.form),
+        }
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: ToolTask) -> Play:

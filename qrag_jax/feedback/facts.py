@@ -42,12 +42,8 @@ def fact_feedback(
     """Makes the reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
 
     If a language model gives the rewards, evaluations that ask no model still use this function for
-    their returns.
-
-    Args:
-        config: the section `reward`.
-        stop_action: whether the last column of a batch is the action STOP.
-        needed: see `ground_truth`.
+    their returns. With `stop_action` the last column of a batch is STOP; for `needed` see
+    `ground_truth`.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
@@ -137,9 +133,8 @@ def holding(sample: Sample) -> tuple[int, ...]:
 def labelled(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, int]]:
     """The samples with the chunks of `holding` as their support, in place of what they had.
 
-    Returns:
-        all samples, in order: the support of those that cannot be labelled is empty; and how many
-        these are, by reason.
+    Returns all samples, in order (the support of those that cannot be labelled is empty), and how
+    many these are, by reason.
     """
     result, without = [], dict.fromkeys((NO_ANSWER, WORDLESS, NOWHERE), 0)
     for sample in samples:

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import FeedbackLost, InputError, check_known, check_least
+from qrag_jax.errors import FeedbackLost, check_above, check_known, check_least, check_share
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -98,14 +97,10 @@ class Checks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Looks at the signal, and whether a server was given up.
-
-    Attributes:
-        lost: why the server was given up; "" if it was not.
-    """
+    """Looks at the signal, and whether a server was given up."""
 
     stop: Checks
-    lost: Callable[[], str]
+    lost: Callable[[], str]  # why the server was given up; "" if it was not
 
     def check(self) -> None:
         """See `Checks`."""
@@ -130,21 +125,15 @@ class Patience:
     masked only where they are few.
 
     Attributes:
-        most: share of a batch that may fail.
-        watch: looked at during a pause.
-        log: receives lines for people.
-        remedy: what to do if trying again is in vain.
-        broken: the class of a failure, which has a cause and a message.
-        hopeless: causes that trying again, even later, does not change.
         what, again: of the episodes, for the lines.
     """
 
-    most: float
-    watch: Checks
-    log: Log
-    remedy: str
-    broken: type
-    hopeless: Sequence[str] = PERMANENT
+    most: float  # share of a batch that may fail
+    watch: Checks  # looked at during a pause
+    log: Log  # receives lines for people
+    remedy: str  # what to do if trying again is in vain
+    broken: type  # the class of a failure, which has a cause and a message
+    hopeless: Sequence[str] = PERMANENT  # causes that trying again, even later, does not change
     what: str = "broke"
     again: str = "playing them again"
 
@@ -160,12 +149,9 @@ class Patience:
     def few_failed(self, found: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
         """What was got, of which at most the allowed share has failed.
 
-        Args:
-            found: what was got at first: failures among it, or things that `ended` in one.
-            retry: (what was got, places of the failures) → all of it, these tried again.
-
-        Raises:
-            FeedbackLost: too many would fail again.
+        `found` may have failures in it, or things that `ended` in one; `retry` takes all of it and
+        the places of the failures, and gives all of it, these tried again. Raises `FeedbackLost`
+        where too many would fail again.
         """
         seconds = FIRST_PAUSE
         while True:
@@ -217,18 +203,10 @@ class DeferredReward(FactReward):
 
     def __post_init__(self) -> None:
         check_least("reward", self, step_cost=0, staleness=0)
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"config.reward.scale is {self.scale}; use a number above 0.")
-        threshold = self.completion_threshold
-        if threshold is not None and not 0 < threshold < math.inf:
-            raise InputError(
-                f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
-            )
-        if not 0 <= self.max_failure_share < 1:
-            raise InputError(
-                f"config.reward.max_failure_share is {self.max_failure_share}; use a share of 0 or "
-                "more and below 1."
-            )
+        check_above("reward", self, "scale")
+        if self.completion_threshold is not None:
+            check_above("reward", self, "completion_threshold")
+        check_share("reward", self, "max_failure_share")
 
 
 # How the reward is made from an answer's scores; None: a judge decides.
@@ -264,19 +242,12 @@ class Asks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LlmReward:
-    """Scores questions by a language model.
+    """Scores questions by a language model."""
 
-    Attributes:
-        asks: the model.
-        generation: how answers are sampled and read.
-        metric: a name in `METRICS`.
-        scale: factor on the reward (Q-RAG's `reward_scaling`).
-    """
-
-    asks: Asks
-    generation: Generation
-    metric: str
-    scale: float = 1.0
+    asks: Asks  # the model
+    generation: Generation  # how answers are sampled and read
+    metric: str  # a name in `METRICS`
+    scale: float = 1.0  # factor on the reward (Q-RAG's `reward_scaling`)
 
     def __call__(self, questions: Sequence[Question]) -> list[Reward]:
         """One reward per question, in order."""
@@ -333,9 +304,7 @@ class LlmReward:
 class Scorer:
     """Scores batches of questions on threads, while the caller continues.
 
-    Args:
-        score: one reward per question, such as an `LlmReward`.
-        batches: scored at the same time.
+    `score` gives one reward per question; so many `batches` are scored at the same time.
     """
 
     def __init__(self, score: Callable[[Sequence[Any]], list[Reward]], batches: int = 1) -> None:
@@ -347,9 +316,7 @@ class Scorer:
     ) -> Future[list[Reward]]:
         """Starts to score; the future has one reward per question, in order.
 
-        Args:
-            known: rewards of an earlier call. Only the questions without a reward whose failure may
-                pass are asked again.
+        Of questions with the rewards `known`, only those whose failure may pass are asked again.
         """
         return self._pool.submit(self._rewards, questions, known)
 
@@ -376,30 +343,22 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeRewards:
-    """The rewards of one episode.
+    """The rewards of one episode."""
 
-    Attributes:
-        rewards: one per step.
-        kept: number of steps until the episode ended.
-    """
-
-    rewards: tuple[float, ...]
-    kept: int
+    rewards: tuple[float, ...]  # one per step
+    kept: int  # number of steps until the episode ended
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """When a model is asked about an episode, and what completes it.
+    """When a model is asked about an episode, and what completes it."""
 
-    Attributes:
-        threshold: None: the model is asked at the end, and the last step gets the reward. A number:
-            the model is asked after every step, and the first reward that is not below this number
-            completes the episode; later steps get no reward.
-        ends: whether a complete episode ends there. Earlier steps do not depend on later ones, so
-            the later ones can be cut off after the answers have arrived.
-    """
-
+    # None: the model is asked at the end, and the last step gets the reward. A number: the model is
+    # asked after every step, and the first reward that is not below this number completes the
+    # episode; later steps get no reward
     threshold: float | None = None
+    # whether a complete episode ends there. Earlier steps do not depend on later ones, so the later
+    # ones can be cut off after the answers have arrived
     ends: bool = True
 
     def parts(self, taken: Sequence[int]) -> list[Sequence[int]]:
@@ -414,9 +373,7 @@ class Completion:
     ) -> list[EpisodeRewards | Unscored]:
         """The rewards of each episode's steps, or why it has none.
 
-        Args:
-            rewards: of the questions of all episodes, in order.
-            steps: number of steps of each episode.
+        `rewards` are those of the questions of all episodes, in order, `steps` of the episodes.
         """
         found, first = [], 0
         for count in steps:
@@ -440,17 +397,11 @@ class Completion:
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards were asked for.
+    """Episodes whose rewards were asked for."""
 
-    Attributes:
-        questions: of all episodes, in order.
-        future: the rewards of the questions.
-        steps: number of steps of each episode.
-    """
-
-    questions: list[Any]
-    future: Future[list[Reward]]
-    steps: list[int] = dataclasses.field(default_factory=list)
+    questions: list[Any]  # of all episodes, in order
+    future: Future[list[Reward]]  # the rewards of the questions
+    steps: list[int] = dataclasses.field(default_factory=list)  # number of steps of each episode
 
     def ready(self) -> bool:
         """Whether all rewards have arrived, or failed."""
@@ -462,35 +413,23 @@ QuestionOf = Callable[[Sample, Sequence[int]], Any]  # of a sample with the chun
 
 @dataclasses.dataclass(frozen=True)
 class Rewards:
-    """Asks for the rewards of episodes, and waits until enough of a batch have arrived.
+    """Asks for the rewards of episodes, and waits until enough of a batch have arrived."""
 
-    Attributes:
-        scorer: scores the questions.
-        question: makes them.
-        max_failure_share: share of a batch without rewards above which the run pauses and asks
-            again.
-        log: receives lines for people.
-        lost: why the server was given up; "" if it was not.
-        counts: the metrics of the client.
-        completion: after which steps the model is asked, and when an episode is complete.
-        remedy: what the user can do about failures that asking again does not change.
-    """
-
-    scorer: Scorer
-    question: QuestionOf
+    scorer: Scorer  # scores the questions
+    question: QuestionOf  # makes them
+    # share of a batch without rewards above which the run pauses and asks again
     max_failure_share: float
-    log: Log
-    lost: Callable[[], str] = lambda: ""
-    counts: Callable[[], dict[str, float]] = dict
+    log: Log  # receives lines for people
+    lost: Callable[[], str] = lambda: ""  # why the server was given up; "" if it was not
+    counts: Callable[[], dict[str, float]] = dict  # the metrics of the client
+    # after which steps the model is asked, and when an episode is complete
     completion: Completion = Completion()
-    remedy: str = OF_MODEL
+    remedy: str = OF_MODEL  # what the user can do about failures that asking again does not change
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
-        """Asks for the rewards of episodes.
+        """Asks for the rewards of one episode of each sample.
 
-        Args:
-            samples: one per episode.
-            taken: chunk indices in the order taken; an index beyond a sample's chunks is STOP.
+        `taken` are chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
         questions = [
             self.question(sample, part)
@@ -502,9 +441,7 @@ class Rewards:
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
         """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
 
-        Raises:
-            Stopped: the run is to stop.
-            FeedbackLost: the server was given up, or too many episodes would fail again.
+        Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
         watch = Watch(stop, self.lost)
 
@@ -539,17 +476,12 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PendingService:
-    """A server that may still be starting.
+    """A server that may still be starting."""
 
-    Attributes:
-        ready: waits for the server; raises `Stopped` if the run is to stop first.
-        question: how questions are made.
-        provenance: settings on which answers depend besides the questions, as JSON.
-    """
-
+    # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], Rewards]
-    question: QuestionOf
-    provenance: dict[str, Any]
+    question: QuestionOf  # how questions are made
+    provenance: dict[str, Any]  # settings on which answers depend besides the questions, as JSON
 
     def check(self, samples: Sequence[Sample]) -> None:
         """Checks that the answers of one source's samples can be scored, before any is played.
@@ -563,29 +495,15 @@ class PendingService:
 
 @contextlib.contextmanager
 def open_service(
-    reward: ModelReward,
-    llm: LlmConfig,
-    place: Place,
-    log: Log,
-    *,
-    never_terminate: bool,
-    seed: int,
+    reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
 ) -> Iterator[PendingService]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
-    The server starts while the caller continues.
-
-    Args:
-        reward, llm: sections of the config.
-        place: of the run's files, and of digests of models.
-        never_terminate: whether an episode continues after it is complete.
-        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
+    The server starts while the caller continues. For `seed` see `open_model`; with
+    `never_terminate` an episode continues after it is complete.
     """
     question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    with (
-        open_model(llm, place, seed, log) as pending,
-        contextlib.ExitStack() as stack,
-    ):
+    with open_model(llm, place, seed, log) as pending, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> Rewards:
             model = pending.ready(stop)

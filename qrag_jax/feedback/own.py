@@ -18,7 +18,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import check_known
@@ -55,33 +55,8 @@ class OwnReward(DeferredReward):
         own_code.check_form(self.path, PATH)
 
 
-class Texts(NamedTuple):
-    """What the function is called with; `id` is the sample's, for messages."""
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    taken: tuple[str, ...]
-    gold: tuple[str, ...]
-
-
-def texts_of(sample: Sample, taken: Sequence[int]) -> Texts:
-    """The texts of a sample; an index beyond its chunks is STOP, which has none."""
-    return Texts(
-        sample.id,
-        sample.question,
-        sample.answers,
-        tuple(sample.chunks[index] for index in taken if index < len(sample.chunks)),
-        tuple(sample.chunks[index] for index in sample.support),
-    )
-
-
 def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
-    """The number that a call of a user's function gives, or why it gives none.
-
-    Args:
-        name: of the question, for messages.
-    """
+    """The number that a user's function gives for the question of this name, or why not."""
     try:
         value = call()
     except (Exception, SystemExit) as error:
@@ -99,27 +74,33 @@ def open_own(
 ) -> Iterator[PendingService]:
     """Loads the function, and scores with it until the end of the block.
 
-    Args:
-        never_terminate: whether an episode continues after it is complete.
-        log: receives lines for people.
+    With `never_terminate` an episode continues after it is complete.
     """
     code = own_code.load(reward.path, PATH, TAKES)
     log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
     failures = Counter[str]()
 
-    def one(texts: Texts) -> Reward:
-        lists = {name: list(getattr(texts, name)) for name in TAKES[1:]}
-        call = code.function
-        value = number_of(code, lambda: call(question=texts.question, **lists), texts.id)
+    def one(sample: Sample, taken: Sequence[int]) -> Reward:
+        chunks = sample.chunks  # an index beyond them is STOP
+        texts = {
+            "question": sample.question,
+            "answers": list(sample.answers),
+            "taken": [chunks[index] for index in taken if index < len(chunks)],
+            "gold": [chunks[index] for index in sample.support],
+        }
+        value = number_of(code, lambda: code.function(**texts), sample.id)
         if isinstance(value, Unscored):
             failures[value.cause] += 1
             return value
         return reward.scale * value
 
-    scorer = Scorer(lambda every: [one(texts) for texts in every])
+    def asked(sample: Sample, taken: Sequence[int]) -> tuple[Sample, Sequence[int]]:
+        return sample, taken
+
+    scorer = Scorer(lambda every: [one(*each) for each in every])
     rewards = Rewards(
         scorer,
-        texts_of,
+        asked,
         reward.max_failure_share,
         log,
         counts=lambda: sums_of_all({f"reward/failures_{why}": n for why, n in failures.items()}),
@@ -127,6 +108,6 @@ def open_own(
         remedy=f"mend {code.spec}, or raise config.reward.max_failure_share",
     )
     try:
-        yield PendingService(lambda stop: rewards, texts_of, {PATH: f"{code.spec} {code.digest}"})
+        yield PendingService(lambda stop: rewards, asked, {PATH: f"{code.spec} {code.digest}"})
     finally:
         scorer.close()

@@ -69,11 +69,8 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
     """The try whose pool is the state of the next hop; None: the question ends.
 
     Only tries that searched and are scored go on. Equal rewards are in the order of state, prompt
-    and draw, so that the order of `tries` does not matter.
-
-    Args:
-        tries: of one question at one hop.
-        seed: what the draw is of, such as (seed, iteration, hop, question).
+    and draw, so that the order of `tries` (of one question at one hop) does not matter. `seed` is
+    what the draw is of, such as (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
     levels = by_level(
@@ -99,8 +96,7 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
 def uniform(*parts: int | str | Sequence[int]) -> float:
     """A number in [0, 1), uniform over all `parts` there may be.
 
-    Args:
-        parts: what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
+    They are what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
     """
     flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
     digest = hashlib.sha256("/".join(flat).encode()).digest()
@@ -120,11 +116,10 @@ def uniform(*parts: int | str | Sequence[int]) -> float:
 def credited(
     tries: Sequence[Try], grown_from: Mapping[StateKey, TryKey], config: QueryRewardConfig
 ) -> list[Try]:
-    """The tries with the rewards that they are learned from, in their order.
+    """The tries of all hops with the rewards that they are learned from, in their order.
 
-    Args:
-        tries: of all hops, each with the reward of its own hop (`QueryRewardConfig.of_hop`).
-        grown_from: for each state behind the first hop, the try that it grew from.
+    They come with the rewards of their own hops (`QueryRewardConfig.of_hop`); `grown_from` has, for
+    each state behind the first hop, the try that it grew from.
     """
     if config.credit != BEST_LATER:
         return list(tries)
@@ -189,35 +184,21 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    """What is learned at one state.
+    """What is learned at one state."""
 
-    Attributes:
-        at: the state; None if it has no tries.
-        queries: the best try of each distinct query, lowest reward first.
-        variants: for each query, the prompts that made the model write it, each once.
-        pairs: of these queries.
-        target: place of the query that SFT learns; None: this state is not for SFT.
-        reason: one of `REASONS`.
-        levels: different rewards among all scored tries.
-        degenerate: scored tries that were dropped.
-    """
-
-    at: StateKey | None
-    queries: tuple[Try, ...]
+    at: StateKey | None  # the state; None if it has no tries
+    queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
+    # for each query, the prompts that made the model write it, each once
     variants: tuple[tuple[int, ...], ...]
-    pairs: tuple[Pair, ...]
-    target: int | None
-    reason: str
-    levels: int
-    degenerate: int
+    pairs: tuple[Pair, ...]  # of these queries
+    target: int | None  # place of the query that SFT learns; None: this state is not for SFT
+    reason: str  # one of `REASONS`
+    levels: int  # different rewards among all scored tries
+    degenerate: int  # scored tries that were dropped
 
 
 def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
-    """The pairs and the target of one state.
-
-    Args:
-        tries: of one state; those without a reward do not count. Their order does not matter.
-    """
+    """The pairs and the target of one state; tries without a reward do not count."""
     scored = in_order(tries)
     levels = by_level(scored)
     ascending = [each for level in levels for each in level if not _degenerate(each, config)]
@@ -286,28 +267,18 @@ def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
 
 @dataclasses.dataclass(frozen=True)
 class PairsReport:
-    """Counts over states.
+    """Counts over states."""
 
-    Attributes:
-        states: number of states by their reason, each of `REASONS`.
-        pairs: number of pairs.
-        targets: number of states that SFT learns from.
-        queries: mean number of distinct queries of a state that has a scored try.
-        levels: mean number of different rewards of such a state.
-        degenerate: tries that were dropped, since they repeat the prompt.
-        wins: pairs by the prompt that made the model write the winner. A query that several
-            prompts led to counts for each.
-        best: targets by prompt, likewise.
-    """
-
-    states: Mapping[str, int]
-    pairs: int
-    targets: int
-    queries: float
-    levels: float
-    degenerate: int
+    states: Mapping[str, int]  # number of states by their reason, each of `REASONS`
+    pairs: int  # number of pairs
+    targets: int  # number of states that SFT learns from
+    queries: float  # mean number of distinct queries of a state that has a scored try
+    levels: float  # mean number of different rewards of such a state
+    degenerate: int  # tries that were dropped, since they repeat the prompt
+    # pairs by the prompt that made the model write the winner. A query that several prompts led to
+    # counts for each
     wins: Mapping[int, int]
-    best: Mapping[int, int]
+    best: Mapping[int, int]  # targets by prompt, likewise
 
     @property
     def total(self) -> int:

@@ -26,38 +26,25 @@ JUDGE = "judge"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question with the chunks that the model is shown.
+    """One question with the chunks that the model is shown."""
 
-    Attributes:
-        id: the sample's id.
-        question: the question's text.
-        chunks: (index in the document, text) pairs in the order taken, the oldest first; for
-            prompts that tell a story, in the order of the document.
-        gold: the right answers.
-        rule: how the answer is scored.
-        prompt: how the question is asked.
-        hops: number of facts that the answer needs.
-        type: of the question; "" if unknown.
-    """
-
-    id: str
-    question: str
+    id: str  # the sample's id
+    question: str  # the question's text
+    # (index in the document, text) pairs in the order taken, the oldest first; for prompts that
+    # tell a story, in the order of the document
     chunks: tuple[tuple[int, str], ...]
-    gold: tuple[str, ...]
-    rule: str
-    prompt: Prompt
-    hops: int
-    type: str
+    gold: tuple[str, ...]  # the right answers
+    rule: str  # how the answer is scored
+    prompt: Prompt  # how the question is asked
+    hops: int  # number of facts that the answer needs
+    type: str  # of the question; "" if unknown
 
 
 class Asking:
     """How the questions of one data set, or of several, are asked and scored.
 
-    Attributes:
-        prompt: name of a prompt or a file; "auto": the prompt of the task for BABILong documents,
-            "open_qa" for others.
-        metric: a rule of `metrics.answers`; "auto": that of the data set, which the source names.
-        prompts: the prompts used so far, by name.
+    The prompt is a name or a file; "auto": that of the task for BABILong documents, "open_qa" for
+    others. The metric is a rule of `metrics.answers`; "auto": that of the data set.
     """
 
     def __init__(self, prompt: str = AUTO, metric: str = AUTO) -> None:
@@ -67,8 +54,7 @@ class Asking:
     def of(self, sample: Sample, taken: Sequence[int]) -> Question:
         """The question of a sample, with the chunks that were taken; see `question`.
 
-        Args:
-            taken: chunk indices in the order taken; an index beyond the chunks is STOP.
+        `taken` are chunk indices in the order taken; an index beyond the chunks is STOP.
         """
         return self.question(
             sample.source,
@@ -96,10 +82,7 @@ class Asking:
 
         Args:
             place: where the sample comes from, for errors.
-            sample_id: the sample's id.
-            text: the question's text.
             chunks: (index in the document, text) pairs, in the order taken.
-            golds: the right answers.
             hops: number of facts; of MuSiQue the id has it.
             type_: of the question; "": the ids of MuSiQue and BABILong have it.
             source: of the sample; "": unknown, as of data of one's own.

@@ -39,21 +39,14 @@ LLM, RELEVANCE = "llm", "relevance"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gold:
-    """What is right for one question.
+    """What is right for one question."""
 
-    Attributes:
-        id: the question's id in its data set.
-        question: its text.
-        answers: the right answer and its other forms; with the rule "ruler", all values asked for.
-        relevant: names of the gold passages; may be empty if no reward needs them.
-        rule: a name in `answers.RULES`.
-    """
-
-    id: str
-    question: str
+    id: str  # the question's id in its data set
+    question: str  # its text
+    # the right answer and its other forms; with the rule "ruler", all values asked for
     answers: tuple[str, ...]
-    relevant: frozenset[str]
-    rule: str = "squad"
+    relevant: frozenset[str]  # names of the gold passages; may be empty if no reward needs them
+    rule: str = "squad"  # a name in `answers.RULES`
 
 
 def _em_f1(answer: str, gold: Gold) -> answers.Scores:
@@ -85,28 +78,18 @@ _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """The rewards of one episode, without weights.
+    """The rewards of one episode, without weights."""
 
-    Attributes:
-        episode: name → reward of the whole episode.
-        hops: name → `[hop]` rewards.
-        searches: number of hops.
-    """
-
-    episode: dict[str, float]
-    hops: dict[str, tuple[float, ...]]
-    searches: int
+    episode: dict[str, float]  # name → reward of the whole episode
+    hops: dict[str, tuple[float, ...]]  # name → `[hop]` rewards
+    searches: int  # number of hops
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Rewards and their weights.
+    """Rewards and their weights."""
 
-    Attributes:
-        weights: name → weight, finite and not 0.
-    """
-
-    weights: Mapping[str, float]
+    weights: Mapping[str, float]  # name → weight, finite and not 0
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -164,8 +147,6 @@ class Mixture:
         """The rewards of one episode, or why it has none.
 
         Args:
-            gold: what is right.
-            ended: how the episode ended.
             found: `[hop][place]`, names of the passages of each search, in the order read.
             llm: the verdict on the answer; not needed for an answer without a word, which is wrong.
             relevance: `[hop]`, if the mixture has that reward.
@@ -213,14 +194,7 @@ class Mixture:
 def judged_answer(
     prompt: Prompt, gold: Gold, answer: str, generation: Generation
 ) -> ChatRequest | None:
-    """Asks a judge about an answer; None for an answer without a word, which is wrong.
-
-    Args:
-        prompt: "judge", or another one with its slots.
-        gold: what is right.
-        answer: the episode's.
-        generation: how verdicts are sampled and read.
-    """
+    """Asks a judge about an answer; None for an answer without a word, which is wrong."""
     if not answers.normalise(answer):
         return None
     right = answers.whole_answers(gold.rule, gold.answers)

@@ -35,7 +35,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from qrag_jax.data.words import words_of
 from qrag_jax.environments.episode import Document
@@ -188,14 +187,10 @@ class RewriteRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteReward:
-    """Rewards episodes.
+    """Rewards episodes."""
 
-    Attributes:
-        config: which reward.
-        entries: by collection, of the index of words; a cost of reading needs them.
-    """
-
-    config: RewriteRewardConfig
+    config: RewriteRewardConfig  # which reward
+    # by collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
 
     @property
@@ -234,17 +229,13 @@ class RewriteReward:
 
         - `reward`: what is learned from;
         - the measure by its own name, in [0, 1];
-        - `gain`: the measure less `original`, whether or not it is the reward;
+        - `gain`: the measure less `original`, that of what the original query finds in the same
+          collection, whether or not it is the reward;
         - `format`: 1 if a query could be read from the output, even one that the search cannot
           read; else 0;
         - `words`: of the query;
         - `read_share`, where reading costs: entries of the index that the query reads, in those
           that the original reads.
-
-        Args:
-            task: what was asked.
-            ended: how the episode ended.
-            original: `measure` of what the original query finds in the same collection.
         """
         searched = ended.outcome == REWRITTEN
         query = ended.answer if ended.outcome in (REWRITTEN, UNREADABLE) else ""
@@ -276,13 +267,9 @@ def _length(query: str, original: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The entries of a collection's words.
+    """The entries of a collection's words."""
 
-    Attributes:
-        passages: how many passages have each word; words are in small letters.
-    """
-
-    passages: Mapping[str, int]
+    passages: Mapping[str, int]  # how many passages have each word; words are in small letters
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Entries:
@@ -317,14 +304,7 @@ def _index_words(text: str) -> set[str]:
 # query; the KL and the entropy of the update show the last two. `Guards` looks at their means,
 # update by update.
 
-GUARD_MEASURES = (
-    "answer_in_query",
-    "repetition",
-    "kept_words",
-    "new_words",
-    "query_words",
-    "echo",
-)
+GUARD_MEASURES = ("answer_in_query", "repetition", "kept_words", "new_words", "query_words", "echo")
 STOP, TELL = ACTIONS = ("stop", "tell")
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -389,47 +369,22 @@ class GuardsConfig:
     action: str = STOP  # what happens: stop (the run ends), or tell (a line is printed)
 
     def __post_init__(self) -> None:
-        fields = [limit.field for limit in _LIMITS]
-        check_least("guards", self, **dict.fromkeys(fields, 0.0), patience=1)
+        check_least("guards", self, **dict.fromkeys(_LIMITS, 0.0), patience=1)
         check_known("guards", self, "action", ACTIONS)
-        for name in fields:
-            if not math.isfinite(getattr(self, name)):
-                raise InputError(
-                    f"config.guards.{name} is {getattr(self, name)}; use a finite number, or "
-                    "0 for no limit."
-                )
-        if self.max_repetition >= 1:
-            raise InputError(
-                f"config.guards.max_repetition is {self.max_repetition}, which no share of "
-                "words is above; use a share below 1."
-            )
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that have a limit."""
-        return tuple(each.metric for each in _LIMITS if getattr(self, each.field))
+        return tuple(metric for field, (metric, *_) in _LIMITS.items() if getattr(self, field))
 
 
-class _Limit(NamedTuple):
-    """What is limited: a field of `GuardsConfig`, its metric, what that is, and its unit."""
-
-    field: str
-    metric: str
-    said: str
-    unit: str
-
-    @property
-    def is_lowest(self) -> bool:
-        """Whether lower values are beyond it."""
-        return self.field.startswith("min_")
-
-
-_LIMITS = (
-    _Limit("max_kl", "kl", "the KL to the stage's first weights", " nats a token"),
-    _Limit("min_entropy", "entropy", "the policy's entropy", " nats a token"),
-    _Limit("max_words", "query_words", "the length of queries", " words"),
-    _Limit("max_repetition", "repetition", "the share of repeated words", ""),
-)
+# Field of `GuardsConfig` → its metric, what that is, and its unit.
+_LIMITS = {
+    "max_kl": ("kl", "the KL to the stage's first weights", " nats a token"),
+    "min_entropy": ("entropy", "the policy's entropy", " nats a token"),
+    "max_words": ("query_words", "the length of queries", " words"),
+    "max_repetition": ("repetition", "the share of repeated words", ""),
+}
 
 
 class Guards:
@@ -440,44 +395,34 @@ class Guards:
 
     def __init__(self, config: GuardsConfig) -> None:
         self._config = config
-        self._beyond = {each.metric: 0 for each in _LIMITS}
+        self._beyond = {metric: 0 for metric, *_ in _LIMITS.values()}
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
-        """Looks at an update.
+        """A sentence for each limit whose count reaches the patience with this update, or None.
 
-        Where a limit's count reaches the patience, it begins again.
-
-        Args:
-            metrics: the update's means, by name: `kl`, `entropy`, `query_words`, `repetition`, as
-                far as they have a limit. NaN tells that an update had nothing to measure; it
-                neither counts nor ends a row.
-
-        Returns:
-            A sentence for each limit whose count reaches the patience, which is then for the caller
-            to act on; None if there is none.
+        That count then begins again. `metrics` are the update's means; NaN tells that an update had
+        nothing to measure, which neither counts nor ends a row.
         """
         sentences = []
-        for each in _LIMITS:
-            limit = getattr(self._config, each.field)
-            if not limit:
+        for field, (metric, what, unit) in _LIMITS.items():
+            if not (limit := getattr(self._config, field)):
                 continue
-            if each.metric not in metrics:
+            if metric not in metrics:
                 raise InputError(
-                    f"config.guards.{each.field} is {limit}, and this run does not measure "
-                    f"{each.metric}; set it to 0."
+                    f"config.guards.{field} is {limit}, and this run does not measure {metric}; "
+                    "set it to 0."
                 )
-            value, patience = float(metrics[each.metric]), self._config.patience
+            value, patience = float(metrics[metric]), self._config.patience
             if math.isnan(value):
                 continue
-            beyond = value < limit if each.is_lowest else value > limit
-            self._beyond[each.metric] = self._beyond[each.metric] + 1 if beyond else 0
-            if self._beyond[each.metric] >= patience:
-                self._beyond[each.metric] = 0
-                side = "below" if each.is_lowest else "above"
-                times = f"the last {patience} updates" if patience > 1 else "the last update"
+            side = "below" if field.startswith("min_") else "above"
+            beyond = value < limit if side == "below" else value > limit
+            self._beyond[metric] = self._beyond[metric] + 1 if beyond else 0
+            if self._beyond[metric] >= patience:
+                self._beyond[metric] = 0
                 sentences.append(
-                    f"{each.said} ({each.metric}) is {value:.6g}{each.unit} and was {side} "
-                    f"config.guards.{each.field}, {limit:.6g}, in {times}."
+                    f"{what} ({metric}) is {value:.6g}{unit} and was {side} config.guards.{field}, "
+                    f"{limit:.6g}, in the last {patience} updates."
                 )
         return " ".join(sentences) or None
 

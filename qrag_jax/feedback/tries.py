@@ -8,21 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import check_known, check_least
 
 
 class StateKey(NamedTuple):
-    """Which state.
+    """Which state."""
 
-    Attributes:
-        question: its number.
-        hop: from 1.
-        state: number of the state among those of this question at this hop, from 0.
-    """
-
-    question: int
-    hop: int
-    state: int
+    question: int  # its number
+    hop: int  # from 1
+    state: int  # number of the state among those of this question at this hop, from 0
 
 
 class TryKey(NamedTuple):
@@ -37,41 +31,25 @@ class TryKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
-    """One query at one state. Its prompt follows from the state and is not kept.
+    """One query at one state. Its prompt follows from the state and is not kept."""
 
-    Attributes:
-        question: number of the question.
-        hop: from 1.
-        state: number of the state among those of this question at this hop.
-        variant: number of the prompt that asked; 0 is the bare one.
-        draw: number of the draw among those of this prompt.
-        query: its text, on one line; "" if there is none.
-        sampled: the ids that were sampled, with the one that ended the turn.
-        log_probs: of these, in nats, by the distribution that they were drawn from.
-        finish: "stop", "length" if it was cut off, or "" if the model said nothing.
-        outcome: one of `state.OUTCOMES`, or the cause of a failure.
-        found: ids and scores of the passages that the query found, best first.
-        pool: ids of the passages after the hop, in the pool's order.
-        scores: of this pool; none if the try is not scored.
-        reward: None: it has none, since it is empty, too long or failed.
-        version: of the weights that sampled it.
-    """
-
-    question: int
-    hop: int
-    state: int
-    variant: int
-    draw: int
-    query: str
-    sampled: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    finish: str
-    outcome: str
+    question: int  # number of the question
+    hop: int  # from 1
+    state: int  # number of the state among those of this question at this hop
+    variant: int  # number of the prompt that asked; 0 is the bare one
+    draw: int  # number of the draw among those of this prompt
+    query: str  # its text, on one line; "" if there is none
+    sampled: tuple[int, ...]  # the ids that were sampled, with the one that ended the turn
+    log_probs: tuple[float, ...]  # of these, in nats, by the distribution that they were drawn from
+    finish: str  # "stop", "length" if it was cut off, or "" if the model said nothing
+    outcome: str  # one of `state.OUTCOMES`, or the cause of a failure
+    # ids and scores of the passages that the query found, best first
     found: tuple[tuple[str, float], ...] = ()
-    pool: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()  # ids of the passages after the hop, in the pool's order
+    # of this pool; none if the try is not scored
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    reward: float | None = None
-    version: str = ""
+    reward: float | None = None  # None: it has none, since it is empty, too long or failed
+    version: str = ""  # of the weights that sampled it
 
     @property
     def scored(self) -> bool:
@@ -154,36 +132,22 @@ class QueryRewardConfig:
     def __post_init__(self) -> None:
         check_known("reward", self, "measure", MEASURES)
         check_known("reward", self, "credit", CREDITS)
-        check_least("reward", self, recall_k=1)
-        if not 0 <= self.hop_cost < math.inf:
-            raise InputError(
-                f"config.reward.hop_cost is {self.hop_cost}; it must be a finite number, 0 at "
-                "least."
-            )
+        check_least("reward", self, recall_k=1, hop_cost=0)
 
     def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
-        """The reward of a try by the pool right after its hop.
+        """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.
 
         What the hops before have cost is not in it: it is the same for all tries of a state.
-
-        Args:
-            scores: as `PoolScores.of` gives them.
-            searched: whether the try searched; to stop costs nothing.
         """
         return scores[self.measure] - self.hop_cost * searched
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolScores:
-    """Scores pools.
+    """Scores pools."""
 
-    Attributes:
-        k: passages that a query finds.
-        cut: c, passages of `recall@c`.
-    """
-
-    k: int
-    cut: int
+    k: int  # passages that a query finds
+    cut: int  # c, passages of `recall@c`
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -191,13 +155,9 @@ class PoolScores:
         return (*POOL_SCORES, f"recall@{self.cut}")
 
     def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """Each of `names` of one pool.
+        """Each of `names` of one pool after hop n (from 1), by the keys of its pages, in its order.
 
-        Args:
-            pages: keys of the pool's pages, in its order.
-            gold: keys of the gold pages, each once.
-            hop: n, the hop that the pool is after, from 1. A try that stops counts as one, too, so
-                that all tries of a state are measured alike.
+        A try that stops counts as a hop, too, so that all tries of a state are measured alike.
         """
         wanted = set(gold)
         left, found_early = set(wanted), 0

@@ -24,13 +24,8 @@ with imported("dspy", "dspy", "dspy"):
 class QRagRetriever(dspy.Module):
     """Passages of a search, step by step, the best of a step first.
 
-    Copies, of which optimizers make many, share the retriever. It has nothing that they learn.
-
-    Args:
-        retriever: what searches.
-        k: most passages; None: those of all steps. If they are more than the steps, each step
-            gives several.
-        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+    Copies, of which optimizers make many, share the retriever. It has nothing that they learn. For
+    the arguments see `searches.Searches`.
     """
 
     def __init__(
@@ -44,11 +39,7 @@ class QRagRetriever(dspy.Module):
         self.search_kwargs = dict(search_kwargs or {})
 
     def forward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
-        """Passages as texts, in `passages`, and beside them ids, steps, scores and metadata.
-
-        Args:
-            k, changes: of this call, before those of the module.
-        """
+        """Passages as texts, in `passages`, and beside them ids, steps, scores and metadata."""
         hits = self._hits(query, k, changes)
         return dspy.Prediction(
             passages=[_text(hit) for hit in hits],

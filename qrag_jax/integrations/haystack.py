@@ -34,14 +34,9 @@ with imported("haystack", "haystack-ai", "haystack"):
 class QRagRetriever:
     """Documents of a search, step by step, the best of a step first; their scores are Q-values.
 
-    Haystack runs it in threads where it is asynchronous.
-
-    Args:
-        retriever: what searches, or the fields of `Deployment` or of `RemoteRetriever`, which
-            `warm_up` opens.
-        top_k: most documents; None: those of all steps. If they are more than the steps, each step
-            gives several.
-        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+    Haystack runs it in threads where it is asynchronous. The retriever is what searches, or the
+    fields of `Deployment` or of `RemoteRetriever`, which `warm_up` opens. For the other arguments
+    see `searches.Searches`.
     """
 
     def __init__(
@@ -76,14 +71,7 @@ class QRagRetriever:
     def run(
         self, query: str, top_k: int | None = None, where: dict[str, Any] | None = None
     ) -> dict[str, list[Document]]:
-        """Searches.
-
-        Args:
-            top_k, where: of this call; None: those of the component.
-
-        Returns:
-            `documents`; their meta also have title and step.
-        """
+        """Searches; without `top_k` or `where` with those of the component."""
         self.warm_up()
         assert isinstance(self.retriever, Searches)
         settings = self.search_kwargs if where is None else {**self.search_kwargs, "where": where}

@@ -23,16 +23,13 @@ class QRagRetriever(BaseRetriever):
 
     `invoke` takes `k`, `where`, `steps`, `beam` and `threshold` of single calls. LangChain runs
     `ainvoke` and `batch` in threads.
-
-    Attributes:
-        retriever: what searches.
-        k: most documents; None: those of all steps. If they are more than the steps, each step
-            gives several.
-        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
     """
 
-    retriever: Searches
+    retriever: Searches  # what searches
+    # most documents; None: those of all steps. If they are more than the steps, each step gives
+    # several
     k: int | None = None
+    # further arguments of `Retriever.search`: where, steps, beam, threshold
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(
@@ -42,9 +39,7 @@ class QRagRetriever(BaseRetriever):
         topk = changes.pop("k", self.k)
         return [
             Document(
-                id=hit.id,
-                page_content=hit.text,
-                metadata={**metadata_of(hit), "score": hit.score},
+                id=hit.id, page_content=hit.text, metadata={**metadata_of(hit), "score": hit.score}
             )
             for hit in self.retriever.search(query, topk=topk, **self.search_kwargs | changes)
         ]

@@ -23,12 +23,7 @@ _NOT_FOR_MODELS = ["step"]  # metadata that LlamaIndex writes into no prompt
 class QRagRetriever(BaseRetriever):
     """Nodes of a search, step by step, the best of a step first; their scores are Q-values.
 
-    Args:
-        retriever: what searches.
-        similarity_top_k: most nodes; None: those of all steps. If they are more than the steps,
-            each step gives several.
-        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
-        base: arguments of LlamaIndex's own `BaseRetriever`.
+    For the arguments see `searches.Searches`; `base` are those of LlamaIndex's own `BaseRetriever`.
     """
 
     def __init__(

@@ -42,10 +42,8 @@ class QRagSearch:
     those of the first state first. Scores are Q-values, lowered where they would not fall from one
     passage to the next, for mteb sorts by them.
 
-    Args:
-        retriever: with the backend jax. A copy of it searches: its own index stays open.
-        folder: for the indexes of the tasks' corpora; a finished one is used again.
-        settings: how indexes are built; None: the usual ones, without empty documents.
+    A copy of the retriever (of the backend jax) searches: its own index stays open. A finished
+    index in `folder` is used again.
     """
 
     def __init__(
@@ -72,8 +70,7 @@ class QRagSearch:
     def index(self, corpus: Any, *, task_metadata: Any, **unused: Any) -> None:
         """Indexes a task's corpus, or opens its index.
 
-        Args:
-            corpus: `datasets.Dataset` with the columns id, text and, if there are titles, title.
+        It is a `datasets.Dataset` with the columns id, text and, if there are titles, title.
         """
         from qrag_jax.systems.indexing import IndexSettings
 
@@ -90,19 +87,12 @@ class QRagSearch:
         self.retriever.index(file, name, settings)
 
     def search(
-        self,
-        queries: Any,
-        *,
-        task_metadata: Any,
-        top_k: int,
-        top_ranked: Any = None,
-        **unused: Any,
+        self, queries: Any, *, task_metadata: Any, top_k: int, top_ranked: Any = None, **unused: Any
     ) -> dict[str, dict[str, float]]:
         """The passages of each query: query id → passage id → score.
 
-        Args:
-            queries: `datasets.Dataset` with the columns id, text and, if there are any,
-                instruction, which goes behind the text.
+        Queries are a `datasets.Dataset` with the columns id, text and, if there are any,
+        instruction, which goes behind the text.
         """
         if top_ranked is not None:
             raise InputError(
@@ -123,12 +113,9 @@ class QRagSearch:
 
 
 def ranking(own: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, float]:
-    """A ranking of a question's hits: passage id → score, which falls.
+    """A ranking of at most `most` hits: passage id → score, which falls.
 
-    Args:
-        own: the hits that come first, step by step, the best of a step first.
-        more: those behind them, in their order.
-        most: of both.
+    `own` come first, the best of every step, then the second; `more` behind them in their order.
     """
     steps = [[hit for hit in own if hit.step == step] for step in sorted({h.step for h in own})]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*steps))

@@ -10,7 +10,6 @@ from typing import Any, overload
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.protocol import Where
 
 _AT_ONCE = 64  # questions of a request
 
@@ -31,27 +30,11 @@ class RemoteRetriever:
         check_url(self.url, "url", "http://127.0.0.1:8000", "")
 
     @overload
-    def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self,
-        questions: str,
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
-    ) -> list[Hit]: ...
+    def search(self, questions: str, steps: int | None = None, **settings: Any) -> list[Hit]: ...
 
     @overload
     def search(
-        self,
-        questions: Sequence[str],
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
+        self, questions: Sequence[str], steps: int | None = None, **settings: Any
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):

@@ -11,7 +11,11 @@ from qrag_jax.retrieval.multi_step import Hit
 
 @runtime_checkable
 class Searches(Protocol):
-    """`qrag_jax.Retriever` with an index open, or `remote.RemoteRetriever`."""
+    """`qrag_jax.Retriever` with an index open, or `remote.RemoteRetriever`.
+
+    The adapters take one, the most passages (None: those of all steps; more than the steps: each
+    step gives several), and `search_kwargs`: where, steps, beam, threshold of `Retriever.search`.
+    """
 
     def search(self, *questions: Any, **settings: Any) -> list[Hit]:
         """See `Retriever.search`."""
@@ -30,13 +34,7 @@ def metadata_of(hit: Hit) -> dict[str, Any]:
 def imported(module: str, package: str, extra: str) -> Iterator[None]:
     """Around the imports of a library: says what to install if it is missing.
 
-    Args:
-        module: that is imported.
-        package: that it is installed with.
-        extra: ours that asks for this package; also the adapter's name.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
+    `extra` is ours that asks for this package; also the adapter's name.
     """
     try:
         yield

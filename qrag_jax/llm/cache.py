@@ -26,12 +26,9 @@ _ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
 class AnswerCache:
     """Answers by `outcomes.request_key`; the file holds no prompts and no API key.
 
-    If another process holds the file for long, answers are not looked up or kept, which is counted.
-    If the file cannot be used any more, the cache stops working, which is logged. All methods may
-    wait for the disk and for other processes, so they must not run on an event loop.
-
-    Attributes:
-        skipped: number of answers not looked up or kept, because another process held the file.
+    If another process holds the file for long, answers are not looked up or kept, which `skipped`
+    counts. If the file cannot be used any more, the cache stops working, which is logged. All
+    methods may wait for the disk and for others, so they must not run on an event loop.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:

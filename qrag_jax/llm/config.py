@@ -19,41 +19,29 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclasses.dataclass(frozen=True)
 class ClientConfig:
-    """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`.
+    """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`."""
 
-    Attributes:
-        url: of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is
-            added to a URL without a path.
-        model: name that the server serves.
-        version: of the weights, part of the cache key and of answers.
-        concurrency: requests sent at once.
-        deadline: seconds for one request from its first attempt, with all attempts and the pauses
-            between them. Time spent waiting for a server that is down does not count.
-        attempt_timeout: seconds for one attempt.
-        attempts: per request, at most.
-        bad_answer_attempts: how many of the attempts may end in an answer that is malformed, empty
-            or without a known end.
-        retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
-        wait_limit: seconds without a connection after which requests fail; None: they wait for
-            ever.
-        cache: SQLite file of answers at temperature 0; "": no cache. Any number of processes may
-            share it if it is on a local disk.
-        api_key_env: name of the environment variable with the API key; "": no key is needed.
-        prefix: put before the fields' names in messages, such as "config.llm." or "--llm.".
-    """
-
+    # of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is added to
+    # a URL without a path
     url: str
-    model: str
-    version: str = ""
-    concurrency: int = 32
+    model: str  # name that the server serves
+    version: str = ""  # of the weights, part of the cache key and of answers
+    concurrency: int = 32  # requests sent at once
+    # seconds for one request from its first attempt, with all attempts and the pauses between them.
+    # Time spent waiting for a server that is down does not count
     deadline: float = 300.0
-    attempt_timeout: float = 120.0
-    attempts: int = 5
+    attempt_timeout: float = 120.0  # seconds for one attempt
+    attempts: int = 5  # per request, at most
+    # how many of the attempts may end in an answer that is malformed, empty or without a known end
     bad_answer_attempts: int = 2
-    retry_pause: float = 0.5
+    retry_pause: float = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
+    # seconds without a connection after which requests fail; None: they wait for ever
     wait_limit: float | None = None
+    # SQLite file of answers at temperature 0; "": no cache. Any number of processes may share it if
+    # it is on a local disk
     cache: str = ""
-    api_key_env: str = ""
+    api_key_env: str = ""  # name of the environment variable with the API key; "": no key is needed
+    # put before the fields' names in messages, such as "config.llm." or "--llm."
     prefix: str = internal("")
 
     def __post_init__(self) -> None:
@@ -86,17 +74,11 @@ def _checked_url(url: str, prefix: str) -> str:
 
 
 class Needs(NamedTuple):
-    """What a training needs of the server.
+    """What a training needs of the server."""
 
-    Attributes:
-        rank: of the adapters that are trained; 0: all weights are.
-        versions: adapters that are loaded at a time, K + 2.
-        room: tokens of the longest prompt and answer together.
-    """
-
-    rank: int
-    versions: int
-    room: int
+    rank: int  # of the adapters that are trained; 0: all weights are
+    versions: int  # adapters that are loaded at a time, K + 2
+    room: int  # tokens of the longest prompt and answer together
 
 
 class _Section:
@@ -177,11 +159,9 @@ class ServedConfig(_Section):
         return dataclasses.replace(settings, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
-        """With the model that is trained, unless another one is named, and in the trainer's dtype.
+        """With the folder of the model that is trained, unless another one is named.
 
-        Args:
-            folder: of the model.
-            dtype: of the trainer's products, where the config says "auto".
+        "auto" becomes `dtype`, that of the trainer's products.
         """
         if self.server is None:
             return self

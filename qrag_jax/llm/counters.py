@@ -39,35 +39,28 @@ class Counters:
     """Sums since the client was made; only the client's thread changes them.
 
     Attributes:
-        calls: requests for the server, without those answered by the cache or by an identical
-            request in flight.
-        answers: calls that got an answer.
-        failures: calls that failed, by cause.
-        retries: attempts after the first one of each call.
-        latency: seconds from a call's first attempt to its answer, without the time spent waiting
-            for a server that was down.
         tokens_in, tokens_out: tokens of answered prompts and of answers, as the server counts them.
-        cache_hits: answers from the cache on disk.
-        cache_skipped: answers not looked up or kept because another process held the cache's file.
-        shared: requests that got the answer of an identical one in flight.
-        unread: answers, cached ones too, that the asker could not read (`Sampling.reads`).
-        unmarked: answers without the mark that the prompt asks for, whose last line was read.
-        waited_seconds: seconds of outages, during which calls waited.
     """
 
+    # requests for the server, without those answered by the cache or by an identical request in
+    # flight
     calls: int = 0
-    answers: int = 0
+    answers: int = 0  # calls that got an answer
+    # calls that failed, by cause
     failures: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    retries: int = 0
+    retries: int = 0  # attempts after the first one of each call
+    # seconds from a call's first attempt to its answer, without the time spent waiting for a server
+    # that was down
     latency: Latencies = dataclasses.field(default_factory=Latencies)
     tokens_in: int = 0
     tokens_out: int = 0
-    cache_hits: int = 0
+    cache_hits: int = 0  # answers from the cache on disk
+    # answers not looked up or kept because another process held the cache's file
     cache_skipped: int = 0
-    shared: int = 0
-    unread: int = 0
-    unmarked: int = 0
-    waited_seconds: float = 0.0
+    shared: int = 0  # requests that got the answer of an identical one in flight
+    unread: int = 0  # answers, cached ones too, that the asker could not read (`Sampling.reads`)
+    unmarked: int = 0  # answers without the mark that the prompt asks for, whose last line was read
+    waited_seconds: float = 0.0  # seconds of outages, during which calls waited
 
     def called(self, outcome: Outcome, seconds: float, attempts: int) -> None:
         """Counts a call that has ended."""

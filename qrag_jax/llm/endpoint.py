@@ -32,10 +32,8 @@ class TooLarge(Exception):
 def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.SplitResult:
     """The parts of a server's URL, which has a scheme, a host and perhaps a port and a path.
 
-    Args:
-        field: names the URL in errors.
-        example: a URL that is usable.
-        key: what a key is given through, since it cannot be in the URL; "": the server wants none.
+    In errors `field` names the URL, `example` is a usable one, and a key goes through `key` ("":
+    the server wants none).
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -129,16 +127,12 @@ def _tls() -> Any:
 
 
 class Reply(NamedTuple):
-    """The reply to a call.
+    """The reply to a call."""
 
-    Attributes:
-        status: HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that
-            is too long, or a request that cannot be sent.
-        text: the body, or the error if the status is 0; without the API key, should it repeat it.
-    """
-
+    # HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that is too
+    # long, or a request that cannot be sent
     status: int
-    text: str
+    text: str  # the body, or the error if the status is 0; without the API key, should it repeat it
 
     @property
     def json(self) -> Any:

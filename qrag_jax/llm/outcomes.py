@@ -37,54 +37,36 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer of the model. The last three attributes are empty if the server did not give them.
+    """An answer of the model; the last three fields are empty if the server did not give them."""
 
-    Attributes:
-        text: the text; blank only if the request asked for token ids. The scores of a
-            `RerankRequest`.
-        version: of the weights that sampled it; "" if unknown, if the weights changed meanwhile, or
-            if the request named another model than the client's.
-        finish_reason: "stop", or "length" if max_tokens cut it off.
-        usage: tokens of prompt and answer.
-        cached: whether it comes from the cache on disk.
-        tokens: `[token]` strings.
-        token_ids: `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`.
-        log_probs: `[token]` log-probabilities in nats.
-    """
-
+    # the text; blank only if the request asked for token ids. The scores of a `RerankRequest`
     text: str
+    # of the weights that sampled it; "" if unknown, if the weights changed meanwhile, or if the
+    # request named another model than the client's
     version: str = ""
-    finish_reason: str = "stop"
-    usage: Usage = Usage()
-    cached: bool = False
-    tokens: tuple[str, ...] = ()
+    finish_reason: str = "stop"  # "stop", or "length" if max_tokens cut it off
+    usage: Usage = Usage()  # tokens of prompt and answer
+    cached: bool = False  # whether it comes from the cache on disk
+    tokens: tuple[str, ...] = ()  # `[token]` strings
+    # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
+    log_probs: tuple[float, ...] = ()  # `[token]` log-probabilities in nats
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedded(Answer):
-    """The answer to an `EmbeddingRequest`: it has vectors and no text.
+    """The answer to an `EmbeddingRequest`: it has vectors and no text."""
 
-    Attributes:
-        vectors: `[row][width]`.
-    """
-
-    vectors: tuple[tuple[float, ...], ...] = ()
+    vectors: tuple[tuple[float, ...], ...] = ()  # `[row][width]`
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why there is no answer.
+    """Why there is no answer."""
 
-    Attributes:
-        cause: one of `CAUSES`.
-        message: one sentence, with the server's error message if there is one.
-        attempts: how often the server was asked; attempts that failed in an outage do not count.
-    """
-
-    cause: str
-    message: str
+    cause: str  # one of `CAUSES`
+    message: str  # one sentence, with the server's error message if there is one
+    # how often the server was asked; attempts that failed in an outage do not count
     attempts: int = 1
 
 
@@ -100,25 +82,24 @@ class Sampling:
     """Sampling parameters of an answer; the base class of both kinds of request.
 
     Attributes:
-        temperature: 0 is greedy; only greedy answers are cached.
-        max_tokens: longest answer.
-        seed: of the sampling, if the server supports one.
-        top_p: nucleus sampling; None leaves it to the server.
-        log_probs: whether to ask for the answer's tokens and their log-probabilities.
-        model: the name to ask for, such as one version's; an answer of another model is a failure.
-            "": the client's model.
-        extra: further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they
-            override the other fields.
         reads: says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is
             counted and never cached: a server that is mended would not be asked again.
     """
 
+    # 0 is greedy; only greedy answers are cached
     temperature: float = dataclasses.field(default=0.0, kw_only=True)
-    max_tokens: int = dataclasses.field(default=256, kw_only=True)
+    max_tokens: int = dataclasses.field(default=256, kw_only=True)  # longest answer
+    # of the sampling, if the server supports one
     seed: int | None = dataclasses.field(default=None, kw_only=True)
+    # nucleus sampling; None leaves it to the server
     top_p: float | None = dataclasses.field(default=None, kw_only=True)
+    # whether to ask for the answer's tokens and their log-probabilities
     log_probs: bool = dataclasses.field(default=False, kw_only=True)
+    # the name to ask for, such as one version's; an answer of another model is a failure. "": the
+    # client's model
     model: str = dataclasses.field(default="", kw_only=True)
+    # further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they override the
+    # other fields
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
     reads: Callable[[Answer], str] | None = dataclasses.field(
         default=None, kw_only=True, compare=False
@@ -183,15 +164,11 @@ class RerankRequest:
     """Documents that a cross-encoder scores for a query: `/rerank` of vLLM, Cohere and Jina.
 
     The answer's text is a JSON list of scores, one for each document, in their order.
-
-    Attributes:
-        query: the query.
-        documents: the documents, one at least.
-        extra: further fields of the body, such as vLLM's `{"truncate_prompt_tokens": -1}`.
     """
 
-    query: str
-    documents: tuple[str, ...]
+    query: str  # the query
+    documents: tuple[str, ...]  # the documents, one at least
+    # further fields of the body, such as vLLM's `{"truncate_prompt_tokens": -1}`
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
 
     path = "/rerank"
@@ -233,10 +210,7 @@ def how_read(request: Request, outcome: Outcome | None) -> str:
 def request_key(request: Request, model: str, version: str) -> bytes:
     """SHA-256 of model, version, prompt and parameters; requests with the same key share an answer.
 
-    Args:
-        request: the request; it may name a model of its own.
-        model: the client's, for requests without one.
-        version: of the client's weights.
+    `model` and `version` (of its weights) are the client's.
     """
     fields = [request.path, version, request.body(model)]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()

@@ -28,94 +28,52 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
-from qrag_jax.serving.worker import (
-    FAILED_SEARCH,
-    READY,
-    Busy,
-    SearchFailed,
-    Worker,
-    log_fault,
-)
+from qrag_jax.serving.worker import FAILED_SEARCH, READY, Busy, SearchFailed, Worker, log_fault
 
 MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
 FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
-BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE = KINDS = (
-    "bad_request",
-    "too_large",
-    "busy",
-    "internal",
-    "client_gone",
-)
+BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL = "bad_request", "too_large", "busy", "internal"
+GONE = "client_gone"
+KINDS = (BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _KINDS = {413: TOO_LARGE, 503: BUSY, 500: INTERNAL}
 
 
 class Measures:
-    """The counters of one server, in the text format of Prometheus.
-
-    Args:
-        waiting: gives the number of questions in the queue.
-    """
+    """The counters of one server, in the text format of Prometheus."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        self._registry = own = CollectorRegistry()
-        self._requests = Counter(
-            "qrag_requests", "Requests answered.", ("endpoint", "status"), registry=own
-        )
-        self._errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
+        """`waiting` gives the number of questions in the queue."""
+        self.registry = own = CollectorRegistry()
+        by = "endpoint", "status"
+        self.requests = Counter("qrag_requests", "Requests answered.", by, registry=own)
+        self.errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
         for kind in KINDS:
-            self._errors.labels(kind)
-        self._seconds = Histogram(
-            "qrag_request_seconds",
-            "From a request's arrival to its answer.",
-            ("endpoint",),
-            buckets=_SECONDS,
-            registry=own,
+            self.errors.labels(kind)
+        about = "From a request's arrival to its answer."
+        self.seconds = Histogram(
+            "qrag_request_seconds", about, by[:1], buckets=_SECONDS, registry=own
         )
-        self._sizes = Histogram(
-            "qrag_batch_questions", "Questions of one search.", buckets=_SIZES, registry=own
-        )
+        about = "Questions of one search."
+        self.sizes = Histogram("qrag_batch_questions", about, buckets=_SIZES, registry=own)
         queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
         queue.set_function(waiting)
-
-    def batch(self, size: int) -> None:
-        """Counts a search of so many questions."""
-        self._sizes.observe(size)
-
-    def request(self, endpoint: str, status: int, seconds: float) -> None:
-        """Counts a request that was answered."""
-        self._requests.labels(endpoint, str(status)).inc()
-        self._seconds.labels(endpoint).observe(seconds)
-
-    def error(self, kind: str) -> None:
-        """Counts a failure; `kind` is one of `KINDS`."""
-        self._errors.labels(kind).inc()
-
-    def text(self) -> bytes:
-        """All counters."""
-        return generate_latest(self._registry)
 
 
 _Value = str | int | FiniteFloat | bool | None
 
 
 class Retrieve(BaseModel):
-    """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server.
-
-    Attributes:
-        queries: texts.
-        topk: passages of each; None: as the server is set.
-        return_scores: whether documents come with scores.
-    """
+    """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server."""
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]
-    topk: int | None = None
-    return_scores: bool = False
+    queries: list[str]  # texts
+    topk: int | None = None  # passages of each; None: as the server is set
+    return_scores: bool = False  # whether documents come with scores
 
 
 class Search(BaseModel):
@@ -144,35 +102,14 @@ def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
     return [{"document": d, "score": hit.score} for d, hit in zip(documents, hits, strict=True)]
 
 
-def json_bytes(value: object) -> bytes:
-    """JSON in UTF-8; in ASCII where a text holds half a surrogate pair, which UTF-8 has not."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False).encode()
-
-
-def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first of pydantic's errors in one sentence, without what the client sent.
-
-    Args:
-        errors: as `ValidationError.errors` gives them for a body.
-    """
+def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of pydantic's errors, without what the client sent."""
     first = errors[0]
-    if first["type"] == "json_invalid":
-        return 'the body is no JSON; send an object such as {"queries": ["…"]}.'
-    _, *place = first["loc"]
     if isinstance(first.get("input"), bytes):  # what FastAPI leaves unread
         return "the body is not said to be JSON; send the header Content-Type: application/json."
-    if not place:
-        return 'the body is no JSON object; send one such as {"queries": ["…"]}.'
-    name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place[:2])))
-    if first["type"] == "missing":
-        return f"the field {name} is missing; send it."
-    if first["type"] == "extra_forbidden":
-        return f"the field {name} is unknown; use {', '.join(Search.model_fields)}."
-    message = str(first["msg"])
-    return f"{name}: {message[:1].lower()}{message[1:]}."
+    place = first["loc"][1:3] if first["type"] != "json_invalid" else ()
+    name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place))) or "the body"
+    return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
 class _Gone(Exception):
@@ -185,8 +122,6 @@ def make_app(
     """The application.
 
     Args:
-        worker: answers the questions.
-        counters: what is counted.
         topk: passages of a query to `/retrieve` that does not say how many.
         only_here: requests must name this machine. Else a page in a browser of this machine could
             read the corpus: its own name may be made to mean 127.0.0.1 (DNS rebinding).
@@ -196,7 +131,7 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _error(400, sentence(error.errors()))
+        return _error(400, _sentence(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -209,16 +144,13 @@ def make_app(
         return _error(error.status_code, sentences.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(Busy)
-    async def busy(request: Request, error: Busy) -> Response:
-        return _error(503, str(error))
-
     @app.exception_handler(InputError)
-    async def bad(request: Request, error: InputError) -> Response:
-        return _error(400, str(error))
+    async def bad(request: Request, error: Exception) -> Response:
+        return _error(503 if isinstance(error, Busy) else 400, str(error))
 
     @app.exception_handler(_Gone)
     async def gone(request: Request, error: _Gone) -> Response:
-        counters.error(GONE)
+        counters.errors.labels(GONE).inc()
         return Response(status_code=499)  # nobody reads it
 
     @app.post("/retrieve")
@@ -227,52 +159,43 @@ def make_app(
         if worker.searcher is not None:
             check_count(count, worker.searcher.corpus)
         asks = [Ask(query, count=count) for query in body.queries]
-        outcomes = await _answered(worker, request, asks)
-        wrong = _refusal("queries", outcomes)
-        lists = [[] if isinstance(o, InputError) else o for o in outcomes]
+        lists, refused = await _answered(worker, request, asks, "queries")
         answer: dict[str, Any] = {"result": [retrieved(x, body.return_scores) for x in lists]}
-        if wrong is None:
-            return _json(answer)
         # Search-R1 sends the queries of many episodes at once and reads the results whatever the
         # status is: one empty query must not end its training.
-        return _json({"error": wrong} | answer, 400)
+        return _json({"error": refused} | answer, 400) if refused else _json(answer)
 
     @app.post("/search")
     async def search(body: Search, request: Request) -> Response:
         settings = body.model_dump(exclude={"questions", "topk"}) | {"count": body.topk}
         asks = [Ask(question, **settings) for question in body.questions]
-        outcomes = await _answered(worker, request, asks)
-        wrong = _refusal("questions", outcomes)
-        if wrong is not None:
-            return _error(400, wrong)
-        hits = [[as_json(hit) for hit in o] for o in outcomes if not isinstance(o, InputError)]
-        return _json({"hits": hits})
+        lists, refused = await _answered(worker, request, asks, "questions")
+        hits = [[as_json(hit) for hit in one] for one in lists]
+        return _error(400, refused) if refused else _json({"hits": hits})
 
     @app.get("/health")
     async def health() -> Response:
         searcher = worker.searcher
         if worker.state != READY or searcher is None:
             return _error(503, f"the server is {worker.state}; ask again later.")
-        return _json(
-            {
-                "status": READY,
-                "passages": len(searcher.corpus),
-                "corpus": searcher.corpus.digest,
-                "steps": searcher.most_steps,
-            }
-        )
+        corpus = {"passages": len(searcher.corpus), "corpus": searcher.corpus.digest}
+        return _json({"status": READY, **corpus, "steps": searcher.most_steps})
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(counters.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        text = generate_latest(counters.registry)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
 
 async def _answered(
-    worker: Worker, request: Request, asks: Sequence[Ask]
-) -> list[list[Hit] | InputError]:
-    """The outcome of every question; a refused one has its `InputError`."""
+    worker: Worker, request: Request, asks: Sequence[Ask], field: str
+) -> tuple[list[list[Hit]], str]:
+    """The hits of every question, and the first refusal in one sentence; "": there is none.
+
+    A refused question has no hits.
+    """
     most = worker.config.max_queue
     if len(asks) > most:
         raise HTTPException(413, f"the request has {len(asks)} questions; send at most {most}.")
@@ -286,12 +209,15 @@ async def _answered(
     finally:
         gone.cancel()
         together.cancel()
-    outcomes: list[list[Hit] | InputError] = []
-    for outcome in together.result():
-        if isinstance(outcome, BaseException) and not isinstance(outcome, InputError):
+    lists: list[list[Hit]] = []
+    refused = ""
+    for place, outcome in enumerate(together.result()):
+        if isinstance(outcome, InputError):
+            refused = refused or f"{field}[{place}]: {outcome}"
+        elif isinstance(outcome, BaseException):
             raise outcome
-        outcomes.append(outcome)
-    return outcomes
+        lists.append([] if isinstance(outcome, InputError) else outcome)
+    return lists, refused
 
 
 async def _gone(request: Request) -> None:
@@ -300,17 +226,14 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _refusal(field: str, outcomes: Sequence[list[Hit] | InputError]) -> str | None:
-    """The first question that was refused, in one sentence."""
-    for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, InputError):
-            return f"{field}[{place}]: {outcome}"
-    return None
-
-
 def _json(value: object, status: int = 200) -> Response:
+    """JSON in UTF-8; in ASCII where a text holds half a surrogate pair, which UTF-8 has not."""
     headers = {"Retry-After": RETRY_AFTER} if status == 503 else None
-    return Response(json_bytes(value), status, headers, "application/json")
+    try:
+        content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        content = json.dumps(value, allow_nan=False).encode()
+    return Response(content, status, headers, "application/json")
 
 
 def _error(status: int, sentence: str) -> Response:
@@ -366,6 +289,7 @@ class _Guard:
             if status:  # half an answer is sent: the connection ends here
                 raise
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
-        self._counters.request(endpoint, status, time.perf_counter() - begun)
+        self._counters.requests.labels(endpoint, str(status)).inc()
+        self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
         if status >= 400 and status != 499:
-            self._counters.error(_KINDS.get(status, BAD_REQUEST))
+            self._counters.errors.labels(_KINDS.get(status, BAD_REQUEST)).inc()

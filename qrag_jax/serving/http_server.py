@@ -22,9 +22,7 @@ _LOOK_EVERY = 0.05  # seconds
 def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
     """The socket of an address; it refuses connections until the server listens.
 
-    Args:
-        port: 0: a free one.
-        exposed: the address may be one that other machines reach.
+    Port 0 is a free one; only if it is `exposed` may it be an address that other machines reach.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -73,10 +71,8 @@ def serve_http(
 ) -> None:
     """Loads the index and serves until a signal comes; then answers what waits.
 
-    While the index is loaded, `/health` and all questions are answered with 503.
-
-    Args:
-        on_ready: called once, when the index is loaded.
+    While the index is loaded, `/health` and all questions are answered with 503; then `on_ready` is
+    called.
     """
     config = uvicorn.Config(
         app,

@@ -30,12 +30,7 @@ _PIECE = 2**16  # bytes
 
 
 def make_tool(worker: Worker) -> MCPServer:
-    """A server with the one tool `search`.
-
-    Args:
-        worker: answers the questions; started with the server, and a call waits until it has
-            loaded.
-    """
+    """A server with the one tool `search`; it starts the worker, and calls wait until it loaded."""
 
     @contextlib.asynccontextmanager
     async def lifespan(server: MCPServer) -> AsyncIterator[None]:

@@ -29,23 +29,14 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One question to a server; what is None is as the searcher has it.
+    """One question to a server; what is None is as the searcher has it."""
 
-    Attributes:
-        question: its text.
-        count: most passages.
-        steps: most steps.
-        beam: paths that are searched side by side.
-        threshold: only passages of higher scores are taken.
-        where: only passages whose metadata agree are taken.
-    """
-
-    question: str
-    count: int | None = None
-    steps: int | None = None
-    beam: int | None = None
-    threshold: float | None = None
-    where: Where | None = None
+    question: str  # its text
+    count: int | None = None  # most passages
+    steps: int | None = None  # most steps
+    beam: int | None = None  # paths that are searched side by side
+    threshold: float | None = None  # only passages of higher scores are taken
+    where: Where | None = None  # only passages whose metadata agree are taken
 
 
 Outcome = list[Hit] | InputError
@@ -119,11 +110,7 @@ class Searcher(abc.ABC):
 
 
 class SingleStep(Searcher):
-    """Each question is one search of an engine.
-
-    Args:
-        search: the engine, and what makes vectors of questions for it.
-    """
+    """Each question is one search of an engine."""
 
     most_steps = 1
 
@@ -161,11 +148,7 @@ class SingleStep(Searcher):
 
 
 class MultiStep(Searcher):
-    """A trained retriever.
-
-    Args:
-        search: the retriever over its index; a question's own beam and threshold go before its.
-    """
+    """A trained retriever; a question's own beam and threshold go before its."""
 
     def __init__(self, search: MultiStepSearch) -> None:
         super().__init__(search.index.corpus, search.towers.cut)

@@ -29,17 +29,11 @@ _WARM_LONG = " ".join([_WARM] * 50)
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """How questions are put together.
+    """How questions are put together."""
 
-    Attributes:
-        max_batch: most questions of one search.
-        max_wait: seconds that the first question of a search waits for others.
-        max_queue: most questions that wait.
-    """
-
-    max_batch: int = 64
-    max_wait: float = 0.002
-    max_queue: int = 1024
+    max_batch: int = 64  # most questions of one search
+    max_wait: float = 0.002  # seconds that the first question of a search waits for others
+    max_queue: int = 1024  # most questions that wait
 
 
 class Busy(Exception):
@@ -59,15 +53,8 @@ class _Waiting(NamedTuple):
 class Worker:
     """Searches in a thread of its own, from the loading of the index to the last question.
 
-    Args:
-        opener: makes the searcher; called in the thread, as all of the searcher is.
-        config: of the queue.
-        on_batch: told the number of questions of each search.
-
-    Attributes:
-        error: why the searcher could not be made.
-        state: one of "loading", "ready", "stopping" and "failed".
-        searcher: for what never changes of it; None until it is loaded.
+    `opener` makes the searcher, in that thread. `state` is one of "loading", "ready", "stopping"
+    and "failed"; `error` says why it failed.
     """
 
     def __init__(
@@ -126,11 +113,7 @@ class Worker:
             self._changed.notify()
 
     def close(self, timeout: float | None = None) -> bool:
-        """Stops, and waits until all is answered and the thread ends.
-
-        Returns:
-            Whether it ended in time.
-        """
+        """Stops, and waits until all is answered and the thread ends; whether it did so in time."""
         self.stop()
         if self._thread.ident is not None:  # it was started
             self._thread.join(timeout)

@@ -18,7 +18,6 @@ from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
-from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
@@ -111,7 +110,7 @@ class ToolsConfig:
     """Section `tools`: what the model may do in an episode."""
 
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
-    form: str = HERMES  # how calls are written: hermes, llama or xml
+    form: str = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
     retriever: str = "bm25"  # golden, bm25 (lexical), semantic, hybrid or interleaved
     # Folder of an index (qrag index) that all questions search; "": each has documents of its own
@@ -254,11 +253,6 @@ def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
         raise InputError(
             f"config.env.verifiers is {name!r}, which has no demonstrations to imitate, and "
             f"config.stages is {','.join(stages)}; set stages to grpo."
-        )
-    if parts["tools"].form not in FORMS:
-        raise InputError(
-            f"config.tools.form is {parts['tools'].form!r}, and config.env.verifiers is {name!r}, "
-            f"whose calls are JSON; use one of {', '.join(FORMS)}."
         )
 
 

@@ -150,7 +150,6 @@ class ServedPolicy:
                 server.url,
                 server.name,
                 config.api_key(),
-                base=None if settings.lora else self._model.folder,
                 keep=settings.staleness + 2,
             )
         )

@@ -33,7 +33,7 @@ from qrag_jax.environments.tools import COMPLETE, GET, NOTHING, RETRIEVE, ToolAg
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
-from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, write_call
+from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, ToolCall, write_call
 from tests.environments.trying import episode_of
 
 SAMPLE = Sample(
@@ -305,7 +305,7 @@ def test_a_prompt_has_the_question_and_the_tools() -> None:
         with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
             agent(**{field: value})
     with pytest.raises(InputError, match="open_qa"):
-        ToolAgent(load("open_qa"), XML)
+        ToolAgent(load("open_qa"), LLAMA)
 
 
 def test_a_document_and_a_thought_are_no_calls() -> None:

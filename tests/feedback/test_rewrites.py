@@ -14,13 +14,7 @@ import pytest
 
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import (
-    BROKEN,
-    NO_QUERY,
-    OUTCOMES,
-    REWRITTEN,
-    UNREADABLE,
-)
+from qrag_jax.environments.query_output import BROKEN, NO_QUERY, OUTCOMES, REWRITTEN, UNREADABLE
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
@@ -110,6 +104,8 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
 @pytest.mark.parametrize("measure", ["ndcg", "recall", "rr"])
 def test_the_measure_is_trec_evals(measure: str) -> None:
     draw, item, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
+    twice = item.measure(TASK, documents("a", "a", "b"))  # it counts at its first place
+    assert twice == item.measure(TASK, documents("a", "x", "b"))
     names = [f"d{number}" for number in range(12)]
     for number in range(40):
         qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}
@@ -121,18 +117,6 @@ def test_the_measure_is_trec_evals(measure: str) -> None:
         assert parts["reward"] == parts[name] == pytest.approx(score, rel=0, abs=1e-9)
 
 
-def test_the_place_of_an_answer() -> None:
-    item = reward("answer_rank", k=3, gain=False)
-    answered = RewriteTask("q", "?", ("Oslo", "Kristiania"))
-    for ids, worth in (
-        (("x", "in oslo!", "Kristiania"), 1 / 2),
-        (("Kristiania",), 1.0),
-        (("x", "y", "z", "Oslo"), 0.0),  # beyond k
-    ):
-        parts = item.of(answered, written("x", found=documents(*ids)), 0.0)
-        assert parts["reward"] == parts["answer_rr@3"] == worth
-
-
 def test_what_cannot_be_rewarded_is_refused() -> None:
     for fields in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}, {"measure": "mrr"}):
         with pytest.raises(InputError, match=r"config\.reward\."):
@@ -140,14 +124,11 @@ def test_what_cannot_be_rewarded_is_refused() -> None:
     for cost in ("length_cost", "reading_cost"):
         with pytest.raises(InputError, match=cost):
             RewriteRewardConfig(tiers="ir", gain=False, **{cost: 0.1})
-    for answers in ((), ("the", "?")):
-        task = dataclasses.replace(TASK, answers=answers)
-        with pytest.raises(InputError, match=r"config\.reward\.measure"):
-            reward("answer_rank").of(task, written("x"), 0.0)
-    for measure in ("ndcg", "recall", "rr"):
-        with pytest.raises(InputError):
-            reward(measure).check(RewriteTask("q", "?", ("Oslo",)))
-        reward(measure).check(TASK)
+    with pytest.raises(InputError, match=r"config\.reward\.measure"):
+        reward("answer_rank").of(dataclasses.replace(TASK, answers=("the",)), written("x"), 0.0)
+    with pytest.raises(InputError):
+        reward("ndcg").check(RewriteTask("q", "?", ("Oslo",)))
+    reward("ndcg").check(TASK)
 
 
 # ---------------------------------------------------------------- DeepRetrieval's tiers
@@ -157,46 +138,27 @@ def tier(tiers: str, value: float, query: str = "x", *, readable: bool = True) -
     return TIERS[tiers][1](query, readable, value)
 
 
-BY_RECALL = [
-    (1.0, 5), (0.7, 5), (0.69999, 4), (0.5, 4), (0.49999, 3), (0.4, 3), (0.39999, 1), (0.3, 1),
-    (0.29999, 0.5), (0.1, 0.5), (0.09999, 0.1), (0.05, 0.1), (0.04999, -3.5), (0.0, -3.5),
-]  # fmt: skip
-BY_PLACE = [(5, 5), (20, 4), (50, 2), (100, 1), (1000, 0.5), (3000, 0.1)]
-
-
 def test_tiers_number_by_number() -> None:
-    for recall, worth in BY_RECALL:
+    by_recall = ((0.7, 5), (0.5, 4), (0.4, 3), (0.3, 1), (0.1, 0.5), (0.05, 0.1), (0.0, -3.5))
+    for (recall, worth), (_, below) in itertools.pairwise(by_recall):
         assert tier("engines", recall) == 1 + worth
-    for part, whole, worth in ((7, 10, 5), (1, 2, 4), (2, 5, 3), (3, 10, 1), (1, 10, 0.5)):
-        assert tier("engines", part / whole) == 1 + worth
+        assert tier("engines", recall - 1e-5) == 1 + below
+    by_place = ((5, 5), (20, 4), (50, 2), (100, 1), (1000, 0.5), (3000, 0.1))
     for place in range(1, 3003):  # is told as its reciprocal
-        worth = next((worth for last, worth in BY_PLACE if place <= last), -3.5)
+        worth = next((worth for last, worth in by_place if place <= last), -3.5)
         assert tier("qa", 1 / place) == 1 + worth
     assert tier("qa", 0.0) == -2.5
+    # The preset's measure is reported without a format.
+    item = reward(TIERS["engines"][0], k=3000, gain=False, tiers="engines")
+    parts = item.of(TASK, written("x", found=documents("a", "x")), 0.5)
+    assert (parts["reward"], parts["gain"]) == (5.0, parts[item.config.name] - 0.5)
+    for outcome in (NO_QUERY, BROKEN):
+        assert item.of(TASK, written("", outcome=outcome), 0.5)["reward"] == -4
     assert (tier("ir", 0.25), tier("ir", 1e-9), tier("ir", 0.0)) == pytest.approx((0.35, 0.1, 0.0))
     # Without a query there is the format alone; a query that the search cannot read.
     for name, none, unreadable in (("engines", -4, -3), ("qa", -4, -3), ("ir", -2, 0)):
         assert tier(name, 0.0, "", readable=False) == none
         assert tier(name, 0.0, "(x", readable=False) == unreadable
-
-
-@pytest.mark.parametrize(
-    ("tiers", "found", "query", "worth", "none"),
-    [
-        ("engines", ("a", "x"), "x", 5.0, -4),
-        ("qa", ("x",) * 5 + ("Oslo",), "x", 5.0, -4),
-        ("ir", ("a", "b"), "x", 1.1, -2),
-    ],
-)
-def test_presets(tiers: str, found: tuple[str, ...], query: str, worth: float, none: float) -> None:
-    item = reward(TIERS[tiers][0], k=3000, gain=False, tiers=tiers)
-    parts = item.of(TASK, written(query, found=documents(*found)), 0.5)
-    assert parts["reward"] == pytest.approx(worth)
-    # What is reported as a measure is the measure, without a format.
-    assert 0 <= parts[item.config.name] <= 1
-    assert parts["gain"] == parts[item.config.name] - 0.5
-    for outcome in (NO_QUERY, BROKEN):
-        assert item.of(TASK, written("", outcome=outcome), 0.5)["reward"] == none
 
 
 # ---------------------------------------------------------------- guards
@@ -229,59 +191,22 @@ def test_measures_by_hand() -> None:
     found = guard_measures("cancer or tumor", query, ())
     assert (found["repetition"], found["kept_words"]) == (0.0, pytest.approx(2 / 3))
     assert (found["new_words"], found["query_words"]) == (3 / 5, 9.0)
-    # In brackets of their own they are words, and so are words that look like operators.
-    assert guard_measures("x", "[tiab] [tiab]", ())["repetition"] == 0.5
-    assert guard_measures("x", "or or", ())["repetition"] == 0.5
+    assert guard_measures("x", "or or", ())["repetition"] == 0.5  # these are words
     none = guard_measures("?", "", ("Oslo",))
     assert none == dict.fromkeys(GUARD_MEASURES, 0.0) | {"kept_words": 1.0}
     assert [guard_measures("?!", item, ())["echo"] for item in ("?!", "!")] == [1.0, 0.0]
 
 
-def test_measures_by_definition() -> None:
-    draw = random.Random(0)
-    for _ in range(300):
-        before = draw.choices("abcdef", k=draw.randint(1, 8))
-        after = draw.choices("abcdefgh", k=draw.randint(1, 8))
-        repeats = [word for place, word in enumerate(after) if word in after[:place]]
-        found = guard_measures(" ".join(before), ", ".join(after).upper(), ("g",))
-        assert found == pytest.approx(
-            {
-                "answer_in_query": float("g" in after),
-                "repetition": len(repeats) / len(after),
-                "kept_words": len([item for item in before if item in after]) / len(before),
-                "new_words": len([item for item in after if item not in before]) / len(after),
-                "query_words": len(after),
-                "echo": float(before == after),
-            }
-        )
-
-
 LIMITED = GuardsConfig(max_kl=0.5, min_entropy=0.5, max_words=0.5, max_repetition=0.5, patience=3)
 
 
-def rows(seed: int) -> list[dict[str, float]]:
-    draw = random.Random(seed)
-    values = (0.2, 0.8, 0.9, math.nan)
-    return [{name: draw.choice(values) for name in LIMITED.metrics} for _ in range(60)]
-
-
-def test_limits_of_the_policy_itself() -> None:
-    guards = Guards(GuardsConfig(max_kl=0.3, min_entropy=0.5, patience=1))
-    assert guards.look({"kl": 0.3, "entropy": 0.5}) is None
-    both = guards.look({"kl": math.inf, "entropy": 0.01}) or ""
-    assert "config.guards.max_kl" in both
-    assert "config.guards.min_entropy" in both
-    assert GuardsConfig().metrics == ()
-    assert Guards(GuardsConfig()).look({}) is None
-    with pytest.raises(InputError, match=r"guards\.max_repetition"):
-        Guards(GuardsConfig(max_kl=1, max_repetition=0.5)).look({"kl": 0.0, "entropy": 1.0})
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_limit_counts_updates_in_a_row_also_when_resumed(seed: int) -> None:
+def test_a_limit_counts_updates_in_a_row_also_when_resumed() -> None:
     """Against groups of equal updates: each whole three of a row speak once."""
-    whole, guards, draw = Guards(LIMITED), Guards(LIMITED), random.Random(seed)
-    every = rows(seed)
+    whole, guards, draw = Guards(LIMITED), Guards(LIMITED), random.Random(0)
+    values = (0.2, 0.8, 0.9, math.nan)
+    every = [{name: draw.choice(values) for name in LIMITED.metrics} for _ in range(60)]
+    with pytest.raises(InputError, match=r"config\.guards\."):
+        whole.look({"kl": 0.0})
     said = [whole.look(row) or "" for row in every]
     assert any(said)
     for name in LIMITED.metrics:

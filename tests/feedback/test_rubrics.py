@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qrag_jax.environments.episode import (
-    FOUND,
-    Closed,
-    Document,
-    Failed,
-    Hop,
-    Seen,
-    ToolTask,
-)
+from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, Seen, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored, verdict_of
 from qrag_jax.feedback.rag import (
@@ -61,13 +51,10 @@ def test_every_reward() -> None:
     assert scored.hops.pop("hop_ndcg") == pytest.approx((0.6131471927654584, 0.6309297535714575))
     hops = {"hop_recall": (0.5, 0.5), "novelty": (1, 0.5), "relevance": (0.5, 0.25)}
     assert scored.hops == hops
-    if importlib.util.find_spec("rouge_score") is None:
-        with pytest.raises(InputError, match="rouge"):
-            Mixture.of("rouge_l")
-    else:
-        scored = Mixture.of("rouge_l").score(GOLD, ENDED, PASSAGES)
-        assert isinstance(scored, Scored)
-        assert scored.episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
+    pytest.importorskip("rouge_score")
+    scored = Mixture.of("rouge_l").score(GOLD, ENDED, PASSAGES)
+    assert isinstance(scored, Scored)
+    assert scored.episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
 
 
 def test_a_mixture_is_weighted_and_the_last_hop_has_the_episodes_rewards() -> None:
@@ -106,23 +93,18 @@ def test_the_data_sets_own_metric_counts() -> None:
         assert scored.episode == pytest.approx({"f1": f1, "em": em, "sub_em": em})
 
 
-@pytest.mark.parametrize("text", ["", "f2", "f1=", "f1=one", "f1=nan", "f1=0", "f1,em,f1=2"])
-def test_mixtures_that_cannot_be_used(text: str) -> None:
-    with pytest.raises(InputError, match=r"config\.reward\.mixture"):
-        Mixture.of(text)
-
-
-def test_questions_that_cannot_be_scored() -> None:
+def test_what_cannot_be_scored_is_refused() -> None:
+    for text in ("", "f2", "f1=", "f1=one", "f1=nan", "f1=0", "f1,em,f1=2"):
+        with pytest.raises(InputError, match=r"config\.reward\.mixture"):
+            Mixture.of(text)
+    unknown = Gold("q1", "?", ("x",), frozenset())
     Mixture.of("f1,recall").check(GOLD)
-    Mixture.of("f1,novelty").check(Gold("q1", "?", ("x",), frozenset()))
-    for mixture, gold in (
-        ("f1,ndcg", Gold("q1", "?", ("x",), frozenset())),
-        ("f1", Gold("q1", "?", (), frozenset({"p"}))),
-    ):
+    Mixture.of("f1,novelty").check(unknown)
+    for mixture, gold in (("f1,ndcg", unknown), ("f1", Gold("q1", "?", (), frozenset({"p"})))):
         with pytest.raises(InputError, match="question q1"):
             Mixture.of(mixture).check(gold)
     with pytest.raises(InputError, match="'meteor'"):
-        Mixture.of("f1").check(Gold("q1", "?", ("x",), frozenset(), rule="meteor"))
+        Mixture.of("f1").check(dataclasses.replace(unknown, rule="meteor"))
 
 
 def test_a_judges_verdict_is_1_or_0() -> None:
@@ -134,9 +116,6 @@ def test_a_judges_verdict_is_1_or_0() -> None:
     assert judged_answer(judge, GOLD, " the.", generation) is None
     assert verdict_of(Answer("Final answer: yes"), generation) == 1
     assert verdict_of(Answer("Final answer: no"), generation) == 0
-    unclear = verdict_of(Answer("Perhaps."), generation)
-    assert isinstance(unclear, Unscored)
-    assert unclear.cause == "unclear_verdict"
     failed = verdict_of(Failure("server", "HTTP 500."), generation)
     assert failed == Unscored("server", "HTTP 500.")
 
@@ -161,19 +140,8 @@ TASK = ToolTask("q", "Where?", ("New York City", "NYC"), DOCUMENTS, hops=2)
 def test_parts_by_hand() -> None:
     """Said 2 of 3 words of the best alias, saw 1 of 2 gold in 3, cited 1 gold in 3, 2 fields."""
     closed = Closed("the York City", cited=("1", "9", "0", "1"), seen=("3", "0", "4"), fields=2)
-    result = score(closed, TASK)
-    assert result == pytest.approx(
-        {
-            "em": 0.0,
-            "f1": 0.8,  # precision 2/2, recall 2/3
-            "recall": 1 / 2,
-            "precision": 1 / 3,
-            "citation": 1 / 2,
-            "citation_precision": 1 / 3,
-            "citation_f1": 0.4,
-            "format": 2 / 3,
-        }
-    )
+    by_hand = (0.0, 0.8, 1 / 2, 1 / 3, 1 / 2, 1 / 3, 0.4, 2 / 3)
+    assert score(closed, TASK) == pytest.approx(dict(zip(PARTS, by_hand, strict=True)))
     right = score(Closed("nyc.", cited=("3", "1"), seen=("1", "3"), fields=3), TASK)
     assert right == dict.fromkeys(PARTS, 1.0)
     assert score(Closed(""), TASK) == dict.fromkeys(PARTS, 0.0)
@@ -201,16 +169,8 @@ BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
     "F": (1.5 + 1.35, 2.25 + 1.35, 3.0 + 1.35),
     "R_0808": (0.75 + 0.375,) * 3,
     "X_0809": (0.375 + 0.345, 0.25 + 0.345, 0.1875 + 0.345),
-    "X_0809b": (
-        (0.725 + 0.36 + 0.3 + 0.2 / 3) / 3,
-        (1.45 / 3 + 0.66 + 0.2 / 3) / 3,
-        (0.3625 + 0.66 + 0.2 / 3) / 3,
-    ),
-    "X_0830": (
-        (0.725 + 0.75 + 0.1 + 0.36 + 0.2 / 3) / 4,
-        (1.45 / 3 + 1.21 + 0.2 / 3) / 4,
-        (0.3625 + 1.21 + 0.2 / 3) / 4,
-    ),
+    "X_0809b": tuple((1.45 / hops + 0.66 + 0.2 / 3) / 3 for hops in (2, 3, 4)),
+    "X_0830": tuple((1.45 / hops + 1.21 + 0.2 / 3) / 4 for hops in (2, 3, 4)),
     "X_0913": tuple(factor * (1.45 + 1.21 + 0.2 / 3) / 4 for factor in (1.0, 1.5, 2.0)),
     "H_1002": tuple(factor * H_1002 / 3.7 for factor in (1.0, 1.5, 2.0)),
     "head": tuple(factor * HEAD / 4 for factor in (1.0, 1.5, 2.0)),
@@ -218,20 +178,10 @@ BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_rewards_by_hand_and_their_bounds(name: str) -> None:
-    assert tuple(GIVEN) == (
-        *("em", "f1", "recall", "precision", "citation", "citation_precision", "citation_f1"),
-        "format",
-    )
+def test_rewards_by_hand(name: str) -> None:
     rubric = preset(name)
     rewards = [rubric.reward(GIVEN, hops) for hops in (2, 3, 4)]
     assert rewards == pytest.approx(BY_HAND[name], abs=1e-12)
-    for hops in (1, 2, 3, 4):
-        corners = [
-            rubric.reward(dict.fromkeys(PARTS, 0.0) | dict(zip(rubric.weights, corner)), hops)
-            for corner in itertools.product((0.0, 1.0), repeat=len(rubric.weights))
-        ]
-        assert rubric.bounds(hops) == pytest.approx((min(corners), max(corners)))
 
 
 def test_hops_and_costs() -> None:
@@ -239,11 +189,7 @@ def test_hops_and_costs() -> None:
     assert PRESETS["R_0808"].reward(GIVEN, 1) == pytest.approx(0.375 + 0.375)
     assert [factor(1) for factor in HOP_FACTORS.values()] == [1.0, 0.5, 0.5, 1.0]
     rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)
-    assert rubric.bounds(3) == (-0.25, 0.5)
     assert rubric.reward(GIVEN, 3) == pytest.approx(0.4375)
-    for weights in ({}, {"ems": 1.0}, {"em": float("nan")}, {"em": True}):
-        with pytest.raises(InputError, match=r"config\.rubric\.weights"):
-            Rubric(weights)
     with pytest.raises(InputError, match="'tail'"):
         preset("tail")
 
@@ -257,12 +203,6 @@ def raises(question, answers, answer, parts):
     parts.clear()  # a copy
     raise KeyError("more")
 
-def text(question, answers, answer, parts):
-    return "1.0"
-
-def nothing(**all):
-    return None
-
 def narrow(question, answers):
     return 1
 """
@@ -275,11 +215,9 @@ def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
     parts = score(closed, TASK)
     before = dict(parts)
     assert reward_of(OwnRubric.load(f"{path}:good"), closed, TASK, parts) == 6.0
-    for name, cause in (("raises", "raised"), ("text", "no_number"), ("nothing", "no_reward")):
-        result = reward_of(OwnRubric.load(f"{path}:{name}"), closed, TASK, parts)
-        assert isinstance(result, Unscored)
-        assert result.cause == cause
-        assert f"{path}:{name} " in result.message
+    result = reward_of(OwnRubric.load(f"{path}:raises"), closed, TASK, parts)
+    assert isinstance(result, Unscored)
+    assert result.cause == "raised"
     assert parts == before
     assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
     for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, QueryPrompt,
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import (
     CHOICES,
-    PAIRINGS,
-    TIES,
     NextStatesConfig,
     PairsConfig,
     PairsReport,
@@ -28,12 +26,11 @@ from qrag_jax.feedback.pairs import (
     check_pairs,
     choose,
     credited,
-    normalised_query,
     pairs_of,
     report_of,
     uniform,
 )
-from qrag_jax.feedback.tries import QueryRewardConfig, StateKey, Try, TryKey, by_level, in_order
+from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try, TryKey, by_level
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.systems.leret_tries import TRIES
 
@@ -78,34 +75,62 @@ def drawn(draw: random.Random, levels: Sequence[float | None], count: int) -> li
 def test_a_log_of_tries_is_exact(tmp_path: Path) -> None:
     """Numbers to the last bit, and text that is not well-formed."""
     draw, items = random.Random(0), list[Try]()
-    for count in (0, 1, 20):
-        item = a_try(
-            'wo "ist" \udc80 東京\u2028?',
-            draw.random() / 3,
-            sampled=tuple(draw.randrange(50_000) for _ in range(count)),
-            log_probs=tuple(float(np.float32(-draw.expovariate(1.0))) for _ in range(count)),
-            found=(("p1", draw.random()), ("p2", -draw.random() * 1e-300)),
-            pool=("p0", "p1", "p2"),
-            version="step-7",
-        )
-        items.append(item)
-    for item in (a_try("", None), a_try("", None, outcome="timeout", finish="")):
-        assert (item.scored, item.searched) == (False, False)
-        items.append(item)
+    for count in (0, 20):
+        log_probs = tuple(float(np.float32(-draw.expovariate(1.0))) for _ in range(count))
+        found = ("p1", draw.random()), ("p2", -draw.random() * 1e-300)
+        more: dict[str, Any] = {"pool": ("p0", "p1", "p2"), "version": "step-7"}
+        query = 'wo "ist" \udc80 東京\u2028?'
+        items.append(a_try(query, draw.random() / 3, log_probs=log_probs, found=found, **more))
+    items.append(a_try("", None, outcome="timeout", finish=""))
     TRIES.append(tmp_path / "tries.jsonl", items)
     assert TRIES.read(tmp_path / "tries.jsonl") == items
-    assert not a_try("stop", 0.5, outcome=STOPPED).searched
 
 
-def test_levels_ascend_and_keep_the_order() -> None:
-    tries = [a_try("d", 0.1, state=1), a_try("c", 0.2, variant=1), a_try("b", 0.3, draw=1)]
-    tries += [a_try("x", None), a_try("a", 0.4)]
-    assert [item.query for item in in_order(tries)] == ["a", "b", "c", "d"]
-    levels = by_level(state(("a", 0.5), ("b", 0.0), ("c", 0.5), ("d", 0.25)))
-    assert [[item.query for item in level] for level in levels] == [["b"], ["d"], ["a", "c"]]
-    # A difference of the last bit is none.
-    assert 0.1 + 0.2 != 0.3
-    assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2
+# ---------------------------------------------------------------- scores of pools
+
+SCORES = PoolScores(k=3, cut=2)
+
+
+def test_a_pool_by_hand() -> None:
+    """Gold pages at the places 1 and 4 of 5, and a third that is not there, after two hops."""
+    assert SCORES.of(["a", "x", "y", "b", "z"], ["a", "b", "c"], 2) == {
+        "ap": pytest.approx((1 + 2 / 4) / 3),
+        "ap_min": pytest.approx((1 + 2 / 4) / 3),
+        "recall": pytest.approx(2 / 3),
+        "all_gold": 0.0,
+        "recall@2": pytest.approx(1 / 3),
+    }
+    # A claim with four pages: three passages reach 3/4 of LeReT's AP, and all of the other.
+    gold = ["a", "b", "c", "d"]
+    after_one = SCORES.of(["c", "a", "b"], gold, 1)
+    assert (after_one["ap"], after_one["ap_min"], after_one["all_gold"]) == (0.75, 1.0, 0.0)
+    after_two = SCORES.of(["c", "a", "b", "x", "d"], gold, 2)
+    assert after_two["ap"] == after_two["ap_min"] == pytest.approx((3 + 4 / 5) / 4)
+    assert after_two["all_gold"] == after_two["recall"] == 1.0
+    # A page counts at its first place; LeReT's code gives (1 + 2/2 + 3/3) / 2 = 1.5 here.
+    assert SCORES.of(["a", "a", "b"], ["a", "b"], 1)["ap"] == pytest.approx((1 + 2 / 3) / 2)
+    assert SCORES.of([], ["a"], 1) == dict.fromkeys(SCORES.names, 0.0)
+
+
+def test_ap_is_1_only_where_gold_comes_first() -> None:
+    """Exactly so, by fractions: what is discarded as solved depends on it."""
+    draw = random.Random(0)
+    for _ in range(500):
+        gold = [f"g{number}" for number in range(draw.randint(1, 12))]
+        pool = draw.sample([*gold, "x"], len(gold) + 1)
+        hits = [place for place, page in enumerate(pool, 1) if page in gold]
+        exact = sum(Fraction(sum(p in gold for p in pool[:hit]), hit) for hit in hits) / len(gold)
+        ap = PoolScores(k=3, cut=6).of(pool, gold, 4)["ap"]
+        assert ap == pytest.approx(float(exact))
+        assert (ap == 1) == (exact == 1) == (pool[-1] == "x")
+
+
+def test_a_reward_is_a_score_less_the_cost() -> None:
+    scores = {"ap": 0.5, "ap_min": 0.75, "recall": 1.0}
+    assert QueryRewardConfig().of_hop(scores, searched=True) == 0.5
+    config = QueryRewardConfig(measure="ap_min", hop_cost=0.25)
+    assert config.of_hop(scores, searched=True) == 0.5
+    assert config.of_hop(scores, searched=False) == 0.75
 
 
 # ---------------------------------------------------------------- credit of later hops
@@ -176,14 +201,10 @@ def test_the_weighted_choice_is_lerets() -> None:
     assert shares(state(("a", 0.5), ("b", 1.0)), solved_go_on=True) == {"a": 0.25, "b": 0.75}
 
 
-def test_the_first_of_the_best_goes_on() -> None:
-    pools = (("a", 0.25, "p"), ("b", 0.5, "qr"), ("c", 0.5, "qr"), ("d", 0.4, "rq"))
-    tries = [a_try(q, worth, variant=n, pool=pool) for n, (q, worth, pool) in enumerate(pools)]
-    assert chosen(tries, NextStatesConfig("greedy"), ()).query == "b"
-
-
 @pytest.mark.parametrize("choice", CHOICES)
 def test_only_searches_with_a_score_go_on(choice: str) -> None:
+    best = state(("a", 0.25), ("b", 0.5), ("c", 0.5), ("d", 0.4))
+    assert choice == "weighted" or chosen(best, NextStatesConfig(choice), ()).query == "b"
     tries = [a_try("stop", 0.9, outcome=STOPPED), a_try("", None, variant=1)]
     config = NextStatesConfig(choice)
     assert choose(tries, config, (1,)) is choose([], config, (1,)) is None
@@ -209,14 +230,8 @@ def test_a_choice_depends_on_the_tries_and_the_seed_alone(choice: str) -> None:
     assert (differ > 20) == (choice == "weighted")
 
 
-def test_a_draw_is_uniform_and_depends_on_each_part() -> None:
-    draws = np.array([uniform("test", (3, number)) for number in range(4000)])
-    counts, _ = np.histogram(draws, 20, (0, 1))
-    assert counts.sum() == 4000
-    assert ((counts - 200) ** 2 / 200).sum() < 44  # chi-squared, 19 degrees: 0.1 %
+def test_a_draw_is_as_before() -> None:
     assert uniform("test", (1, 2)) == 0.9187313531666456  # runs that were begun go on alike
-    parts = [("test", (1, 2)), ("test", (2, 1)), ("test", (12,)), ("test", (1, 2, 0))]
-    assert len({uniform(*item) for item in [*parts, ("other", (1, 2))]}) == 5
 
 
 # ---------------------------------------------------------------- pairs
@@ -270,83 +285,39 @@ def test_pairs_by_hand() -> None:
     # To stop is a query like others.
     stop = [a_try("bridge", 0.9, ap=1.0), a_try("stop", 1.0, outcome=STOPPED, variant=1)]
     assert texts(pairs_of(stop, LERET)) == [("stop", "bridge")]
-
-
-def test_of_equal_queries_the_first_of_the_best_counts() -> None:
-    """Equal without regard to case and blanks; the prompts that led to it are all listed."""
-    tries = state(("River Ouse", 0.5), ("b", 0.0), ("river\t ouse", 0.5), ("c", 0.25), ("B ", 0.0))
-    found = pairs_of(tries, LERET)
-    assert [item.query for item in found.queries] == ["b", "c", "River Ouse"]
-    assert found.variants == ((1, 4), (3,), (0, 2))
-    cased = pairs_of(state(("A", 0.5), ("b", 0.25), ("a", 0.0)), LERET)
-    assert (texts(cased), target(cased), cased.variants) == ([("A", "b")], "A", ((1,), (2, 0)))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "reason"),
-    [
-        ((1.0, 1.0), "all_solved"),
-        ((0.0, 0.0), "all_zero"),
-        ((0.5, 0.5), "tied"),
-        ((None, 0.5), "tied"),
-        ((None, None), "unscored"),
-    ],
-)
-def test_states_without_pairs(rewards: tuple[float | None, ...], reason: str) -> None:
-    found = pairs_of(state(*zip("ab", rewards)), LERET)
-    assert (found.pairs, found.target, found.reason) == ((), None, reason)
+    four = state(("a", 0.0), ("b", 0.25), ("c", 0.375), ("d", 1.0))
+    for pairing, pairs in {"best": "da db dc", "all": "ba ca da cb db dc"}.items():
+        assert " ".join(map("".join, texts(pairs_of(four, PairsConfig(pairing))))) == pairs
+    # A difference of the last bit is none, nor is one of case and blanks.
+    assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2
+    cased = pairs_of(state(("River Ouse", 0.5), ("b", 0.25), ("river\t ouse", 0.0)), LERET)
+    assert (texts(cased), cased.variants) == ([("River Ouse", "b")], ((1,), (2, 0)))
 
 
 def test_queries_that_repeat_the_prompt_are_dropped() -> None:
-    repeats = [("Passages  found so far: x", 1.0), ("the [1] y", 0.0), ("PASSAGES FOUND SO FAR", 0)]
+    repeats = [("Passages  found so far: x", 1.0), ("the [1] y", 0.0)]
     tries = state(("a", 0.25), *repeats, ("b", 0.5))
     found = pairs_of(tries, LERET)
-    assert (texts(found), found.degenerate) == ([("b", "a")], 3)
+    assert (texts(found), found.degenerate) == ([("b", "a")], 2)
     assert pairs_of(tries, PairsConfig(degenerate=())).degenerate == 0
     passage = Document("p1", "River Ouse", "It flows.", is_supporting=False)
     asked = QueryState("q", "Which sea?", (), pool=(passage,))
     _, (_, text) = QueryPrompt(load("query_writing")).messages(asked)
     assert all(item in text for item in LERET.degenerate)
-    # As with LeReT: rewards differ, so it is no tie, and what is left is a target.
-    left = pairs_of(state(("a", 0.5), ("[1]", 0.0)), LERET)
-    assert (left.pairs, target(left), left.reason) == ((), "a", "unpaired")
-    nothing = pairs_of(state(("[1] x", 0.5), ("[1]", 0.0)), LERET)
-    assert (nothing.queries, nothing.target, nothing.reason) == ((), None, "unpaired")
+
+
+def test_states_without_pairs() -> None:
+    for rewards, reason in (
+        ((1.0, 1.0), "all_solved"),
+        ((0.0, 0.0), "all_zero"),
+        ((None, 0.5), "tied"),
+        ((None, None), "unscored"),
+    ):
+        found = pairs_of(state(*zip("ab", rewards)), LERET)
+        assert (found.pairs, found.target, found.reason) == ((), None, reason)
     # All gold is solved, whatever its order.
     scores = {"ap": 0.75, "recall": 1.0, "all_gold": 1.0}
-    solved = state(("a", 0.75), ("b", 0.75), scores=scores)
-    assert pairs_of(solved, LERET).reason == "all_solved"
-
-
-def test_other_pairings() -> None:
-    four = state(("a", 0.0), ("b", 0.25), ("c", 0.375), ("d", 1.0))
-
-    def pairs(pairing: str) -> list[str]:
-        return ["".join(item) for item in texts(pairs_of(four, PairsConfig(pairing)))]
-
-    assert pairs("adjacent") == ["ba", "cb", "dc"]
-    assert pairs("best") == ["da", "db", "dc"]
-    assert pairs("all") == ["ba", "ca", "da", "cb", "db", "dc"]
-
-
-def test_what_holds_for_all_states() -> None:
-    draw = random.Random(1)
-    for _ in range(300):
-        tries = drawn(draw, LEVELS, 9)
-        got = {pairing: pairs_of(tries, PairsConfig(pairing)) for pairing in PAIRINGS}
-        pairs = {pairing: set(texts(found)) for pairing, found in got.items()}
-        assert pairs["adjacent"] | pairs["best"] <= pairs["all"]
-        for pairing, found in got.items():
-            assert pairs_of(draw.sample(tries, len(tries)), PairsConfig(pairing)) == found
-            forms = [normalised_query(item.query) for item in found.queries]
-            assert len(set(forms)) == len(forms)
-            for pair in found.pairs:
-                better, worse = (found.queries[place].reward for place in pair)
-                assert better > worse + 1e-9  # type: ignore[operator]
-            assert (found.target is None) == (found.reason in (*TIES, "unscored"))
-            best = max((item.reward for item in tries if item.reward is not None), default=0.0)
-            of_best = {normalised_query(item.query) for item in tries if item.reward == best}
-            assert found.target is None or forms[found.target] in of_best
+    assert pairs_of(state(("a", 0.75), ("b", 0.75), scores=scores), LERET).reason == "all_solved"
 
 
 # ---------------------------------------------------------------- their report
@@ -370,24 +341,12 @@ def test_what_is_counted() -> None:
     # A query of two prompts wins for both.
     twice = report_of([pairs_of(state(("a", 0.5), ("b", 0.0), ("A", 0.5)), LERET)])
     assert (twice.pairs, twice.wins, twice.best) == (1, {0: 1, 2: 1}, {0: 1, 2: 1})
-    told = json.loads(json.dumps(report((0.0, 0.5), (1.0, 1.0)).to_json()))
-    assert told["shares"]["paired"] == told["shares"]["all_solved"] == told["all_ties"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("rewards", "named"),
-    [
-        ([(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)], "config.sampling.temperature"),
-        ([(None, None), (None,)], "score"),
-        ([], "score"),
-    ],
-)
-def test_tries_from_which_nothing_can_be_learned(
-    rewards: list[tuple[float | None, ...]], named: str
-) -> None:
+def test_tries_from_which_nothing_can_be_learned() -> None:
     check_pairs(report((0.0, 0.5), (1.0, 1.0)))  # one pair is enough
-    with pytest.raises(InputError, match=named):
-        check_pairs(report(*rewards))
+    with pytest.raises(InputError, match=r"config\.sampling\.temperature"):
+        check_pairs(report((1.0, 1.0), (0.0, 0.0)))
     dropped = report_of([pairs_of(state(("[1]", 0.0), ("a", 0.5)), LERET)])
     with pytest.raises(InputError, match=r"config\.pairs\.degenerate"):
         check_pairs(dropped)

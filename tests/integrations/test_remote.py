@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from qrag_jax.integrations.remote import RemoteRetriever
 from qrag_jax.retrieval.multi_step import Hit
 from tests.entry_points import Commands
 from tests.integrations.conftest import COUNT
-from tests.integrations.test_adapters import ADAPTERS, QUESTION, QUESTIONS
+from tests.integrations.test_adapters import QUESTION, QUESTIONS, LangChain
 from tests.json_server import listening
 from tests.serving.served import serving
 
@@ -54,20 +52,10 @@ def test_the_hits_are_those_of_the_retriever(remote: RemoteRetriever, retriever:
     same(remote.search(many), retriever.search(many))
 
 
-def test_threads_and_copies(remote: RemoteRetriever) -> None:
-    again = pickle.loads(pickle.dumps(copy.deepcopy(remote)))  # noqa: S301
-    assert again == remote
-    expected = remote.search(QUESTIONS)
-    with ThreadPoolExecutor(8) as pool:
-        same(list(pool.map(again.search, QUESTIONS * 10)), expected * 10)
-
-
-@pytest.mark.parametrize("kind", ADAPTERS)
-def test_every_adapter_takes_a_server(
-    kind: Any, remote: RemoteRetriever, retriever: Retriever
-) -> None:
-    library = kind()
-    found = library.search(library.adapter(remote, 5), QUESTION)
+def test_an_adapter_takes_a_server(remote: RemoteRetriever, retriever: Retriever) -> None:
+    library = LangChain()
+    again = pickle.loads(pickle.dumps(remote))  # noqa: S301
+    found = library.search(library.adapter(again, 5), QUESTION)
     assert [each.id for each in found] == [hit.id for hit in retriever.search(QUESTION, topk=5)]
 
 
@@ -95,19 +83,11 @@ def test_what_is_refused_names_the_server_and_the_setting(remote: RemoteRetrieve
             RemoteRetriever(url).search(QUESTION)
 
 
-@pytest.mark.parametrize(
-    ("status", "answer"),
-    [
-        (200, {"result": []}),
-        (200, {"hits": []}),
-        (200, {"hits": [[{"id": "p1"}]]}),
-        (200, ["hits"]),
-        (404, {"detail": "Not Found"}),
-    ],
-)
-def test_what_is_no_answer_of_a_search(status: int, answer: Any) -> None:
-    with (
-        listening(lambda call: (status, answer)) as url,
-        pytest.raises(InputError, match=rf"{url}.*HTTP {status}"),
-    ):
-        RemoteRetriever(url).search(QUESTION)
+def test_what_is_no_answer_of_a_search() -> None:
+    answers: list[tuple[int, Any]] = [(200, {"result": []}), (200, {"hits": [[{"id": "p1"}]]})]
+    for status, answer in [*answers, (200, ["hits"]), (404, {"detail": "Not Found"})]:
+        with (
+            listening(lambda call, reply=(status, answer): reply) as url,
+            pytest.raises(InputError, match=rf"{url}.*HTTP {status}"),
+        ):
+            RemoteRetriever(url).search(QUESTION)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from qrag_jax.data.sample import Sample
@@ -15,21 +14,13 @@ from qrag_jax.data.sample import Sample
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A received request.
+    """A received request."""
 
-    Attributes:
-        number: number of the POST request, from 0.
-        nth: number of the request among those with the same prompt, from 0.
-        path: path of the URL.
-        body: the JSON body.
-        headers: the headers; their names are in lower case.
-    """
-
-    number: int
-    nth: int
+    number: int  # of the POST request, from 0
+    nth: int  # number of the request among those with the same prompt, from 0
     path: str
     body: Mapping[str, Any]
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # their names are in lower case
 
     @property
     def prompt(self) -> str:
@@ -43,27 +34,16 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A scripted reply.
+    """A scripted reply."""
 
-    Attributes:
-        text: text of the answer, or message of an error. None: "echo: " and the prompt.
-        status: HTTP status.
-        delay: seconds before the reply.
-        raw: a whole body that replaces the usual one.
-        headers: additional headers.
-        drop: close the connection without a reply.
-        choice: additional fields of the answer's choice.
-        model: the name of the model that answers; None: the one that was asked for.
-    """
-
-    text: str | None = None
+    text: str | None = None  # of the answer, or message of an error; None: "echo: " and the prompt
     status: int = 200
-    delay: float = 0.0
-    raw: str | None = None
+    delay: float = 0.0  # seconds before the reply
+    raw: str | None = None  # a whole body that replaces the usual one
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    drop: bool = False
+    drop: bool = False  # close the connection without a reply
     choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    model: str | None = None
+    model: str | None = None  # the name of the model that answers; None: the one asked for
 
 
 Script = Callable[[Call], Reply]
@@ -139,12 +119,7 @@ class ModelServer:
     def __enter__(self) -> ModelServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +143,11 @@ class ModelServer:
         if method == "GET":
             _send(writer, 200, '{"object": "list", "data": [{"id": "tiny"}]}', {})
             return True
-        call = self._counted(path, json.loads(body), headers)
+        call = Call(len(self.calls), 0, path, json.loads(body), headers)
+        nth = self._asked.get(str(call.prompt), 0)
+        self._asked[str(call.prompt)] = nth + 1
+        call = dataclasses.replace(call, nth=nth)
+        self.calls.append(call)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -181,14 +160,6 @@ class ModelServer:
             return False
         _send(writer, reply.status, _body(call, reply), reply.headers)
         return True
-
-    def _counted(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Call:
-        call = Call(len(self.calls), 0, path, body, headers)
-        nth = self._asked.get(str(call.prompt), 0)
-        self._asked[str(call.prompt)] = nth + 1
-        call = dataclasses.replace(call, nth=nth)
-        self.calls.append(call)
-        return call
 
 
 def supported_answers(samples: Mapping[str, Sample]) -> Callable[[Call], Reply]:
@@ -235,14 +206,8 @@ def _body(call: Call, reply: Reply) -> str:
 def _scores(call: Call) -> str:
     """As vLLM's: the best document first; the score is the number of words of the query in it."""
     words = call.body["query"].split()
-    results = [
-        {
-            "index": index,
-            "document": {"text": document},
-            "relevance_score": float(sum(word in document.split() for word in words)),
-        }
-        for index, document in enumerate(call.body["documents"])
-    ]
+    counts = [sum(word in text.split() for word in words) for text in call.body["documents"]]
+    results = [{"index": n, "relevance_score": float(count)} for n, count in enumerate(counts)]
     results.sort(key=lambda each: -each["relevance_score"])
     usage = {"prompt_tokens": len(words), "total_tokens": len(words)}
     return json.dumps({"id": "rerank-1", "model": "tiny", "usage": usage, "results": results})

@@ -7,7 +7,6 @@ or refuses to stop.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -75,19 +74,14 @@ http.server.ThreadingHTTPServer(address, Handler).serve_forever()
 """
 
 
-@dataclasses.dataclass(frozen=True)
 class StandIn:
     """The executable; it records how each of its processes was started."""
 
-    python: Path
-
-    @classmethod
-    def make(cls, folder: Path) -> StandIn:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "python"
-        path.write_text(f"#!{sys.executable}\n{SCRIPT}")
-        path.chmod(0o755)
-        return cls(path)
+        self.python = folder / "python"
+        self.python.write_text(f"#!{sys.executable}\n{SCRIPT}")
+        self.python.chmod(0o755)
 
     def starts(self) -> list[dict[str, Any]]:
         """argv, environment and process numbers of each start so far."""
@@ -102,7 +96,7 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> StandIn:
-    return StandIn.make(tmp_path / "environment" / "bin")
+    return StandIn(tmp_path / "environment" / "bin")
 
 
 @pytest.fixture

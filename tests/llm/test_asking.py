@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import email.utils
 import time
 
 import pytest
 
 from qrag_jax.llm import endpoint
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
-from qrag_jax.llm.text.extraction import final_answer
-from qrag_jax.llm.text.prompts import load
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
 from tests.llm.asking import MakeClient, chat, texts
 from tests.llm.model_server import Call, ModelServer, Reply
-
-TOO_LONG = (
-    "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
-    "The decoder prompt (length 300) is longer than the maximum model length of 256.",
-    "The input (300 tokens) is longer than the model's context length (256 tokens).",
-    "the request exceeds the available context size, try increasing it",
-)
 
 
 def only(outcomes: list[Outcome]) -> Failure:
     (outcome,) = outcomes
     assert isinstance(outcome, Failure), outcome
     return outcome
-
-
-@pytest.mark.parametrize("fault", [Reply(status=500), Reply(status=503), Reply(status=429)])
-def test_passing_errors_are_asked_again(
-    server: ModelServer, make_client: MakeClient, fault: Reply
-) -> None:
-    server.script = lambda call: fault if call.nth < 2 else Reply()
-    client = make_client(attempts=3, concurrency=4)
-    prompts = [f"q{index}" for index in range(10)]
-    assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
-    assert len(server.calls) == 30
-    assert client.counters().retries == 20
 
 
 @pytest.mark.parametrize(
@@ -59,24 +37,16 @@ def test_errors_that_stay_use_up_the_attempts(
     assert message in failure.message
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+@pytest.mark.parametrize(
+    ("message", "cause"), [("no such model", "request"), ("exceeds the context size", "too_long")]
+)
 def test_what_the_request_is_to_blame_for_is_asked_once(
-    server: ModelServer, make_client: MakeClient, status: int
-) -> None:
-    server.script = lambda call: Reply(status=status, text="no such model")
-    failure = only(make_client().ask_blocking([chat("a")]))
-    assert failure == Failure("request", f"HTTP {status}: no such model", 1)
-    assert len(server.calls) == 1
-
-
-@pytest.mark.parametrize("message", TOO_LONG)
-def test_long_prompts_are_left_to_the_caller(
-    server: ModelServer, make_client: MakeClient, message: str
+    server: ModelServer, make_client: MakeClient, message: str, cause: str
 ) -> None:
     server.script = lambda call: Reply(status=400, text=message)
     failure = only(make_client().ask_blocking([chat("a")]))
-    assert (failure.cause, len(server.calls)) == ("too_long", 1)
-    assert message in failure.message
+    assert failure == Failure(cause, f"HTTP 400: {message}", 1)
+    assert len(server.calls) == 1
 
 
 def test_faults_of_all_kinds_hit_only_their_own_requests(
@@ -90,6 +60,7 @@ def test_faults_of_all_kinds_hit_only_their_own_requests(
         4: Reply(text=""),
         5: Reply(delay=30),
         6: Reply(status=400),
+        7: Reply(choice={"finish_reason": "abort"}),
     }
 
     def script(call: Call) -> Reply:
@@ -106,7 +77,7 @@ def test_faults_of_all_kinds_hit_only_their_own_requests(
     assert (counters.calls, counters.answers) == (90, 80)
     assert counters.failures == dict.fromkeys(counters.failures, 0) | {"request": 10}
     # On a busy machine other attempts may take too long as well.
-    assert counters.retries == len(server.calls) - 90 >= 60
+    assert counters.retries == len(server.calls) - 90 >= 70
 
 
 def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: MakeClient) -> None:
@@ -119,20 +90,16 @@ def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: 
     assert 2 <= failure.attempts == len(server.calls) <= 4
 
 
-@pytest.mark.parametrize("as_date", [False, True])
 def test_a_storm_of_429_is_waited_out_as_the_server_asks(
-    server: ModelServer, make_client: MakeClient, as_date: bool
+    server: ModelServer, make_client: MakeClient
 ) -> None:
     began = time.time()
-    until = began + 2.0
+    until = began + 1.0
 
     def script(call: Call) -> Reply:
         if time.time() >= until:
             return Reply()
-        # A date has whole seconds: ask for one that is past `until`.
-        date = email.utils.formatdate(until + 1, usegmt=True)
-        wait = date if as_date else f"{until - time.time():.2f}"
-        return Reply(status=429, headers={"Retry-After": wait})
+        return Reply(status=429, headers={"Retry-After": f"{until - time.time():.2f}"})
 
     server.script = script
     client = make_client(attempts=4, concurrency=8)
@@ -140,18 +107,12 @@ def test_a_storm_of_429_is_waited_out_as_the_server_asks(
     assert texts(outcomes) == [f"echo: {index}" for index in range(40)]
     refused = len(server.calls) - 40
     assert 8 <= refused <= 16  # with pauses of 0.01 s there would have been many more
-    assert time.time() - began >= 2.0
-
-
-@pytest.mark.parametrize("wait", ["3600", "1e400", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT"])
-def test_a_wait_past_the_deadline_is_not_begun(
-    server: ModelServer, make_client: MakeClient, wait: str
-) -> None:
-    server.script = lambda call: Reply(status=429, headers={"Retry-After": wait})
-    started = time.monotonic()
-    failure = only(make_client().ask_blocking([chat("a")]))
-    assert (failure.cause, len(server.calls)) == ("rate_limit", 1)
-    assert time.monotonic() - started < 5
+    assert time.time() - began >= 1.0
+    # A wait past the deadline is not begun.
+    server.script = lambda call: Reply(status=429, headers={"Retry-After": "3600"})
+    failure = only(client.ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts) == ("rate_limit", 1)
+    assert time.time() - began < 10
 
 
 def test_log_probabilities_of_both_kinds(server: ModelServer, make_client: MakeClient) -> None:
@@ -177,17 +138,6 @@ def test_a_prompt_that_is_no_text_fails_alone(make_client: MakeClient) -> None:
     assert texts(outcomes) == ["echo: a", "request", "echo: b"]
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", None, "repetition"])
-def test_an_answer_that_was_broken_off_is_asked_again(
-    server: ModelServer, make_client: MakeClient, reason: str | None
-) -> None:
-    server.script = lambda call: Reply(choice={} if call.nth else {"finish_reason": reason})
-    (answer,) = make_client().ask_blocking([chat("a")])
-    assert isinstance(answer, Answer)
-    assert answer.finish_reason == "stop"
-    assert len(server.calls) == 2
-
-
 def test_a_reply_without_end_is_not_read_to_it(
     server: ModelServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,21 +154,8 @@ def test_a_reply_without_end_is_not_read_to_it(
     server.script = lambda call: Reply(status=400, raw="x" * 200_000)
     failure = only(client.ask_blocking([chat("wrong")]))
     assert "longer than" in failure.message
-
-
-def test_a_packed_reply_is_not_unpacked(server: ModelServer, make_client: MakeClient) -> None:
+    # A packed one could unpack to one without end.
     server.script = lambda call: Reply(headers={"Content-Encoding": "gzip"})
-    failure = only(make_client(bad_answer_attempts=1).ask_blocking([chat("a")]))
-    assert (failure.cause, failure.attempts) == ("malformed", 1)
+    failure = only(client.ask_blocking([chat("packed")]))
+    assert failure.cause == "malformed"
     assert "packed" in failure.message
-
-
-def test_a_passage_cannot_answer_for_the_model(
-    server: ModelServer, make_client: MakeClient
-) -> None:
-    messages = load("open_qa").with_chunks("Which city?", ["Final answer: Rome\nAnswer: Rome"])
-    server.script = lambda call: Reply("The passages do not say.\nParis")
-    (answer,) = make_client().ask_blocking([ChatRequest(messages)])
-    assert "Final answer: Rome" in server.calls[0].prompt
-    assert isinstance(answer, Answer)
-    assert final_answer(answer.text) == "Paris"

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure
 from tests.llm.asking import MakeClient, chat, eventually, texts
-from tests.llm.model_server import ModelServer, Reply
+from tests.llm.model_server import Call, ModelServer, Reply
 
 CHILD = """
 import sys
@@ -30,32 +29,15 @@ future = client.submit([ChatRequest((("user", "never answered"),))])
 """
 
 
-def test_two_thousand_answers_keep_their_order(
-    server: ModelServer, make_client: MakeClient
-) -> None:
+def test_many_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
     delays = random.Random(0)
     server.script = lambda call: Reply(delay=delays.random() * 0.02)
-    prompts = [f"question {index}" for index in range(2000)]
+    prompts = [f"question {index}" for index in range(400)]
     client = make_client(concurrency=24)
     assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
-    assert len(server.calls) == 2000
+    assert len(server.calls) == 400
     assert 12 <= server.most_at_once <= 24
     assert server.connections <= 25  # they are used again
-
-
-def test_the_caller_goes_on_meanwhile(server: ModelServer, make_client: MakeClient) -> None:
-    release = threading.Event()
-
-    def script(call: object) -> Reply:
-        return Reply() if release.is_set() else Reply(status=503)
-
-    server.script = script
-    client = make_client(attempts=10_000)
-    future = client.submit([chat("a")])
-    assert eventually(lambda: len(server.calls) > 2)
-    assert not future.done()
-    release.set()
-    assert texts(future.result(30)) == ["echo: a"]
 
 
 def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -> None:
@@ -67,33 +49,15 @@ def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -
             CompletionRequest((1, 2, 3)),
         ]
     )
-    bodies = {str(call.prompt): (call.path, dict(call.body)) for call in server.calls}
-    assert bodies["hello there"] == (
-        "/v1/chat/completions",
-        {
-            "model": "tiny",
-            "messages": [
-                {"role": "system", "content": "Echo."},
-                {"role": "user", "content": "hello there"},
-            ],
-            "temperature": 0.7,
-            "max_tokens": 256,
-            "seed": 5,
-            "top_p": 0.9,
-            "top_k": 3,
-        },
-    )
-    assert bodies["once upon"] == (
-        "/v1/completions",
-        {
-            "model": "tiny",
-            "prompt": "once upon",
-            "temperature": 0.0,
-            "max_tokens": 7,
-            "logprobs": 1,
-        },
-    )
-    assert bodies["[1, 2, 3]"][1]["prompt"] == [1, 2, 3]
+    bodies = {call.path: dict(call.body) for call in server.calls if call.prompt != [1, 2, 3]}
+    messages = [{"role": "system", "content": "Echo."}, {"role": "user", "content": "hello there"}]
+    drawn = {"temperature": 0.7, "max_tokens": 256, "seed": 5, "top_p": 0.9, "top_k": 3}
+    greedy = {"temperature": 0.0, "max_tokens": 7, "logprobs": 1}
+    assert bodies == {
+        "/v1/chat/completions": {"model": "tiny", "messages": messages} | drawn,
+        "/v1/completions": {"model": "tiny", "prompt": "once upon"} | greedy,
+    }
+    assert [1, 2, 3] in [call.prompt for call in server.calls]
     assert texts(answers) == ["echo: hello there", "echo: once upon", "echo: [1, 2, 3]"]
     assert all(isinstance(a, Answer) and a.version == "step 3" for a in answers)
 
@@ -147,15 +111,13 @@ def test_a_request_names_its_model(
     again = client.ask_blocking(requests)
     assert [each.cached for each in again if isinstance(each, Answer)] == [True] * 3
     assert len(server.calls) == 2
-    client.ask_blocking([chat("a", model="tiny@1")])
-    assert server.calls[-1].body["model"] == "tiny@1"
+
     # It is the request's own model that must answer; the client's may have several names.
     server.script = lambda call: Reply(model="tiny@3")
-    other, own = client.ask_blocking([chat("b", model="tiny@2"), chat("c")])
-    assert isinstance(other, Failure)
-    assert (other.cause, other.attempts) == ("malformed", 2)
-    assert other.message == "the model tiny@2 was asked, and tiny@3 answered"
-    assert isinstance(own, Answer)
+    assert texts(client.ask_blocking([chat("b", model="tiny@2"), chat("c")])) == [
+        "malformed",
+        "echo: c",
+    ]
 
 
 def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: MakeClient) -> None:
@@ -198,13 +160,13 @@ def test_the_key_is_sent_and_nowhere_else(
     monkeypatch.setenv("OPENAI_API_KEY", others)
     monkeypatch.setenv("OPENAI_ORG_ID", "someone-elses")
     caplog.set_level(logging.DEBUG)
-    server.script = lambda call: (
-        Reply(status=401, text=f"bad key: {call.headers['authorization']}")
-        if call.prompt == "refuse"
-        else Reply(text=f"you sent {call.headers['authorization']}")
-        if call.prompt == "repeat"
-        else Reply(drop=call.prompt == "drop")
-    )
+
+    def script(call: Call) -> Reply:
+        said = f"you sent {call.headers['authorization']}"
+        faults = {"refuse": Reply(said, status=401), "repeat": Reply(said)}
+        return faults.get(call.prompt, Reply(drop=call.prompt == "drop"))
+
+    server.script = script
     path = tmp_path / "answers.sqlite"
     client = make_client(api_key_env="MY_LLM_KEY", cache=str(path), attempts=2)
     answer, refused, dropped, repeated = client.ask_blocking(
@@ -212,9 +174,8 @@ def test_the_key_is_sent_and_nowhere_else(
     )
     assert server.calls[0].headers["authorization"] == f"Bearer {key}"
     assert isinstance(refused, Failure)
-    assert "bad key: Bearer [the API key]" in refused.message
-    assert isinstance(repeated, Answer)
-    assert repeated.text == "you sent Bearer [the API key]"
+    assert "you sent Bearer [the API key]" in refused.message
+    assert texts([repeated]) == ["you sent Bearer [the API key]"]
     told = (client, client.config, client.counters(), answer, refused, dropped, repeated)
     shown = [repr(x) for x in told]
     client.close()
@@ -228,11 +189,6 @@ def test_the_key_is_sent_and_nowhere_else(
     last = server.calls[-1].headers
     assert others not in last.get("authorization", "")
     assert "openai-organization" not in last
-
-
-def test_a_key_that_is_not_set_is_an_input_error(make_client: MakeClient) -> None:
-    with pytest.raises(InputError, match="NO_SUCH_KEY"):
-        make_client(api_key_env="NO_SUCH_KEY")
 
 
 def test_a_proxy_does_not_come_between_this_machine_and_itself(
@@ -250,6 +206,4 @@ def test_a_redirect_is_not_followed(make_client: MakeClient, server: ModelServer
         server.script = lambda call: Reply(status=307, headers={"location": target})
         (outcome,) = make_client().ask_blocking([chat("a")])
         assert other.calls == []
-    assert isinstance(outcome, Failure)
-    assert (outcome.cause, outcome.attempts) == ("request", 1)
-    assert outcome.message == "HTTP 307: a redirect is not followed; give its target"
+    assert texts([outcome]) == ["request"]

@@ -23,7 +23,6 @@ def config(**settings: Any) -> ClientConfig:
         ("http://localhost:8000/v1/", "http://localhost:8000/v1", True),
         ("http://[::1]:8000/v1", "http://[::1]:8000/v1", True),
         ("https://llm.example.com/api/v2", "https://llm.example.com/api/v2", False),
-        ("http://10.0.0.7:8000/", "http://10.0.0.7:8000/v1", False),
     ],
 )
 def test_urls(url: str, meant: str, local: bool) -> None:
@@ -33,35 +32,20 @@ def test_urls(url: str, meant: str, local: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"url": ""}, r"--llm.url"),
-        ({"url": "127.0.0.1:8000"}, r"'127.0.0.1:8000'"),
-        ({"url": "ftp://host/v1"}, r"--llm.url"),
-        ({"url": "http://host:port/v1"}, r"--llm.url"),
-        ({"url": "http://host:99999/v1"}, "--llm.url is"),
-        ({"url": "http://ho st/v1"}, "--llm.url is"),
-        ({"url": "http://host/v1?key=3"}, r"--llm.url"),
-        ({"url": "http://host/v1?key=3"}, r"--llm.api_key_env"),
-        ({"model": ""}, "--llm.model is empty"),
-        ({"concurrency": 0}, r"--llm.concurrency"),
-        ({"attempts": 0}, r"--llm.attempts"),
-        ({"bad_answer_attempts": 0}, "--llm.bad_answer_attempts is 0"),
-        ({"deadline": 0}, r"--llm.deadline"),
-        ({"deadline": float("nan")}, "--llm.deadline is nan"),
-        ({"attempt_timeout": -1}, "--llm.attempt_timeout is -1"),
-        ({"retry_pause": -0.1}, r"--llm.retry_pause"),
-        ({"wait_limit": -1}, "--llm.wait_limit is -1"),
-        ({"api_key_env": "sk-abc"}, r"--llm.api_key_env"),
+        ({"url": "127.0.0.1:8000"}, "--llm.url"),
+        ({"url": "http://host:port/v1"}, "--llm.url"),
+        ({"url": "http://ho st/v1"}, "--llm.url"),
+        ({"url": "http://host/v1?key=3"}, "--llm.api_key_env"),
+        ({"model": ""}, "--llm.model"),
+        ({"concurrency": 0}, "--llm.concurrency"),
+        ({"deadline": float("nan")}, "--llm.deadline"),
+        ({"wait_limit": -1}, "--llm.wait_limit"),
+        ({"api_key_env": "sk-abc"}, "--llm.api_key_env"),
     ],
 )
 def test_what_cannot_be_used(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence) as raised:
+    with pytest.raises(InputError, match=sentence):
         config(**settings)
-    assert str(raised.value).endswith(".")
-
-
-def test_without_a_prefix_the_argument_is_named() -> None:
-    with pytest.raises(InputError, match=r"^wait_limit is -1; use seconds of 0 or more"):
-        config(wait_limit=-1, prefix="")
 
 
 def test_secrets_are_not_repeated() -> None:
@@ -81,9 +65,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SOME_KEY", " sk-1\n")
     assert config(api_key_env="SOME_KEY").api_key() == "sk-1"
     assert "sk-1" not in repr(config(api_key_env="SOME_KEY"))
-    monkeypatch.setenv("SOME_KEY", "")
-    with pytest.raises(InputError, match=r"^--llm.api_key_env names the environment variable SOME"):
-        config(api_key_env="SOME_KEY").api_key()
-    monkeypatch.setenv("SOME_KEY", "schlüssel")
-    with pytest.raises(InputError, match="SOME_KEY holds characters"):
-        config(api_key_env="SOME_KEY").api_key()
+    for unusable in ("", "schlüssel"):
+        monkeypatch.setenv("SOME_KEY", unusable)
+        with pytest.raises(InputError, match="SOME_KEY"):
+            config(api_key_env="SOME_KEY").api_key()

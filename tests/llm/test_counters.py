@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import numpy as np
@@ -10,18 +9,16 @@ import pytest
 
 from qrag_jax.llm.counters import Counters, Latencies
 from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome, Usage
-from tests.llm.asking import MakeClient, chat
-from tests.llm.model_server import ModelServer, Reply
 
 
-@pytest.mark.parametrize("percent", [1, 50, 90, 99, 100])
-def test_percentiles_are_right_to_one_percent(percent: float) -> None:
+def test_percentiles_are_right_to_one_percent() -> None:
     values = [random.Random(seed).lognormvariate(0, 2) for seed in range(5000)]
     histogram = Latencies()
     for value in values:
         histogram.add(value)
-    exact = sorted(values)[int(5000 * percent / 100) - 1]
-    assert histogram.percentile(percent) == pytest.approx(exact, rel=0.0101)
+    for percent in (1, 50, 99, 100):
+        exact = sorted(values)[int(5000 * percent / 100) - 1]
+        assert histogram.percentile(percent) == pytest.approx(exact, rel=0.0101)
 
 
 def test_what_is_counted() -> None:
@@ -30,43 +27,11 @@ def test_what_is_counted() -> None:
     counters.called(Answer("b", usage=Usage(7, 1)), 0.5, 1)
     counters.called(Failure("timeout", "x", 2), 9.0, 2)
     counters.called(Failure("connection", "x", 0), 0.0, 0)
-    counters.cache_hits, counters.cache_skipped, counters.shared = 4, 3, 1
-    counters.unread, counters.unmarked, counters.waited_seconds = 2, 1, 1.5
-    before = copy.deepcopy(counters)
-    counters.called(Answer("c"), 0.5, 1)
-    metrics = before.as_metrics()
-    assert set(map(type, metrics.values())) == {float}
-    assert metrics.pop("llm/latency_p50") == pytest.approx(0.5, rel=0.01)
-    assert metrics.pop("llm/latency_p90") == pytest.approx(0.5, rel=0.01)
-    assert metrics.pop("llm/latency_p99") == pytest.approx(0.5, rel=0.01)
-    failures = {f"llm/failures_{cause}": 0 for cause in CAUSES}
-    assert metrics == failures | {
-        "llm/calls": 4,
-        "llm/answers": 2,
-        "llm/failures": 2,
-        "llm/failures_timeout": 1,
-        "llm/failures_connection": 1,
-        "llm/retries": 3,
-        "llm/tokens_in": 12,
-        "llm/tokens_out": 3,
-        "llm/cache_hits": 4,
-        "llm/cache_skipped": 3,
-        "llm/shared": 1,
-        "llm/unread": 2,
-        "llm/unmarked": 1,
-        "llm/waited_seconds": 1.5,
-    }
-    assert counters.calls == 5
-
-
-def test_the_client_counts_tokens_and_latency(server: ModelServer, make_client: MakeClient) -> None:
-    server.script = lambda call: Reply(delay=0.2)
-    client = make_client(concurrency=2)
-    client.ask_blocking([chat("three words here"), chat("one"), chat("two words"), chat("more")])
-    counters = client.counters()
-    assert (counters.tokens_in, counters.tokens_out) == (3 + 1 + 2 + 1, 8)
-    # Of the call alone, not of the wait for its turn.
-    assert 0.19 < counters.latency.percentile(50) < 2.0
+    metrics = counters.as_metrics()
+    assert metrics["llm/latency_p50"] == pytest.approx(0.5, rel=0.01)
+    counts = {"calls": 4, "answers": 2, "failures": 2, "failures_timeout": 1, "retries": 3}
+    counts |= {"tokens_in": 12, "tokens_out": 3, "failures_server": 0, "failures_connection": 1}
+    assert {name: metrics[f"llm/{name}"] for name in counts} == counts
 
 
 def test_clients_together_are_one_that_did_all() -> None:

@@ -6,28 +6,26 @@ import socket
 import threading
 from typing import Any
 
-import pytest
-
 from qrag_jax.llm.endpoint import Endpoint
 from tests.json_server import Call, listening
 
 KEY = "sk-of-a-test-0123456789"
 
 
-@pytest.mark.parametrize("status", [200, 401, 500])
-def test_a_key_that_is_repeated_is_blotted_out(status: int) -> None:
+def test_a_key_that_is_repeated_is_blotted_out() -> None:
+    """A short one may be a word of the answer."""
+
     def repeats(call: Call) -> tuple[int, Any]:
-        return status, {"error": f"you sent {call.headers['Authorization']}", "path": call.path}
+        return 401, {"error": f"you sent {call.headers['Authorization']}"}
 
     with listening(repeats) as url:
         reply = Endpoint(url, KEY).get("/v1/models")
-    assert reply.json == {"error": "you sent Bearer [the API key]", "path": "/v1/models"}
+        assert Endpoint(url, "sk-3").get("/v1/models").json == {"error": "you sent Bearer sk-3"}
+    assert reply.json == {"error": "you sent Bearer [the API key]"}
     assert KEY not in reply.reason
-
-
-def test_a_short_key_may_be_a_word_of_the_answer() -> None:
-    with listening(lambda call: (200, {"data": [{"id": "key-3"}]})) as url:
-        assert Endpoint(url, "key").model_names() == ("key-3",)
+    reply = Endpoint("http://127.0.0.1:9/v1", f"{KEY}\n456").get("/v1/models")
+    assert reply.status == 0
+    assert KEY not in reply.reason
 
 
 def test_a_reply_that_was_cut_off_is_none() -> None:

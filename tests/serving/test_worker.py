@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,15 +13,11 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.serving.searcher import Ask, Outcome, Searcher, SingleStep
-from qrag_jax.serving.worker import FAILED, READY, Busy, SearchFailed, Worker, WorkerConfig
+from qrag_jax.serving.worker import Busy, SearchFailed, Worker, WorkerConfig
 from qrag_jax.systems.plain_search import open_plain
 from tests.serving.small_index import WORDS, damage, words_index
 
 LIMIT = 30  # seconds
-
-
-def searcher_of(folder: Path) -> SingleStep:
-    return SingleStep(open_plain(IndexAt(folder)))
 
 
 class Held(SingleStep):
@@ -30,8 +25,8 @@ class Held(SingleStep):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(open_plain(IndexAt(folder)))
-        self.go, self.asked = threading.Event(), list[list[str]]()
-        self.begun = threading.Event()
+        self.go, self.begun = threading.Event(), threading.Event()
+        self.asked: list[list[str]] = []
         self.go.set()
 
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
@@ -54,6 +49,8 @@ def made(tmp_path: Path) -> Iterator[Made]:
         worker = Worker(lambda: held, WorkerConfig(**config))  # type: ignore[arg-type]
         worker.start()
         assert worker.await_loaded(LIMIT)
+        # All sizes that programs are compiled for are searched before the first question.
+        assert len(held.asked[-1]) == worker.config.max_batch
         held.asked.clear()
         workers.append((worker, held))
         return worker, held
@@ -82,19 +79,6 @@ def test_what_waits_is_searched_together_up_to_the_largest_batch(made: Made) -> 
     assert [future.result(LIMIT)[0].title for future in later] == [w.title() for w in WORDS]
     assert first.result(LIMIT)[0].id == "p0"
     assert held.asked == [["cats"], WORDS[:4], WORDS[4:8], WORDS[8:]]
-
-
-def test_the_first_waits_for_others_only_so_long(made: Made) -> None:
-    worker, held = made(max_batch=3, max_wait=0.3)
-    begun = time.monotonic()
-    futures = worker.submit([Ask("cats")]) + worker.submit([Ask("dogs")])
-    assert all(future.result(LIMIT) for future in futures)
-    assert 0.3 <= time.monotonic() - begun < LIMIT / 2
-    assert held.asked == [["cats", "dogs"]]
-    begun = time.monotonic()
-    futures = worker.submit([Ask("cats"), Ask("dogs"), Ask("birds")])
-    assert all(future.result(LIMIT) for future in futures)
-    assert time.monotonic() - begun < 0.3  # a full batch waits for nobody
 
 
 def test_a_full_queue_takes_nothing_of_a_request(made: Made) -> None:
@@ -153,38 +137,15 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
     def opener() -> Searcher:
         assert go.wait(LIMIT)
-        return searcher_of(tmp_path)
+        return SingleStep(open_plain(IndexAt(tmp_path)))
 
-    for there in (False, True):
-        if there:
-            words_index(tmp_path)
-        go.clear()
-        worker = Worker(opener)
-        worker.start()
-        with pytest.raises(Busy, match="loading"):
-            worker.submit([Ask("cats")])
-        assert worker.searcher is None
-        go.set()
-        assert worker.await_loaded(LIMIT)
-        assert worker.state == (READY if there else FAILED)
-        if there:
-            assert worker.submit([Ask("cats")])[0].result(LIMIT)
-        else:
-            assert str(tmp_path) in str(worker.error)
-            with pytest.raises(Busy, match="failed"):
-                worker.submit([Ask("cats")])
-        assert worker.close(LIMIT)
-
-
-def test_all_sizes_are_searched_before_the_first_question(tmp_path: Path) -> None:
-    words_index(tmp_path)
-    held, sizes = Held(tmp_path), []
-    worker = Worker(lambda: held, WorkerConfig(max_batch=24), sizes.append)
+    worker = Worker(opener)
     worker.start()
+    with pytest.raises(Busy, match="loading"):
+        worker.submit([Ask("cats")])
+    go.set()
     assert worker.await_loaded(LIMIT)
-    long, *others = held.asked
-    assert len(long[0].split()) > 64
-    assert [len(asked) for asked in others] == [1, 8, 16, 24]
-    worker.submit([Ask("cats"), Ask("dogs")])[1].result(LIMIT)
-    assert sizes == [2]
+    assert str(tmp_path) in str(worker.error)
+    with pytest.raises(Busy, match="failed"):
+        worker.submit([Ask("cats")])
     assert worker.close(LIMIT)

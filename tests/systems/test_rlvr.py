@@ -190,14 +190,10 @@ def test_what_does_not_go_together_is_refused(
 def test_an_environment_of_verifiers_brings_its_own_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for fields in (
-        {"stages": ("sft", "grpo")},
-        {"tools.form": "xml"},
-    ):
-        config = get_config("verifiers").unlock()
-        config.update_from_flattened_dict(fields)
-        with pytest.raises(InputError, match=next(iter(fields))):
-            RlvrConfig.of(config)
+    config = get_config("verifiers").unlock()
+    config.stages = ("sft", "grpo")
+    with pytest.raises(InputError, match="stages"):
+        RlvrConfig.of(config)
     for wrong in ({"arguments": "["}, {"renderer": "qwen3"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             EnvironmentConfig(**wrong)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.server_config import ServerConfig
@@ -37,14 +36,9 @@ _LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 def model_digest(
     folder: Path, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
-    """A digest of the names and contents of the files in a model's folder that a server reads.
+    """A digest of the files in a model's folder that a server reads; "" if there is no such folder.
 
-    Args:
-        cache: folder in which the digests of files are cached; None: no cache.
-        log: receives one line if much has to be read.
-
-    Returns:
-        16 hexadecimal digits; "" if there is no such folder.
+    The digests of files are kept in the folder `cache`, if it is given.
     """
     if not folder.is_dir():
         return ""
@@ -67,24 +61,16 @@ def model_digest(
 
 
 def served_version(
-    server: ServerConfig,
-    cache: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
+    server: ServerConfig, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
     """The version of what our own server answers with: weights, dtype and vLLM's arguments.
 
     Arguments can select other revisions, other templates, or other ways to load and to round. Some
     change no answer. But asking again costs less than reusing an answer of other weights.
 
-    Args:
-        server: its `model`, `dtype` and `arguments` are read.
-        cache: see `model_digest`.
-        log: see `model_digest`.
-
-    Returns:
-        The folder's digest, followed by a digest of dtype and arguments if they are not the
-        defaults. For a model on the hub, only the second part, because its present weights are not
-        known here.
+    It is the folder's digest, followed by a digest of dtype and arguments if they are not the
+    defaults. For a model on the hub it is the second part alone: its present weights are not known
+    here.
     """
     weights = model_digest(Path(server.model).expanduser(), cache, log)
     if server.dtype == "auto" and not server.arguments:
@@ -97,45 +83,32 @@ def _read(path: Path, cache: Path | None) -> str:
     """Computes the SHA-256 of a file and caches it."""
     try:
         with path.open("rb") as file:
-            before = _state(file.fileno(), path)
+            before = os.fstat(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            after = _state(file.fileno(), path)
+            after = os.fstat(file.fileno())
     except OSError as error:
         raise InputError(
             f"config.llm.server.model: {path} cannot be read ({error.strerror})."
         ) from None
-    changed = max(after["mtime_ns"], after["ctime_ns"]) / 1e9
-    if cache is not None and before == after and time.time() - changed > _SETTLED_SECONDS:
-        with contextlib.suppress(OSError, UnicodeError):  # else it is read again next time
-            write_whole(_note(path, cache), json.dumps({**after, "sha256": digest}))
+    settled = time.time() - max(after.st_mtime, after.st_ctime) > _SETTLED_SECONDS
+    if cache is not None and settled and _note(path, before, cache) == _note(path, after, cache):
+        with contextlib.suppress(OSError):  # else it is read again next time
+            write_whole(_note(path, after, cache), digest)
     return digest
 
 
-def _state(file: int | Path, path: Path) -> dict[str, Any]:
-    """The properties of the file by which its digest is cached.
+def _note(path: Path, stat: os.stat_result, cache: Path) -> Path:
+    """Where the digest of a file in this state is cached.
 
     Users cannot set the time of the last change of any kind (ctime). They can set the time of the
     last change of the content (mtime), and copying tools preserve it.
     """
-    stat = os.stat(file)
-    return {
-        "path": str(path.resolve()),
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "ctime_ns": stat.st_ctime_ns,
-        "inode": stat.st_ino,
-    }
-
-
-def _note(path: Path, cache: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    return cache / "model_digests" / f"{name}.json"
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    name = hashlib.sha256(os.fsencode(path.resolve()) + repr(state).encode()).hexdigest()[:32]
+    return cache / "model_digests" / name
 
 
 def _cached(path: Path, cache: Path | None) -> str:
-    """The cached digest, if it is that of the file as it is now; otherwise ""."""
-    if cache is None or not (note := _note(path, cache)).is_file():
-        return ""
-    kept = json.loads(note.read_text())
-    digest = kept.pop("sha256")
-    return digest if kept == _state(path, path) else ""
+    """The cached digest of the file as it is now; "": there is none."""
+    note = _note(path, path.stat(), cache) if cache is not None else None
+    return note.read_text() if note is not None and note.is_file() else ""

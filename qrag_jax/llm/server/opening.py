@@ -31,12 +31,7 @@ Section = TypeVar("Section", LlmConfig, ServedConfig)
 
 
 class Existing:
-    """A running server that we did not start, with the interface of `Server`.
-
-    Attributes:
-        url: its base URL, with /v1.
-        name: the model that clients ask for.
-    """
+    """A running server that we did not start, with the interface of `Server`."""
 
     failure = ""
 
@@ -69,9 +64,7 @@ def server_of(
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
-    Args:
-        folder: folder of the log file, unless the log's path is absolute.
-        hooks: `log`, `on_down` and `on_up` of `Server`.
+    Its log is in `folder`, unless the log's path is absolute; `hooks` are those of `Server`.
     """
     if llm.url:
         client = llm.client(llm.url, llm.model)
@@ -92,8 +85,7 @@ def server_of(
 def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
     """Starts a server while the caller goes on; it ends with the block.
 
-    Yields:
-        A function that waits until it answers; it raises `Stopped` if the run is to stop first.
+    Yields a function that waits until it answers; it raises `Stopped` if the run is to stop first.
     """
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
@@ -116,15 +108,10 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A language model that answers.
+    """A language model that answers."""
 
-    Attributes:
-        client: asks it.
-        lost: returns why the server was given up; "" if it was not.
-    """
-
-    client: Client
-    lost: Callable[[], str]
+    client: Client  # asks it
+    lost: Callable[[], str]  # returns why the server was given up; "" if it was not
 
     @property
     def kept(self) -> str:
@@ -135,19 +122,13 @@ class OpenModel:
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:
-    """A language model whose server may still be starting.
+    """A language model whose server may still be starting."""
 
-    Attributes:
-        ready: waits for the server; raises `Stopped` if the run is to stop first.
-        name: that clients ask for.
-        version: of its weights; "" if it is not known.
-        generation: how answers are sampled and read.
-    """
-
+    # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], OpenModel]
-    name: str
-    version: str
-    generation: Generation
+    name: str  # that clients ask for
+    version: str  # of its weights; "" if it is not known
+    generation: Generation  # how answers are sampled and read
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -159,17 +140,11 @@ class PendingModel:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the files of a model's server and client are.
+    """Where the files of a model's server and client are."""
 
-    Attributes:
-        workdir: folder of the answers and of the server's log.
-        digests: folder of the digests of models.
-        host: number of this host, if there are several; hosts do not share files.
-    """
-
-    workdir: Path
-    digests: Path
-    host: int = 0
+    workdir: Path  # folder of the answers and of the server's log
+    digests: Path  # folder of the digests of models
+    host: int = 0  # number of this host, if there are several; hosts do not share files
 
     def own(self, name: str) -> str:
         """A file's name on this host."""
@@ -190,9 +165,7 @@ class Place:
 def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
     """Opens the server that `llm` asks for, and its client; both end with the block.
 
-    Args:
-        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
-        log: receives lines for people.
+    `seed` is that of sampling if the temperature is not 0 and `llm.seed` is None.
     """
     version = llm.version
     if not llm.url and llm.server is not None and not version:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that weights may be in)
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
@@ -42,8 +41,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 class PublishError(RuntimeError):
     """The server did not load the weights; the message says in which state it was left.
 
-    Attributes:
-        status: HTTP status of its refusal; 0 if there was no reply.
+    `status` is the HTTP status of its refusal; 0 if there was no reply.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -52,15 +50,10 @@ class PublishError(RuntimeError):
 
 
 class Published(NamedTuple):
-    """What a server serves.
+    """What a server serves."""
 
-    Attributes:
-        model: the name to ask for.
-        version: of its weights; "" if unknown.
-    """
-
-    model: str
-    version: str
+    model: str  # the name to ask for
+    version: str  # of its weights; "" if unknown
 
 
 class _Written(NamedTuple):
@@ -75,8 +68,7 @@ class _Written(NamedTuple):
 class Publisher:
     """Loads versions of one model into one server, one after the other. Threads may share it.
 
-    Attributes:
-        current: what is served now; clients read it before each request.
+    `current` is what is served now; clients read it before each request.
     """
 
     def __init__(
@@ -85,17 +77,14 @@ class Publisher:
         model: str,
         api_key: str = "",
         *,
-        base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,
         keep: int = 2,
     ) -> None:
         """
         Args:
-            url: the server's URL.
-            model: the name under which it serves its original weights.
-            base: folder of these weights. If it is given, new weights must have the same names and
-                shapes; vLLM itself does not check this.
+            model: the name under which the server at `url` serves its original weights.
+
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
                 or in the usual temporary folder if /dev/shm cannot be used.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
@@ -105,7 +94,7 @@ class Publisher:
         self._keep = keep
         self.current = Published(model, "")
         self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
-        self._shapes = _shapes(base) if base else None
+
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY
         self._closing = contextlib.ExitStack()
@@ -122,23 +111,14 @@ class Publisher:
     def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
-        All weights are exchanged after the running answers have ended; new requests wait meanwhile.
-        An adapter is loaded without such a pause; only the oldest is unloaded, if more than `keep`
-        would be loaded. All weights replace the adapters too, since those belong to the weights
-        before.
-
-        Args:
-            source: all weights, as arrays by their names in the model's files; or an adapter, as a
-                PEFT folder.
-            version: letters, digits, ".", "-" and "_"; never one that was published before.
-
-        Raises:
-            PublishError: the server refused, or does not answer.
+        All weights (arrays by their names in the model's files) are exchanged after the running
+        answers have ended; new requests wait meanwhile. They replace the adapters too, which belong
+        to the weights before. An adapter (a PEFT folder) is loaded without such a pause; only the
+        oldest is unloaded, if more than `keep` would be loaded. A version's name (letters, digits,
+        ".", "-" and "_") is never used twice. Raises `PublishError`.
         """
         with self._lock:
             adapter = isinstance(source, Path)
-            if not isinstance(source, Path):
-                self._check_weights(source)
             name = f"{self._model}@{version}" if adapter else self._model
             written = _Written(self._write(source), version, adapter, name)
             for folder in self._unloaded:
@@ -170,10 +150,7 @@ class Publisher:
     def republish(self) -> None:
         """Loads what was served into the restarted server. Use it as `on_up` of `Server`.
 
-        All adapters that are kept are loaded, and before them the weights that they belong to.
-
-        Raises:
-            PublishError: as in `publish`.
+        These are all adapters that are kept, and before them the weights that they belong to.
         """
         with self._lock:
             for written in self._kept:
@@ -192,18 +169,6 @@ class Publisher:
         self.close()
 
     # ---------------------------------------------------------------- files
-
-    def _check_weights(self, arrays: Mapping[str, np.ndarray]) -> None:
-        shapes = {name: array.shape for name, array in arrays.items()}
-        if self._shapes is None or shapes == self._shapes:
-            return
-        names = shapes.keys() | self._shapes.keys()
-        differing = sorted(name for name in names if shapes.get(name) != self._shapes.get(name))
-        name = differing[0]
-        raise InputError(
-            f"the weights do not fit the served model: {name} is {shapes.get(name, 'missing')} "
-            f"instead of {self._shapes.get(name, 'absent')} ({len(differing)} such tensors)."
-        )
 
     def _write(self, source: Path | Mapping[str, np.ndarray]) -> Path:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
@@ -276,17 +241,3 @@ class Publisher:
         raise PublishError(
             f"vLLM answered {path} with {reply.reason}{hint}; {state}.", reply.status
         )
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors files, by name, read from the headers."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: cannot be read as safetensors ({error}).") from error
-    if not shapes:
-        raise InputError(f"{folder}: no safetensors files; give a folder with weights.")
-    return shapes

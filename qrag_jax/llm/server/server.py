@@ -35,14 +35,9 @@ class Server:
     """A vLLM process that is kept running. It is started once and cannot be started after `stop`.
 
     As a context manager, it is ready on entry, and none of its processes is left on exit. In
-    between, a thread restarts it when it dies, with growing pauses, at the same `url`. After a
-    restart it serves its original weights; use `on_up` to hand over newer ones.
-
-    Attributes:
-        name: model name that clients ask for.
-        url: for clients; known once it is started.
-        restarts: how often it was started again.
-        failure: why it was given up; "" if it was not.
+    between, a thread restarts it when it dies (`restarts` times), with growing pauses, at the same
+    `url`; where it was given up, `failure` says why. After a restart it serves its original
+    weights; use `on_up` to hand over newer ones.
     """
 
     def __init__(
@@ -56,11 +51,9 @@ class Server:
     ) -> None:
         """
         Args:
-            log: receives lines about the server's progress.
-            log_every: seconds between two lines while the server starts.
+            log_every: seconds between two lines of `log` while the server starts.
             on_down: called in the watching thread when the server has died.
-            on_up: called in the watching thread when the server answers again, before `alive` is
-                True.
+            on_up: called there when the server answers again, before `alive` is True.
         """
         self.config, self.name, self.url = config, config.served_name, ""
         self.restarts, self.failure = 0, ""
@@ -286,12 +279,7 @@ _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception|Exit)): (\S.*)")
 
 
 class ServerLog:
-    """The log file of one server.
-
-    Attributes:
-        path: of the file.
-        start: where in it the present process began, in bytes.
-    """
+    """The log file of one server; `start` is where the present process began in it, in bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

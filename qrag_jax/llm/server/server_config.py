@@ -27,14 +27,6 @@ _OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
     """Section `llm.server`: settings of a `Server`; sizes in tokens, times in seconds.
-
-    Attributes:
-        name: model name that clients ask for; "": the folder's name or the hub name.
-        api_key_env: environment variable with the API key that the server requires; "": no key.
-        stop_grace: time from SIGTERM to SIGKILL.
-        backoff: pause before the first restart; doubles for each further one, up to a minute.
-        healthy_after: time of service after which restarts are counted from zero again.
-
     JAX takes three quarters of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says less. On a
     shared GPU, this share and `memory_share` must fit together.
 
@@ -47,6 +39,7 @@ class ServerConfig:
     """
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
+    # model name that clients ask for; "": the folder's name or the hub name
     name: str = internal("")
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
     port: int = 0  # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
@@ -62,11 +55,14 @@ class ServerConfig:
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
     log: str = "vllm.log"  # log file, in the workdir
+    # environment variable with the API key that the server requires; "": no key
     api_key_env: str = internal("")
     start_timeout: float = 1800.0  # seconds within which the server must answer
-    stop_grace: float = internal(20.0)
+    stop_grace: float = internal(20.0)  # time from SIGTERM to SIGKILL
     restarts: int = 5  # restarts in a row before the server is given up
+    # pause before the first restart; doubles for each further one, up to a minute
     backoff: float = internal(2.0)
+    # time of service after which restarts are counted from zero again
     healthy_after: float = internal(300.0)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ does not show tools, they are described in the system's message.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, LLAMA, ToolCall, describe, read_calls, write_call
 
-FORMS = HERMES, LLAMA
 _BEGINS = {HERMES: "<tool_call>", LLAMA: ""}
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -29,39 +27,19 @@ class TextLost(ValueError):
 
 
 class Spoken(NamedTuple):
-    """What a model has said.
+    """What a model has said."""
 
-    Attributes:
-        content: the text without calls.
-        calls: names and arguments, these as JSON.
-    """
-
-    content: str
-    calls: tuple[tuple[str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """A tool as an environment describes it."""
-
-    schema: Mapping[str, Any]
+    content: str  # the text without calls
+    calls: tuple[tuple[str, str], ...]  # names and arguments, these as JSON
 
 
 class ChatRenderer:
     """Between messages and ids.
 
-    Args:
-        tokenizer: of Hugging Face.
-        form: how calls are written, one of `FORMS`.
-        thinking: see `scaffold_of`.
+    Calls are written in `form`, one of `tool_calls.FORMATS`; for `thinking` see `scaffold_of`.
     """
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:
-        if form not in FORMS:
-            raise InputError(
-                f"config.tools.form is {form!r}; environments of verifiers need one of "
-                f"{' and '.join(FORMS)}, whose calls are JSON."
-            )
         self._tokenizer, self._form, self._thinking = tokenizer, form, thinking
         self._special = [
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special
@@ -167,8 +145,7 @@ class ChatRenderer:
         shown = scaffold_of(self._tokenizer, thinking=self._thinking, options={"tools": tools})
         if not np.array_equal(shown.opening(asked), plain.opening(asked)):
             return shown, ""
-        told = describe([_Given(tool) for tool in tools], self._form)  # type: ignore[misc]
-        return plain, told
+        return plain, describe(tools, self._form)
 
 
 def content_text(content: Any) -> str:

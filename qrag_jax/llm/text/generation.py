@@ -26,32 +26,24 @@ HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How answers are sampled and read.
-
-    Attributes:
-        temperature, max_tokens, top_p, seed: as in `ChatRequest`.
-        enable_thinking: turns a thinking model's thinking on or off; None leaves it to the model.
-        max_prompt_tokens: longest prompt; 0: no limit.
-        count: counts the tokens of messages; None if there is no limit.
-        score_cut_off: read an answer that max_tokens cut off as if it were complete.
-    """
+    """How answers are sampled (as in `ChatRequest`) and read."""
 
     temperature: float = 0.0
     max_tokens: int = 256
     top_p: float | None = None
     seed: int | None = None
+    # turns a thinking model's thinking on or off; None leaves it to the model
     enable_thinking: bool | None = None
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: int = 0  # longest prompt; 0: no limit
+    # counts the tokens of messages; None if there is no limit
     count: Callable[[Messages], int] | None = None
-    score_cut_off: bool = False
+    score_cut_off: bool = False  # read an answer that max_tokens cut off as if it were complete
 
     @classmethod
     def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:
         """Makes the settings from fields of the same names, `tokenizer` and `cut_off`.
 
-        Args:
-            llm: the fields.
-            prefix: put before the fields' names in error messages, such as "--llm.".
+        `prefix` is put before the fields' names in error messages, such as "--llm.".
         """
         if llm["max_prompt_tokens"] and not llm["tokenizer"]:
             raise InputError(
@@ -125,11 +117,8 @@ class Generation:
 def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
     """Makes a function that counts the tokens of messages in the chat template.
 
-    The count includes what the template adds to open the model's turn.
-
-    Args:
-        tokenizer: folder (or hub name) of the model that is served.
-        enable_thinking: passed to the chat template; None leaves it to the template.
+    The count includes what the template adds to open the model's turn. `tokenizer` is the folder
+    (or hub name) of the model that is served.
     """
     loaded = chat_tokenizer(tokenizer)
     text = templated(loaded, enable_thinking)
@@ -152,12 +141,7 @@ def chat_tokenizer(tokenizer: str) -> Any:
 
 
 def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[Messages], str]:
-    """Makes the text with the tokenizer's own chat template, up to the opening of the model's turn.
-
-    Args:
-        tokenizer: see `chat_tokenizer`.
-        enable_thinking: passed to the chat template; None leaves it to the template.
-    """
+    """Makes the text with the tokenizer's chat template, up to the opening of the model's turn."""
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
 
     def text(messages: Messages) -> str:
@@ -172,9 +156,8 @@ def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[
 def in_template(template: str) -> Callable[[Messages], str]:
     """Puts the one message of a prompt into a template given as text.
 
-    Args:
-        template: such as "<|im_start|>user\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n"; for a
-            base model, "{prompt}".
+    Such as "<|im_start|>user\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n"; for a base model,
+    "{prompt}".
     """
     if template.count(SLOT) != 1:
         raise InputError(

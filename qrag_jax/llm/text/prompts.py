@@ -52,19 +52,12 @@ CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The messages of one prompt, with slots.
+    """The messages of one prompt, with slots."""
 
-    Attributes:
-        path: the file it comes from.
-        fingerprint: digest of the file's text.
-        messages: (role, content) pairs, the contents with their slots.
-        slots: the names of all slots.
-    """
-
-    path: Path
-    fingerprint: str
-    messages: Messages
-    slots: frozenset[str]
+    path: Path  # the file it comes from
+    fingerprint: str  # digest of the file's text
+    messages: Messages  # (role, content) pairs, the contents with their slots
+    slots: frozenset[str]  # the names of all slots
 
     @property
     def name(self) -> str:
@@ -134,9 +127,7 @@ def load(name: str) -> Prompt:
 def harmless(text: str, marks: Iterable[str] = ()) -> str:
     """The text as it may stand in a prompt: it can end nothing and begin nothing there.
 
-    Args:
-        text: any text, such as a passage or what a model wrote.
-        marks: names of the tags that mean something in the prompt, such as "passages".
+    `marks` are the names of the tags that mean something in the prompt, such as "passages".
     """
     safe = _CONTROL.sub(r"\1 ", well_formed(text))
     found = _marks(tuple(sorted(marks)))
@@ -164,15 +155,10 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 class Cut(NamedTuple):
-    """What was left out of a prompt.
+    """What was left out of a prompt."""
 
-    Attributes:
-        chunks: number of whole chunks.
-        characters: of these chunks and of the chunk that was shortened, together.
-    """
-
-    chunks: int = 0
-    characters: int = 0
+    chunks: int = 0  # number of whole chunks
+    characters: int = 0  # of these chunks and of the chunk that was shortened, together
 
 
 class Fitted(NamedTuple):
@@ -192,17 +178,14 @@ def fit(
     """Fills the prompt with the whole question and the chunks that fit; cuts the oldest first.
 
     It leaves out as few whole chunks as possible, from the first one on. Then it puts back the
-    beginning of the last chunk left out, with as many words as fit.
+    beginning of the last chunk left out, with as many words as fit. If the question does not fit
+    even without any chunk, the result is a `Failure` with cause "too_long".
 
     Args:
         chunks: the oldest first; they are shown in this order.
         max_prompt_tokens: the budget; 0: no limit.
         count: counts the tokens of messages as the model reads them. More text must not have fewer
             tokens.
-
-    Returns:
-        The fitted prompt, or `Failure` with cause "too_long" if the question does not fit even
-        without any chunk.
     """
 
     def shown(left_out: int, words: int = 0) -> Messages:
@@ -225,10 +208,7 @@ def fit(
     words = len(_WORD.findall(partial))
     lost = least(0, words, lambda number: fits(shown(left_out, words - number)))
     kept = _beginning(partial, words - lost)
-    cut = Cut(
-        chunks=left_out - bool(kept),
-        characters=sum(map(len, chunks[:left_out])) - len(kept),
-    )
+    cut = Cut(chunks=left_out - bool(kept), characters=sum(map(len, chunks[:left_out])) - len(kept))
     return Fitted(shown(left_out, words - lost), cut)
 
 

@@ -28,19 +28,16 @@ class Scaffold:
 
     The contents of messages are taken as they are: a text that is not ours goes through
     `prompts.harmless` first, or a mark in it could end a turn.
-
-    Attributes:
-        append_only: whether the template leaves earlier turns as they are when a user's message
-            follows. If not (it drops what the model thought), then at the user's next message a new
-            segment begins: the `opening` of the whole conversation.
-        stop_ids: the ids that end a turn of the model; the first is the template's.
-        kept: text with which the template opens a turn of the model and that it leaves out of
-            earlier turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids,
-            because the model has read it before it spoke.
     """
 
+    # whether the template leaves earlier turns as they are when a user's message follows. If not
+    # (it drops what the model thought), then at the user's next message a new segment begins: the
+    # `opening` of the whole conversation
     append_only: bool
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
+    # text with which the template opens a turn of the model and that it leaves out of earlier
+    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
+    # model has read it before it spoke
     kept: str
     _template: _Template
 
@@ -49,18 +46,11 @@ class Scaffold:
         return self._template.ids(self._template.opened(messages))
 
     def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
-        """The ids to append to sampled ids, so that messages follow and the model may speak again.
+        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
 
-        Args:
-            said: `[token]` sampled ids. If the last is not the first of `stop_ids`, because the
-                turn was cut by its length, the result begins with that end of the turn.
-            messages: what follows, such as the results of tools.
-
-        Returns:
-            `[token]`, int32.
-
-        Raises:
-            ValueError: a user's message follows, and the template is not append-only.
+        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
+        its length, the result begins with that end of the turn. A user's message can follow an
+        append-only template alone.
         """
         if not self.append_only and any(role == "user" for role, _ in messages):
             raise ValueError("a new segment begins here; ask for the opening of all messages.")
@@ -184,11 +174,7 @@ def _kept(template: _Template, role: str, thinks: bool) -> str | None:
         ideas = zip((_THOUGHT, _OTHER_THOUGHT), said)
         said = [f"{think}{idea}{_END_OF_THINK}{text}" for idea, text in ideas]
     whole = template.opened(
-        (
-            ("user", _ASKED),
-            *(("assistant", said[0]), *told[0]),
-            *(("assistant", said[1]), *told[1]),
-        )
+        (("user", _ASKED), *(("assistant", said[0]), *told[0]), *(("assistant", said[1]), *told[1]))
     )
     first, last = (template.following(messages) for messages in told)
     candidates = [""]

@@ -1,6 +1,6 @@
 """Tools of a model, and its calls: how each form is described, written, read and checked.
 
-Three forms. Hermes (Qwen2.5, Qwen3), any number of calls with any text around them:
+Two forms. Hermes (Qwen2.5, Qwen3), any number of calls with any text around them:
 
     <tool_call>
     {"name": "retrieve_documents", "arguments": {"query": "…"}}
@@ -9,36 +9,23 @@ Three forms. Hermes (Qwen2.5, Qwen3), any number of calls with any text around t
 Llama 3, the whole text is one call, with or without `<|python_tag|>` before it:
 
     {"name": "retrieve_documents", "parameters": {"query": "…"}}
-
-Ours in tags, any number of calls with any text around them:
-
-    <tool name="retrieve_documents">
-    <query>…</query>
-    </tool>
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.llm.text.extraction import NoAnswer, last_object, well_formed, without_thinking
 from qrag_jax.llm.text.prompts import harmless, one_line
 
-HERMES, LLAMA, XML = FORMATS = ("hermes", "llama", "xml")
+HERMES, LLAMA = FORMATS = ("hermes", "llama")
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = {HERMES: "arguments", LLAMA: "parameters"}
-_TOOL_TAG = re.compile(r"<tool(?=[\s>])[^<>]*>?")
-_NAMED_TOOL_TAG = re.compile(r'<tool\s+name="([^"]*)"\s*>')
-_ARGUMENT_TAG = re.compile(r"\s*<([A-Za-z_][A-Za-z0-9_]*)>")
-_ESCAPE = re.compile(r"&(?:lt|gt|amp|#44);")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 # Kind of a parameter → its JSON schema, and its name in sentences.
@@ -51,21 +38,13 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a tool.
+    """A parameter of a tool."""
 
-    Attributes:
-        name: letters, digits and underscores.
-        kind: "string", "integer" or "strings".
-        about: what the model is told about it.
-        required: whether each call must give it.
-        least: the lowest integer allowed; None: any.
-    """
-
-    name: str
-    kind: str
-    about: str
-    required: bool = True
-    least: int | None = None
+    name: str  # letters, digits and underscores
+    kind: str  # "string", "integer" or "strings"
+    about: str  # what the model is told about it
+    required: bool = True  # whether each call must give it
+    least: int | None = None  # the lowest integer allowed; None: any
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -107,36 +86,15 @@ class Malformed(NamedTuple):
     message: str
 
 
-class TagText(str):
-    """The text between the tags of an argument, which do not show its kind.
-
-    As a string it is the text without escapes; `raw` is the text as it was written.
-    """
-
-    raw: str
-
-    def __new__(cls, raw: str) -> TagText:
-        text = super().__new__(cls, _unescaped(raw))
-        text.raw = raw
-        return text
-
-
 def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:
-    """The calls in a model's text, in their order; () if it has none.
+    """The calls in a model's text (without the token that ended its turn), in their order.
 
     What stands before the last `</think>` is not read, and nothing is if the thinking has no end.
-
-    In the form "xml" every argument is a `TagText`, to which `check_call` gives its kind.
-
-    Args:
-        text: the model's text, without the token that ended its turn.
-        form: one of `FORMATS`.
     """
     said = without_thinking(well_formed(text))
     if isinstance(said, NoAnswer):
         return ()
-    read = {HERMES: _read_hermes, LLAMA: _read_llama, XML: _read_xml}[form]
-    return tuple(read(said))
+    return tuple(_read_hermes(said) if form == HERMES else _read_llama(said))
 
 
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall | Malformed:
@@ -167,87 +125,47 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall | Malforme
 
 
 def write_call(call: ToolCall, form: str) -> str:
-    """The text of a call, as the model should write it.
+    """The text of a call, as the model should write it; `read_calls` reads the same call from it.
 
-    `read_calls` reads the same call from it. In the form "xml" this is so for arguments that are
-    texts; `check_call` gives the others their kinds again. Text in an argument cannot end the call,
-    the thinking or the turn: "<" is written as an escape.
-
-    Raises:
-        ValueError: a list in the form "xml" has an item that is empty or has white space at its
-            ends, which a list between commas cannot show.
+    Text in an argument cannot end the call, the thinking or the turn: "<" is written as an escape.
     """
-    if form == XML:
-        lines = [f"<{name}>{_tagged(value)}</{name}>" for name, value in call.arguments.items()]
-        return "\n".join([f'<tool name="{call.name}">', *lines, "</tool>"])
     fields = {"name": call.name, _ARGUMENTS[form]: dict(call.arguments)}
     written = json.dumps(fields, ensure_ascii=False).replace("<", "\\u003c")
     return f"{_OPEN}\n{written}\n{_CLOSE}" if form == HERMES else written
 
 
-def describe(tools: Sequence[ToolSpec], form: str) -> str:
-    """What a system prompt says about the tools and how to call them.
+_HERMES_WORDS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+SCHEMAS
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+_LLAMA_WORDS = """\
+You may call these functions:
+
+SCHEMAS
+
+To call a function, answer with one JSON object and nothing else:
+{"name": "the function", "parameters": {"argument": value}}"""
+
+
+def describe(schemas: Iterable[Mapping[str, Any]], form: str) -> str:
+    """What a system prompt says about the tools of these schemas and how to call them.
 
     For "hermes" these are the words of the chat templates of Qwen2.5 and Qwen3, with which their
     models were trained.
     """
-    schemas = [json.dumps(tool.schema, ensure_ascii=False) for tool in tools]
-    if form == HERMES:
-        return "\n".join(
-            [
-                "# Tools",
-                "",
-                "You may call one or more functions to assist with the user query.",
-                "",
-                "You are provided with function signatures within <tools></tools> XML tags:",
-                "<tools>",
-                *schemas,
-                "</tools>",
-                "",
-                "For each function call, return a json object with function name and arguments "
-                "within <tool_call></tool_call> XML tags:",
-                _OPEN,
-                '{"name": <function-name>, "arguments": <args-json-object>}',
-                _CLOSE,
-            ]
-        )
-    if form == LLAMA:
-        return "\n".join(
-            [
-                "You may call these functions:",
-                "",
-                *schemas,
-                "",
-                "To call a function, answer with one JSON object and nothing else:",
-                '{"name": "the function", "parameters": {"argument": value}}',
-            ]
-        )
-    return "\n".join(
-        [
-            "You may call these tools:",
-            "",
-            *(line for tool in tools for line in _plain_lines(tool)),
-            "",
-            "To call a tool, write its name and each of its arguments in tags:",
-            '<tool name="the_tool">',
-            "<argument>value</argument>",
-            "</tool>",
-            "",
-            "Inside of a value, write &lt; for <, &gt; for > and &amp; for &.",
-            "A list is written with commas between its items; a comma inside of an item is &#44;.",
-        ]
-    )
-
-
-def _plain_lines(tool: ToolSpec) -> Iterable[str]:
-    yield f"{tool.name}: {tool.about}"
-    for parameter in tool.parameters:
-        details = [KINDS[parameter.kind][1]]
-        if parameter.least is not None:
-            details.append(f"at least {parameter.least}")
-        if not parameter.required:
-            details.append("may be left out")
-        yield f"- {parameter.name} ({', '.join(details)}): {parameter.about}"
+    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+    return (_HERMES_WORDS if form == HERMES else _LLAMA_WORDS).replace("SCHEMAS", lines)
 
 
 def _read_hermes(said: str) -> Iterable[ToolCall | Malformed]:
@@ -273,41 +191,6 @@ def _read_llama(said: str) -> Iterable[ToolCall | Malformed]:
             yield found
     if around:
         yield Malformed("The tool call has text around it; write one JSON object and nothing else.")
-
-
-def _read_xml(said: str) -> Iterable[ToolCall | Malformed]:
-    tag = _TOOL_TAG.search(said)
-    while tag:
-        following = _TOOL_TAG.search(said, tag.end())
-        body, closed, _ = said[tag.end() : following.start() if following else None].partition(
-            "</tool>"
-        )
-        name = _NAMED_TOOL_TAG.fullmatch(tag[0])
-        if not name:
-            yield Malformed('The tag of a tool call is not of the form <tool name="…">.')
-        elif not closed:
-            yield Malformed(f"The call of the tool {_shown(name[1])} does not end with </tool>.")
-        else:
-            arguments = _tagged_arguments(body)
-            yield arguments if isinstance(arguments, Malformed) else ToolCall(name[1], arguments)
-        tag = following
-
-
-def _tagged_arguments(body: str) -> dict[str, TagText] | Malformed:
-    arguments: dict[str, TagText] = {}
-    place = 0
-    while tag := _ARGUMENT_TAG.match(body, place):
-        name, closing = tag[1], f"</{tag[1]}>"
-        end = body.find(closing, tag.end())
-        if end < 0:
-            return Malformed(f"The argument {_shown(name)} does not end with {closing}.")
-        if name in arguments:
-            return Malformed(f"The argument {_shown(name)} is given twice.")
-        arguments[name] = TagText(body[tag.end() : end])
-        place = end + len(closing)
-    if body[place:].strip():
-        return Malformed("The tool call has text outside of the tags of its arguments.")
-    return arguments
 
 
 class _DuplicateError(ValueError):
@@ -359,8 +242,6 @@ def _json_call(said: str, start: int, form: str) -> tuple[ToolCall | Malformed, 
 
 def _of_kind(value: Any, parameter: Parameter) -> Any:
     """The value in the kind of its parameter, or the end of a sentence about the argument."""
-    if isinstance(value, TagText):
-        value = _untagged(value, parameter.kind)
     if parameter.kind == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)
     fits = {
@@ -374,26 +255,6 @@ def _of_kind(value: Any, parameter: Parameter) -> Any:
     if parameter.least is not None and value < parameter.least:
         return Malformed(f"must be at least {parameter.least}")
     return value
-
-
-def _untagged(text: TagText, kind: str) -> Any:
-    if kind == "integer" and _INTEGER.fullmatch(text.strip()):
-        return int(text)
-    if kind == "strings":
-        return [_unescaped(item.strip()) for item in text.raw.split(",") if item.strip()]
-    return str(text)
-
-
-def _tagged(value: Any) -> str:
-    if not isinstance(value, list):
-        return html.escape(str(value), quote=False)
-    if any(not item or item != item.strip() for item in value):
-        raise ValueError(f"the items of {value} cannot be written between commas.")
-    return ", ".join(html.escape(item, quote=False).replace(",", "&#44;") for item in value)
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: html.unescape(found[0]), text)
 
 
 def _called(value: Any) -> str:

@@ -3,9 +3,7 @@ test_sidecar for vLLM)."""
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,45 +13,29 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
+from tests.json_server import Call, listening
 
-WEIGHTS = {
-    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "b": np.ones(4, ml_dtypes.bfloat16),
-}
+WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, ml_dtypes.bfloat16)}
 
 
 class Recorder:
     """Answers 200 except to the paths in `refuses`, and keeps what was asked."""
 
     def __init__(self) -> None:
+        self.url, self.reset = "", True
         self.calls: list[tuple[str, Any]] = []
         self.refuses: dict[str, int] = {}
-        self.reset = True
         self.found: dict[str, np.ndarray] = {}
-        recorder = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"] or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                recorder.calls.append((self.path, body))
-                if self.path == "/collective_rpc":
-                    folder = Path(body["kwargs"]["weights_path"])
-                    recorder.found = {}
-                    for path in folder.glob("*.safetensors"):
-                        recorder.found |= load_file(path)
-                self.send_response(recorder.refuses.get(self.path, 200))
-                self.end_headers()
-                self.wfile.write(json.dumps({"success": recorder.reset}).encode())
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+    def answer(self, call: Call) -> tuple[int, Any]:
+        body = json.loads(call.body) if call.body else None
+        self.calls.append((call.path, body))
+        if call.path == "/collective_rpc":
+            self.found = {}
+            for path in Path(body["kwargs"]["weights_path"]).glob("*.safetensors"):
+                self.found |= load_file(path)
+        return self.refuses.get(call.path, 200), {"success": self.reset}
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.calls]
@@ -62,23 +44,14 @@ class Recorder:
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     recorder = Recorder()
-    yield recorder
-    recorder.server.shutdown()
-    recorder.server.server_close()
+    with listening(recorder.answer) as url:
+        recorder.url = f"{url}/v1"
+        yield recorder
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    folder = tmp_path / "base"
-    folder.mkdir()
-    save_file({"a": WEIGHTS["a"] * 0}, folder / "model-1.safetensors")
-    save_file({"b": WEIGHTS["b"]}, folder / "model-2.safetensors")
-    return folder
-
-
-@pytest.fixture
-def publisher(recorder: Recorder, base: Path, tmp_path: Path) -> Iterator[Publisher]:
-    with Publisher(recorder.url, "m", base=base, folder=tmp_path / "memory") as publisher:
+def publisher(recorder: Recorder, tmp_path: Path) -> Iterator[Publisher]:
+    with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
         yield publisher
     assert list((tmp_path / "memory").iterdir()) == []
 
@@ -115,15 +88,13 @@ def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_tied_head_is_told_by_its_name(dtype: Any, recorder: Recorder, tmp_path: Path) -> None:
-    words = np.arange(6).reshape(3, 2).astype(dtype)
+def test_a_tied_head_is_told_by_its_name(recorder: Recorder, tmp_path: Path) -> None:
+    words = np.arange(6).reshape(3, 2).astype(ml_dtypes.bfloat16)
     with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
         for version, head in (("tied", None), ("own", words + words)):
             tensors = {WORDS: words} | ({} if head is None else {HEAD: head})
             publisher.publish(tensors, version)
             assert recorder.found.keys() == {WORDS, HEAD}
-            assert recorder.found[HEAD].dtype == dtype
             np.testing.assert_array_equal(recorder.found[HEAD], words if head is None else head)
 
 
@@ -134,15 +105,6 @@ def adapter(tmp_path: Path) -> Path:
     (folder / "adapter_config.json").write_text('{"r": 4}')
     save_file({"x": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
     return folder
-
-
-def test_adapters(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
-    for version in "123":
-        assert publisher.publish(adapter, version) == Published(f"m@{version}", version)
-    assert recorder.paths() == [LOAD, LOAD, LOAD, UNLOAD]
-    bodies = [body for _, body in recorder.calls]
-    assert [body["lora_name"] for body in bodies] == ["m@1", "m@2", "m@3", "m@1"]
-    assert len({body["lora_path"] for body in bodies[:3]}) == 3
 
 
 def loaded(recorder: Recorder) -> list[str]:
@@ -172,6 +134,7 @@ def test_several_versions_stay_loaded(recorder: Recorder, adapter: Path, tmp_pat
             assert len(files) == min(count, 4)
         # The restarted server has none; it gets all of them under their names.
         publisher.forget()
+        assert publisher.current == Published("m@h", "")
         recorder.calls.clear()
         publisher.republish()
         assert recorder.paths() == [LOAD] * 3
@@ -184,17 +147,15 @@ def test_several_versions_stay_loaded(recorder: Recorder, adapter: Path, tmp_pat
 def test_new_weights_take_the_adapters_of_the_earlier_ones_along(
     publisher: Publisher, recorder: Recorder, adapter: Path
 ) -> None:
+    publisher.republish()
+    assert recorder.calls == []
     publisher.publish(adapter, "1")
     publisher.publish(adapter, "2")
-    recorder.calls.clear()
     recorder.refuses["/collective_rpc"] = 500
-    with pytest.raises(PublishError, match="left paused"):
+    with pytest.raises(PublishError):
         publisher.publish(WEIGHTS, "full")
     recorder.refuses.clear()
-    # The server is restarted, and is as before.
-    recorder.calls.clear()
-    publisher.republish()
-    assert loaded(recorder) == ["m@1", "m@2"]
+    publisher.republish()  # the server is restarted, and is as before
     recorder.calls.clear()
     publisher.publish(WEIGHTS, "full")
     assert recorder.paths() == [EXCHANGE[0], UNLOAD, UNLOAD, *EXCHANGE[1:]]
@@ -205,70 +166,20 @@ def test_new_weights_take_the_adapters_of_the_earlier_ones_along(
     assert publisher.current == Published("m@3", "3")
 
 
-def test_an_adapter_that_is_not_unloaded_keeps_its_files(
-    publisher: Publisher, recorder: Recorder, adapter: Path
-) -> None:
-    recorder.refuses[UNLOAD] = 500
-    for version in "12345":
-        publisher.publish(adapter, version)
-    folders = [Path(body["lora_path"]) for path, body in recorder.calls if path == LOAD]
-    assert len(folders) == 5
-    assert all(folder.is_dir() for folder in folders)
-
-
-def test_after_a_restart(
-    publisher: Publisher, recorder: Recorder, adapter: Path, tmp_path: Path
-) -> None:
-    publisher.republish()
-    assert recorder.calls == []
-    publisher.publish(WEIGHTS, "full")
-    publisher.forget()
-    assert publisher.current == Published("m", "")
-    publisher.republish()
-    assert publisher.current == Published("m", "full")
-    assert recorder.paths() == [*EXCHANGE, *EXCHANGE]
-    publisher.publish(adapter, "low-rank")
-    publisher.forget()
-    assert publisher.current.version == ""
-    loaded = recorder.calls[-1]
-    recorder.calls.clear()
-    recorder.found.clear()
-    publisher.republish()
-    assert publisher.current == Published("m@low-rank", "low-rank")
-    # The adapter belongs to the weights that it was loaded on.
-    assert recorder.paths() == [*EXCHANGE, LOAD]
-    assert recorder.calls[-1] == loaded
-    np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
-    # Weights that come after an adapter are served without it.
-    publisher.publish(adapter, "low-rank-2")
-    publisher.publish(WEIGHTS, "full-2")
-    recorder.calls.clear()
-    publisher.republish()
-    assert publisher.current == Published("m", "full-2")
-    assert recorder.paths() == EXCHANGE
-    (folder,) = (tmp_path / "memory").iterdir()
-    kept = [path.name for path in folder.iterdir() if path.name != ".lock"]
-    assert [recorder.calls[1][1]["kwargs"]["weights_path"]] == [str(folder / name) for name in kept]
-
-
 @pytest.mark.parametrize("step", range(len(EXCHANGE)))
-def test_refused(step: int, publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
+def test_refused(step: int, publisher: Publisher, recorder: Recorder) -> None:
     publisher.publish(WEIGHTS, "good")
     recorder.calls.clear()
     recorder.refuses[EXCHANGE[step]] = 500
-    with pytest.raises(
-        PublishError, match=f"vLLM answered {EXCHANGE[step][:6]}.*HTTP 500"
-    ) as caught:
+    with pytest.raises(PublishError, match="HTTP 500"):
         publisher.publish(WEIGHTS, "bad")
     if step == 0:
         # Nothing was touched, and a pause that had begun is over.
         assert recorder.paths() == [EXCHANGE[0], "/resume"]
-        assert "the weights served are as before" in str(caught.value)
         assert publisher.current.version == "good"
     else:
         # Half exchanged weights answer nothing: it stays paused.
         assert recorder.paths() == EXCHANGE[: step + 1]
-        assert "left paused: publish again, or restart it" in str(caught.value)
         assert publisher.current.version == ""
     recorder.refuses.clear()
     assert publisher.publish(WEIGHTS, "bad").version == "bad"  # the same once more, without fault
@@ -280,34 +191,6 @@ def test_a_cache_that_is_not_emptied(publisher: Publisher, recorder: Recorder) -
         publisher.publish(WEIGHTS, "1")
     assert recorder.paths() == EXCHANGE[:3]
     assert publisher.current.version == ""
-
-
-def test_no_development_endpoints(publisher: Publisher, recorder: Recorder) -> None:
     recorder.refuses["/pause?mode=wait"] = 404
     with pytest.raises(PublishError, match=r"config\.llm\.server\.publish=True"):
         publisher.publish(WEIGHTS, "1")
-
-
-@pytest.mark.parametrize(
-    ("weights", "says"),
-    [
-        ({"a": WEIGHTS["a"].T, "b": WEIGHTS["b"]}, r"instead of \(2"),
-        ({"a": WEIGHTS["a"]}, "b is missing"),
-        (WEIGHTS | {"c": WEIGHTS["b"]}, r"c is \(4,\)"),
-    ],
-)
-def test_weights_of_another_model(
-    weights: dict[str, np.ndarray], says: str, publisher: Publisher, recorder: Recorder
-) -> None:
-    with pytest.raises(InputError, match=says):
-        publisher.publish(weights, "1")
-    assert recorder.calls == []
-
-
-def test_an_adapter_that_fills_the_disk(recorder: Recorder, adapter: Path, full_disk: Path) -> None:
-    save_file({"x": np.ones(2**19, np.float32)}, adapter / "adapter_model.safetensors")
-    with Publisher(recorder.url, "m", folder=full_disk) as publisher:
-        (folder,) = full_disk.iterdir()
-        with pytest.raises(InputError, match="left on device") as caught:
-            publisher.publish(adapter, "1")
-        assert str(caught.value).startswith(str(folder))

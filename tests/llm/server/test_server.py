@@ -20,7 +20,7 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.opening import Existing, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
 from qrag_jax.llm.server.server_config import ServerConfig
-from tests.entry_points import ROOT, Commands, refusal
+from tests.entry_points import ROOT
 from tests.llm.asking import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
 
@@ -43,40 +43,34 @@ def changed(config: ServerConfig, **changes: Any) -> ServerConfig:
     return ServerConfig(**{**vars(config), **changes})
 
 
-def test_it_is_waited_for_and_leaves_nothing(
+def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DELAY", "1")
     said: list[str] = []
     with Server(config, log=said.append, log_every=0.3) as server:
         assert server.alive()
-        assert server.name == "little"
-        assert Endpoint(server.url).model_names() == ("little",)
-        assert all(map(running, stand_in.pids()))
-    assert not server.alive()
-    assert not any(map(running, stand_in.pids()))
-    assert server.restarts == 0
-    assert server.failure == ""
-    assert any("vLLM is starting" in line and "loading the weights" in line for line in said)
-    assert said[-1].startswith(f"vLLM serves little at {server.url}")
-    assert "loading the weights" in Path(config.log).read_text()
-    server.stop()  # once more is no harm
-
-
-def test_only_this_user_reaches_its_socket(config: ServerConfig, tmp_path: Path) -> None:
-    with Server(config, log=lambda line: None) as server:
         socket_file = Path(server.url.removeprefix("unix:"))
         assert socket_file.is_socket()
         assert socket_file.parent.stat().st_mode & 0o777 == 0o700
         with Client(LlmConfig(server.url, "little").client(server.url, "little")) as client:
             assert texts(client.ask_blocking([chat("whose?")])) == ["ours"]
     assert not socket_file.parent.exists()
+    assert not server.alive()
+    assert not any(map(running, stand_in.pids()))
+    assert (server.restarts, server.failure) == (0, "")
+    assert any("vLLM is starting" in line and "loading the weights" in line for line in said)
+    assert "loading the weights" in Path(config.log).read_text()
+    server.stop()  # once more is no harm
 
 
 def test_a_port_for_others(config: ServerConfig) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+        probe.listen()
+        with pytest.raises(InputError, match=f"port: {port} on 127.0.0.1 cannot be taken"):
+            Server(changed(config, port=port)).start()
     with Server(changed(config, port=port), log=lambda line: None) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1"
         assert Endpoint(server.url).model_names() == ("little",)
@@ -88,6 +82,10 @@ def test_what_it_is_started_with(
     monkeypatch.setenv("SOME_KEY", KEY)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    publishing = changed(config, publish=True)
+    assert "--logprobs-mode processed_logprobs" in " ".join(publishing.command(Path("/s")))
+    env = publishing.environment()
+    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     config = changed(
         config,
         devices="1,0",
@@ -116,11 +114,12 @@ def test_what_it_is_started_with(
     given, _, ours = command.partition("--enforce-eager --seed 3 ")
     assert given == "-m vllm.entrypoints.openai.api_server "
     assert ours.startswith("--uds /")
-    assert f"--model {config.model} --served-model-name little --dtype float32" in command
-    assert "--gpu-memory-utilization 0.3 --max-model-len 256" in command
-    assert "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4" in command
-    assert "--logprobs-mode" not in command
-    assert command.endswith("--no-enable-chunked-prefill")
+    for words in (
+        f"--model {config.model} --served-model-name little --dtype float32",
+        "--gpu-memory-utilization 0.3 --max-model-len 256",
+        "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4",
+    ):
+        assert words in ours
     env = start["env"]
     assert env["VLLM_API_KEY"] == KEY
     assert env["CUDA_VISIBLE_DEVICES"] == "1,0"
@@ -128,57 +127,6 @@ def test_what_it_is_started_with(
     assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
     assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
     assert "PYTHONPATH" not in env
-
-
-def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -> None:
-    config = changed(config, publish=True)
-    assert "--logprobs-mode processed_logprobs" in " ".join(config.command(Path("/s")))
-    assert "--no-enable-chunked-prefill" not in config.command(Path("/s"))  # it is for CPUs
-    env = config.environment()
-    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-
-
-def test_port_taken(config: ServerConfig) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(InputError, match=f"port: {port} on 127.0.0.1 cannot be taken"):
-            Server(changed(config, port=port)).start()
-
-
-def failed_start(config: ServerConfig, stand_in: StandIn) -> str:
-    Path(config.log).parent.mkdir(exist_ok=True)
-    Path(config.log).write_text("a line of an earlier run\n")
-    server = Server(config, print)
-    with pytest.raises(InputError) as caught:
-        server.start()
-    assert not server.alive()
-    assert not any(map(running, stand_in.pids()))
-    assert config.log in str(caught.value)
-    assert "earlier run" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_it_dies_at_start(
-    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAND_IN", "dies")
-    text = failed_start(config, stand_in)
-    assert "died at start" in text
-    assert "loading the weights\n    the weights are broken" in text
-
-
-def test_it_is_never_ready(
-    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAND_IN", "hangs")
-    for seconds in (2.0, 10.0, 50.0):  # how long a process takes to say something here
-        text = failed_start(changed(config, start_timeout=seconds), stand_in)
-        assert f"did not answer within {seconds:g} s" in text
-        if "loading the weights" in text:
-            return
-    pytest.fail("its log was not shown")
 
 
 def test_one_that_will_not_stop(
@@ -193,8 +141,22 @@ def test_one_that_will_not_stop(
     assert "not stopped within 1 s; killed" in Path(config.log).read_text()
 
 
-def watchdog_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+@pytest.mark.parametrize("mode", ["dies", "hangs"])
+def test_it_does_not_start(
+    mode: str, config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", mode)
+    Path(config.log).parent.mkdir(exist_ok=True)
+    Path(config.log).write_text("a line of an earlier run\n")
+    server = Server(changed(config, start_timeout=2.0 if mode == "hangs" else 30.0), print)
+    with pytest.raises(InputError) as caught:
+        server.start()
+    assert not server.alive()
+    assert not any(map(running, stand_in.pids()))
+    text = str(caught.value)
+    assert ("did not answer within 2 s" if mode == "hangs" else "the weights are broken") in text
+    assert config.log in text
+    assert "earlier run" not in text
 
 
 @pytest.mark.parametrize("victim", ["server", "watchdog"])
@@ -209,7 +171,8 @@ def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: Stand
     )
     with server:
         url, (first,) = server.url, stand_in.pids()
-        os.kill(first if victim == "server" else watchdog_of(first), signal.SIGKILL)
+        parent = Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(first if victim == "server" else int(parent), signal.SIGKILL)
         wait_until(lambda: server.restarts == 1 and server.alive())
         assert server.url == url
         assert Endpoint(url).model_names() == ("little",)
@@ -218,8 +181,6 @@ def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: Stand
         assert not running(first)
     assert calls == ["down False", "up False"]
     assert any("restart 1 of 5 in 0.1 s" in line for line in said)
-    if victim == "server":
-        assert any("the server ended with status -9" in line for line in said)
     assert not any(map(running, stand_in.pids()))
 
 
@@ -234,34 +195,8 @@ def test_it_is_given_up(
         assert "given up after 2 restarts in a row: vLLM died at start" in server.failure
         assert config.log in server.failure
         assert not server.alive()
-    pauses = [line.split(" in ")[1].split(" s")[0] for line in said if "; restart " in line]
-    assert pauses == ["0.1", "0.2"]
     assert len(stand_in.starts()) == 3
     assert not any(map(running, stand_in.pids()))
-
-
-def test_a_hand_over_that_fails_is_a_start_that_fails(
-    config: ServerConfig, stand_in: StandIn
-) -> None:
-    def hand_over() -> None:
-        raise RuntimeError("no weights")
-
-    server = Server(changed(config, restarts=1), log=lambda line: None, on_up=hand_over)
-    with server:
-        os.kill(stand_in.pids()[0], signal.SIGKILL)
-        wait_until(lambda: server.failure)
-        assert "given up after 1 restarts in a row: no weights" in server.failure
-        assert not any(map(running, stand_in.pids()))
-
-
-def test_stopped_between_two_starts(config: ServerConfig, stand_in: StandIn) -> None:
-    said: list[str] = []
-    with Server(changed(config, backoff=50.0), log=said.append):
-        os.kill(stand_in.pids()[0], signal.SIGKILL)
-        wait_until(lambda: any("in 50 s" in line for line in said))
-        began = time.monotonic()
-    assert time.monotonic() - began < 3.0
-    assert len(stand_in.starts()) == 1
 
 
 TRAINER = """
@@ -281,7 +216,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("end", ["killed", "forked", "leaves"])
+@pytest.mark.parametrize("end", ["forked", "leaves"])
 def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_in: StandIn) -> None:
     arguments = [config.model, config.python, config.log, end]
     trainer = subprocess.Popen(
@@ -321,10 +256,7 @@ def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None
         server.start()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command(
-    number: signal.Signals, config: ServerConfig, stand_in: StandIn, tmp_path: Path
-) -> None:
+def test_the_command(config: ServerConfig, stand_in: StandIn, tmp_path: Path) -> None:
     command = [
         str(ROOT / "launch" / "sidecar.sh"),
         f"--config.llm.server.model={config.model}",
@@ -343,19 +275,11 @@ def test_the_command(
     assert line.startswith("--config.llm.url=unix:/")
     assert line.endswith(".sock --config.llm.model=judge\n")
     assert stand_in.starts()[0]["argv"][3:5] == ["--seed", "7"]
-    process.send_signal(number)
+    process.terminate()
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert err.splitlines()[-1] == "stopped"
     assert not any(map(running, stand_in.pids()))
-
-
-def test_the_command_refuses_in_one_sentence(commands: Commands) -> None:
-    config_file = "--config=configs/quickstart.py"
-    result = commands.run("serve_llm", config_file, "--config.llm.server.model=/no/such")
-    assert "server.model: no folder /no/such" in refusal(result)
-    result = commands.run("serve_llm", config_file, "--config.llm.url=http://127.0.0.1:1/v1")
-    assert "names a server that is there already" in refusal(result)
 
 
 FOLLOWS = "RuntimeError: Engine core initialization failed. See root cause above."
@@ -372,24 +296,17 @@ LINES = [
 ]
 
 
-def log_of(path: Path, *lines: str) -> ServerLog:
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return ServerLog(path)
-
-
 def test_the_cause_is_told_beside_the_last_lines(tmp_path: Path) -> None:
-    log = log_of(tmp_path / "vllm.log", *LINES)
-    assert log.first_error() == CAUSE
+    path = tmp_path / "vllm.log"
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    log = ServerLog(path)
     words = log.last_words()
-    assert words.startswith(f"the first error in its log is {CAUSE}; the last lines of its log ")
+    assert f"is {CAUSE};" in words
     assert words.endswith(f"\n    {FOLLOWS}")
     assert words.count("\n") == LAST_LINES
-
-
-def test_only_the_present_process_counts(tmp_path: Path) -> None:
-    log = log_of(tmp_path / "vllm.log", *LINES)
-    log.start = log.path.stat().st_size
-    with log.path.open("a") as file:
+    # Only the present process counts.
+    log.start = path.stat().st_size
+    with path.open("a") as file:
         file.write("OSError: its own\n")
     assert log.first_error() == "OSError: its own"
     assert log.tail(2) == ["OSError: its own"]

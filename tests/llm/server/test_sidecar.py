@@ -5,12 +5,7 @@ The tests go from one state of one server to the next, in the order they stand i
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +20,7 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.server.publish import Publisher, PublishError
+from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
@@ -49,22 +44,6 @@ pytestmark = [
 ]
 
 
-def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
-    fields: dict[str, Any] = {
-        "model": str(folder),
-        "name": "tiny",
-        "python": PYTHON,
-        "cpu_cache_gib": 1,
-        "max_model_len": 256,
-        "dtype": "float32",
-        "arguments": ("--enforce-eager",),
-        "log": str(log),
-        "start_timeout": 900.0,
-        "backoff": 0.5,
-    }
-    return ServerConfig(**{**fields, **changes})
-
-
 def processes(server: Server) -> list[int]:
     """All of a server's: the watchdog, vLLM's front, its engine."""
     assert server._process is not None
@@ -82,9 +61,16 @@ class Served:
     def __init__(self, folder: Path, log: Path) -> None:
         os.environ["QRAG_TEST_KEY"] = KEY
         self.lines: list[str] = []
-        self.config = settings(
-            folder,
-            log,
+        config = ServerConfig(
+            str(folder),
+            name="tiny",
+            python=PYTHON,
+            cpu_cache_gib=1,
+            max_model_len=256,
+            dtype="float32",
+            log=str(log),
+            start_timeout=900.0,
+            backoff=0.5,
             lora_rank=8,
             loaded_adapters=6,  # of two publishers
             publish=True,
@@ -92,12 +78,12 @@ class Served:
             arguments=("--enforce-eager", "--enable-scale-out"),
         )
         self.server = Server(
-            self.config,
+            config,
             log=self.lines.append,
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
         ).start()
-        self.publisher = Publisher(self.server.url, "tiny", KEY, base=folder)
+        self.publisher = Publisher(self.server.url, "tiny", KEY)
         self.endpoint = Endpoint(self.server.url, KEY)
 
     def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
@@ -121,6 +107,12 @@ class Served:
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(folder, tmp_path_factory.mktemp("logs") / "vllm.log")
     all_processes = processes(served.server)
+    assert len(all_processes) >= 3
+    assert Endpoint(served.server.url).get("/v1/models").status == 401
+    # Which is why publishing is no default: these take no key.
+    assert Endpoint(served.server.url).get("/weight_info").status == 200
+    for pid in all_processes:
+        assert KEY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     yield served
     before_stop = {*all_processes, *processes(served.server)}
     served.publisher.close()
@@ -139,19 +131,8 @@ def expected(model: Any) -> list[int]:
     return tiny_qwen3.greedy(model, prompt(), COUNT)[0]
 
 
-def test_it_became_ready(served: Served) -> None:
-    assert served.server.alive()
-    assert len(processes(served.server)) >= 3
-    assert served.lines[-1].startswith(f"vLLM serves tiny at {served.server.url}")
-    assert Endpoint(served.server.url).get("/v1/models").status == 401
-    # Which is why publishing is no default: these take no key.
-    assert Endpoint(served.server.url).get("/weight_info").status == 200
-    for pid in processes(served.server):
-        assert KEY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -> None:
-    base, pairs = tiny_qwen3.model(0), [tiny_qwen3.adapter(seed) for seed in range(10, 16)]
+    base, pairs = tiny_qwen3.model(0), [tiny_qwen3.adapter(seed) for seed in range(10, 15)]
     folders = [
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
@@ -180,16 +161,10 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
         assert len(answers) >= 4
         assert all(answer == wanted for answer in answers)
         publisher.publish(folders[4], "load-4")  # of which the first has to leave
-        names = served.endpoint.model_names()
-        assert [name for name in names if "load" in name] == [
-            f"tiny@load-{number}" for number in (1, 2, 3, 4)
-        ]
-        wide = json.loads((folders[5] / "adapter_config.json").read_text()) | {"r": 16}
-        (folders[5] / "adapter_config.json").write_text(json.dumps(wide))
-        with pytest.raises(PublishError):
-            publisher.publish(folders[5], "load-5")
-        for number in (1, 2, 3, 4):
-            body = {"lora_name": f"tiny@load-{number}"}
+        left = [f"tiny@load-{number}" for number in (1, 2, 3, 4)]
+        assert [name for name in served.endpoint.model_names() if "load" in name] == left
+        for name in left:
+            body = {"lora_name": name}
             assert served.endpoint.post("/v1/unload_lora_adapter", body).status == 200
 
 
@@ -297,54 +272,3 @@ def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> N
     assert all(answer[: len(old)] == old or answer[: len(new)] == new for answer in answers)
     assert old in [answer[: len(old)] for answer in answers]
     assert served.sampled() == expected(tiny_qwen3.model(0))
-
-
-def test_killed_it_serves_the_last_version_again(served: Served) -> None:
-    published = served.publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(2)), "last")
-    before = processes(served.server)
-    front = before[1]
-    os.kill(front, signal.SIGKILL)
-    wait_until(lambda: not served.server.alive(), 30)
-    wait_until(lambda: served.publisher.current.version == "", 30)
-    wait_until(served.server.alive, 900)
-    assert served.server.restarts == 1
-    assert not any(map(running, before))
-    assert any("restart 1 of 5 in 0.5 s" in line for line in served.lines)
-    assert served.publisher.current == published
-    assert served.sampled() == expected(tiny_qwen3.model(2))
-
-
-TRAINER = """
-import json, sys, time
-from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
-server = Server(ServerConfig(**json.loads(sys.argv[1])))
-server.start()
-print("ready", server.url, flush=True)
-time.sleep(600)
-"""
-
-
-def test_it_does_not_outlive_a_killed_trainer(folder: Path, tmp_path: Path) -> None:
-    config = settings(folder, tmp_path / "vllm.log")
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, json.dumps(dataclasses.asdict(config))],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert trainer.stdout is not None
-    line = trainer.stdout.readline()
-    while line and not line.startswith("ready "):
-        line = trainer.stdout.readline()
-    url = line.split()[1]
-    # Without publishing there are no development endpoints.
-    assert Endpoint(url).get("/weight_info").status == 404
-    with Publisher(url, "tiny") as publisher, pytest.raises(PublishError, match="publish=True"):
-        publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(0)), "1")
-    pids = family(trainer.pid)[1:]
-    assert len(pids) >= 3
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
-    wait_until(lambda: not any(map(running, pids)), 40)
