@@ -51,24 +51,6 @@ def test_sentences() -> None:
     ]
 
 
-def test_books_of_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "books"
-    for name, text in (("", ""), ("readme.md", "None here."), ("c.txt", " \n 17 \n")):
-        with pytest.raises(InputError, match="books"):
-            shared(str(folder), 1)  # not there, empty, without a book
-        folder.mkdir(exist_ok=True)
-        (folder / (name or "x.md")).write_text(text)
-    path = shelf(folder, {"b": 3, "a": 2})
-    pool = shared(path, 1)
-    assert pool.starts.tolist() == [0, 2, 5]
-    assert noise(NoiseConfig(path, SHARED, seed=7), "dev", 1).sentences is pool.sentences
-    (folder / "d.txt").write_text("One more.")
-    assert shared(path, 1).starts.tolist() == [0, 2, 5, 6]
-    (folder / "e.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(InputError, match=r"e\.txt"):
-        shared(path, 1)
-
-
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_no_place_is_used_too_often(repeats: int) -> None:
     pool = pool_of([10, 400, 1, 89])
@@ -105,23 +87,6 @@ def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     assert noise(NoiseConfig(path, seed=5), "dev", 3).sentences.tolist() == list(
         parts["dev"].sentences
     )
-
-
-def test_books_of_their_own_for_dev(tmp_path: Path) -> None:
-    for name, sizes in {"train": {"a": 30}, "dev": {"b": 20, "c": 4}}.items():
-        (tmp_path / name).mkdir()
-        shelf(tmp_path / name, sizes)
-    (tmp_path / "dev" / "d.txt").write_text(book("a", 30))  # training's book again
-    config = NoiseConfig(str(tmp_path / "train"), str(tmp_path / "dev"))
-    assert len(noise(config, "train", 30).sentences) == 30  # one book is enough
-    dev = noise(config, "dev", 24)
-    assert (dev.left_out, dev.starts.tolist()) == (30, [0, 20, 24])
-    assert dev.name == str(tmp_path / "dev")
-    # Invented sentences in training, books in dev.
-    assert len(noise(NoiseConfig("", str(tmp_path / "dev")), "dev", 54).sentences) == 54
-    same = NoiseConfig(str(tmp_path / "train"), str(tmp_path / "train"), source="niah")
-    with pytest.raises(InputError, match=r"config\.data\.sources\.niah\.noise_dev"):
-        noise(same, "dev", 1)
 
 
 def test_invented_worlds_of_the_splits_share_no_sentence() -> None:

@@ -41,21 +41,6 @@ def refused(path: Path, read: Callable[[Path], Any] = lambda path: [*read_record
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["r.jsonl", "r.json"])
-def test_marks_blank_lines_and_windows_line_ends_are_no_matter(tmp_path: Path, name: str) -> None:
-    data = b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n\r\n")
-    read = list(read_records(write(tmp_path / name, data)))
-    assert read == [(f"{name}:{2 * n + 1}", record) for n, record in enumerate(RECORDS)]
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("value", [RECORDS, {"version": 1, "data": RECORDS}])
-def test_a_document_is_a_list_or_has_one_under_data(tmp_path, indent, value) -> None:
-    path = write(tmp_path / "r.json.gz", json.dumps(value, indent=indent).encode())
-    read = list(read_records(path))
-    assert read == [(f"r.json.gz:{number}", record) for number, record in enumerate(RECORDS, 1)]
-
-
 def test_long_files_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = read_records(write(tmp_path / "r.jsonl", LINES + b"broken\n"))
     assert [next(records)[1] for _ in RECORDS] == RECORDS  # streamed
@@ -146,22 +131,6 @@ def test_the_files_of_a_split(tmp_path: Path, there: str, split: str, found: str
     files = split_files(tmp_path, split, OFFICIAL)
     assert [path.name for path in files] == found.split()
     assert split_files(files[0], "any", OFFICIAL) == files[:1]  # a file is its own split
-
-
-def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path):
-        refused(path, lambda path: split_files(path, "train", OFFICIAL))
-    touch(tmp_path, "dev.jsonl", "notes.md")
-    said = refused(tmp_path, lambda path: split_files(path, "train", OFFICIAL))
-    assert all(name in said for name in (*OFFICIAL, "dev.jsonl", "notes.md"))
-
-
-def test_records_of_a_local_repository(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"id": "a", "n": [1, 2]}\n{"id": "b", "n": []}\n')
-    assert list(load_hub(str(tmp_path), None, "train")) == [
-        {"id": "a", "n": [1, 2]},
-        {"id": "b", "n": []},
-    ]
 
 
 def test_a_hub_that_cannot_be_used_is_one_line(

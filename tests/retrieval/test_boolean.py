@@ -25,7 +25,6 @@ from qrag_jax.retrieval.boolean_search import (
     Node,
     Operator,
     parse_boolean,
-    sought,
 )
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.protocol import NONE, Queries
@@ -133,15 +132,6 @@ def test_a_query_may_be_long_but_not_deep() -> None:
             parse_boolean(text)
     many = parse_boolean("a AND " * 10_000 + "a")
     assert many == And((A,) * 10_001)
-
-
-@given(trees(("a", "b", "AN", "and", "x-ray*", "é,")))
-def test_trees_are_written_and_read_again(tree: Node) -> None:
-    if any(True for _ in sought(tree)):
-        assert parse_boolean(as_text(tree)) == tree
-    else:
-        with pytest.raises(BooleanError, match="NOT"):
-            parse_boolean(as_text(tree))
 
 
 PIECES = ("a", "b*", " ", "(", ")", " AND ", " OR ", " NOT ", '"', "\u201d", "[x]", "]")
@@ -309,33 +299,3 @@ def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
     assert isinstance(refused, InputError)
     assert isinstance(answered, list)
     assert [hit.id for hit in answered] == ["p0"]
-
-
-def test_an_index_that_was_not_finished_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk while BM25's files are replaced; then it is saved whole over what is there."""
-    corpus, folder = stored(tmp_path / "c", ["cat", "dog"]), tmp_path / "i"
-    index = BooleanIndex.build(corpus)
-    index.save(folder)
-
-    def full(self: BM25Index, folder: Path) -> None:
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BM25Index, "save", full)
-        with pytest.raises(OSError, match="No space"):
-            index.save(folder)
-    with pytest.raises(InputError, match=str(folder)):
-        BooleanIndex.open(folder, corpus)
-    index.save(folder)
-    assert numbers_of(BooleanIndex.open(folder, corpus), "cat") == [0]
-
-
-def test_settings_of_words_are_kept(tmp_path: Path) -> None:
-    corpus, folder = stored(tmp_path / "c", ["cat", "dog", "cat dog"]), tmp_path / "i"
-    config = BM25Config(k1=1.2, variant="atire", stemmer="french", stop_words="french")
-    BooleanIndex.build(corpus, config).save(folder)
-    assert BooleanIndex.open(folder, corpus).config == config
-    with pytest.raises(InputError, match="field engine"):
-        BM25Index.build(corpus).save(folder)

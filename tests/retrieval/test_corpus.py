@@ -42,20 +42,6 @@ def test_passages_come_back_at_random(tmp_path: Path) -> None:
             corpus.passages([wrong])
 
 
-def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
-    first = write_corpus(tmp_path / "1", PASSAGES).digest
-    swapped = [PASSAGES[0]._replace(metadata=dict(reversed(PASSAGES[0].metadata.items())))]
-    assert write_corpus(tmp_path / "2", swapped + PASSAGES[1:]).digest == first
-    others = [
-        PASSAGES[::-1],
-        PASSAGES[:3],
-        [PASSAGES[0]._replace(title="one"), *PASSAGES[1:]],
-        [PASSAGES[0]._replace(metadata={}), *PASSAGES[1:]],
-    ]
-    found = {write_corpus(tmp_path / f"other {i}", p).digest for i, p in enumerate(others)}
-    assert len(found | {first}) == 5
-
-
 @pytest.mark.parametrize(
     ("where", "numbers"),
     [
@@ -77,33 +63,6 @@ def test_matching(where: dict, numbers: list[int], tmp_path: Path) -> None:
         assert found.dtype == bool
         assert found.shape == (4,)
         assert np.flatnonzero(found).tolist() == numbers
-
-
-def blank(folder: Path) -> None:
-    """The passages cannot be read any more."""
-    lines = folder / stored.LINES
-    lines.write_bytes(b"?" * lines.stat().st_size)
-
-
-def test_columns_are_kept_in_the_folder(tmp_path: Path) -> None:
-    """What was asked before needs no reading again, nor do fields that no passage has; those of
-    another corpus are not believed."""
-    corpus = write_corpus(tmp_path / "a", PASSAGES)
-    corpus.matching({"language": "en"})
-    with pytest.raises(InputError, match="'lang'"):
-        corpus.matching({"lang": "en"})
-    blank(tmp_path / "a")
-    again = StoredCorpus(tmp_path / "a")
-    assert again.matching({"language": "en"}).tolist() == [True, False, True, False]
-    for name in ("lang", "other"):
-        with pytest.raises(InputError, match=f"'{name}', which no"):
-            again.matching({name: "en"})
-    other = write_corpus(tmp_path / "b", PASSAGES[::-1])
-    (tmp_path / "a" / "columns").rename(tmp_path / "b" / "columns")
-    assert other.matching({"language": "en"}).tolist() == [False, True, False, True]
-    bare = write_corpus(tmp_path / "c", [Passage("a", "no metadata at all")])
-    with pytest.raises(InputError, match="'lang'"):
-        bare.matching({"lang": "en"})
 
 
 def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
@@ -142,15 +101,6 @@ def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
         (whole / stored.NAME).write_text(json.dumps(said | change))
         with pytest.raises(InputError, match=word):
             StoredCorpus(whole)
-
-
-def test_a_changed_byte_is_found(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, PASSAGES)
-    corpus.check_content()
-    lines = tmp_path / stored.LINES
-    lines.write_bytes(lines.read_bytes().replace(b"first", b"fir5t"))
-    with pytest.raises(InputError, match="field digest"):
-        corpus.check_content()
 
 
 def passage(number: int) -> Passage:
