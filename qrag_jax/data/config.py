@@ -60,8 +60,6 @@ class DataConfig:
 
     Attributes:
         sources: name → weight in the training mixture.
-        babilong: settings of the source "babilong".
-        niah: settings of the source "niah".
     """
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
@@ -196,7 +194,6 @@ def mix_weights(
     """Returns each source's share of a mixture; the shares sum to 1.
 
     Args:
-        weights: weight of each source.
         sizes: number of training questions of each source. With it, a share is proportional to
             weight times size, so that equal weights pool the questions of all sources (as in
             Q-RAG's combined runs).

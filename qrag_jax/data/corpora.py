@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import math
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,10 +133,6 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     Ids that are whole numbers become texts, titles and texts that are null become empty ones, and
     in further fields times become ISO texts, and NaN null. It looks for no two documents of one id:
     that takes all ids in memory. Texts may be empty.
-
-    Args:
-        path: see `corpus_files`.
-        columns: the names of the fields; None: the usual ones.
     """
     columns = columns or Columns()
     titled = not columns.title
@@ -181,40 +177,31 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
         further.pop(METADATA, None)
     if columns.metadata is not None:
         further = {key: further[key] for key in columns.metadata if key in further}
-    kept = {}
-    for key, value in further.items():
-        place = f"{where}: field {key!r}"
-        try:
-            kept[key] = _as_json(place, value)
-        except RecursionError:
-            raise InputError(
-                f"{place} is nested too deeply; leave it out with --metadata."
-            ) from None
+    kept = {key: _as_json(f"{where}: field {key!r}", value) for key, value in further.items()}
     return Document(name, text, title, kept)
 
 
 def _as_json(place: str, value: Any) -> Any:
     """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
+    try:
+        text = json.dumps(value, default=_plain)
+        return json.loads(text, parse_constant=_NUMBERS.__getitem__)
+    except (TypeError, ValueError, KeyError, RecursionError):
+        raise InputError(
+            f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; "
+            "write a number or text, or leave the field out with --metadata."
+        ) from None
+
+
+_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date, too
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        value = float(value)
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _as_json(place, inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_as_json(place, inner) for inner in value]
-    if (
-        value is None
-        or isinstance(value, str | int)
-        or (type(value) is float and math.isfinite(value))
-    ):
-        return value
-    raise InputError(
-        f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; write "
-        "a number or text, or leave the field out with --metadata."
-    )
+        return float(value)
+    raise TypeError
 
 
 def split_contents(contents: str) -> tuple[str, str]:

@@ -82,8 +82,6 @@ class EpisodeSource:
     """Random access to the episodes of one token store, padded to one shape.
 
     Attributes:
-        store: the token store.
-        shape: the padded sizes.
         before: number of samples in the stores before this one.
         ordered: whether the store's supporting facts stand in the order in which they are needed.
     """
@@ -137,11 +135,7 @@ def training_batches(
     """An endless, resumable iterator of shuffled batches.
 
     Args:
-        stores: tokens of each source.
         weights: each source's share of the episodes; the shares sum to 1.
-        shape: the sizes that every batch is padded to.
-        batch_size: episodes per batch on this host.
-        seed: seed of the shuffling.
         workers: processes that build batches ahead; with 0, threads build them ahead.
         shard: (index of this host, number of hosts).
         ordered: names of the stores whose facts stand in the order in which they are needed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,6 @@ class Stories:
     Attributes:
         origin: the file that they were read from, or "the generator".
         part: name of the split in sample ids: train, valid, dev or test.
-        items: the stories; the number in a sample id is the story's index here.
     """
 
     origin: str
@@ -174,8 +174,6 @@ class Preset(NamedTuple):
         keys: number of hidden keys, RULER's num_needle_k.
         values: number of values of each key, RULER's num_needle_v.
         queries: number of keys that are asked for, RULER's num_needle_q.
-        key_type: words, numbers or uuids.
-        value_type: words, numbers or uuids.
     """
 
     haystack: str = "essay"
@@ -408,7 +406,7 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs."""
     if kind == "uuids":
         digits = rng.bytes(16 * count).hex()
-        return [_uuid(digits[i : i + 32]) for i in range(0, 32 * count, 32)]
+        return [str(uuid.UUID(digits[i : i + 32], version=4)) for i in range(0, 32 * count, 32)]
     if kind == "numbers":
         return [str(10**6 + n) for n in _numbers(kind, rng, 9 * 10**6, count)]
     pairs = len(FIRST) * len(SECOND)
@@ -417,13 +415,6 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     else:
         numbers, word = _numbers(kind, rng, pairs * len(FIRST), count), _triple
     return [word(number) for number in numbers]
-
-
-def _uuid(digits: str) -> str:
-    """A UUID of version 4: one digit is fixed, and one digit has four possible values."""
-    variant = "89ab"[int(digits[16], 16) % 4]
-    groups = digits[:8], digits[8:12], "4" + digits[13:16], variant + digits[17:20], digits[20:]
-    return "-".join(groups)
 
 
 def _pair(number: int) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,6 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
     """The books of a folder that have at least one sentence, sorted by name.
 
     The result is cached: it is the same object as long as no file changes.
-
-    Args:
-        folder: the folder of `*.txt` and `*.txt.gz` files.
-        field: the config field that names the folder, for messages.
     """
     files = text_files(Path(folder))
     if not files:
@@ -122,10 +118,8 @@ class NoiseConfig:
         dev: folder of books for dev documents. "": the books of `train` are split (see
             `split_books`), or the function gives dev's. "shared": no book is held out.
         repeats: how often a document may use one sentence; 0 for any number.
-        seed: of the function.
         train_chunks: length of a training document. It determines how many of a function's
             sentences are training sentences, which dev must not use.
-        source: source of the documents, for messages.
     """
 
     train: str = ""
@@ -152,7 +146,6 @@ class Noise:
     """The sentences that documents of one split draw from.
 
     Attributes:
-        name: name of the sentences in messages.
         sentences: `[sentences]` array of str, book after book.
         starts: `[books + 1]` int64, where each book begins in `sentences`.
         left_out: number of further sentences of the books, left out because training has them.
@@ -376,69 +369,50 @@ class Shelf:
         Runs of at most `RUN` consecutive sentences begin at random places of random books.
 
         Args:
-            rng: source of the draws.
             count: number of sentences; at most `repeats` times the number of places.
-            repeats: how often one place may be used; 0 for any number.
-
-        Returns:
-            `[count]` int64.
         """
-        places = self._anywhere.draw(rng, count)
+        places = self._anywhere(rng, count)
         if repeats:
             places = places[_earlier(places) < repeats]
         found = places[:count]
         while len(found) < count:
             used = np.bincount(found, minlength=len(self))
             free = used < repeats if repeats else used >= 0
-            more = self._runs(free).draw(rng, count - len(found))
+            more = self._runs(free)(rng, count - len(found))
             if repeats:
                 more = more[_earlier(more) + used[more] < repeats]
             found = np.concatenate([found, more[: count - len(found)]])
         return found
 
     @functools.cached_property
-    def _anywhere(self) -> _Runs:
+    def _anywhere(self) -> Callable[[np.random.Generator, int], np.ndarray]:
         return self._runs(np.ones(len(self), bool))
 
-    def _runs(self, free: np.ndarray) -> _Runs:
-        """The runs over the free places.
+    def _runs(self, free: np.ndarray) -> Callable[[np.random.Generator, int], np.ndarray]:
+        """Draws runs over the free places, bool `[sentences]`, of about so many places or more.
 
-        Args:
-            free: `[sentences]` bool, whether a place is free.
+        Some places may be drawn twice.
         """
         # A run ends at the end of its book, or before the next place that is not free.
         ends = np.where(free, len(free), np.arange(len(free)))
         inner = self.starts[1:-1]
         ends[inner - 1] = np.minimum(ends[inner - 1], inner)
         ends = np.minimum.accumulate(ends[::-1])[::-1]
-        places = np.flatnonzero(free)
+        places = np.flatnonzero(free)  # where a run may begin
         lengths = np.minimum(ends[places] - places, RUN)
-        return _Runs(places, lengths, np.searchsorted(places, self.starts))
+        firsts = np.searchsorted(places, self.starts)  # where each book begins in `places`
+        sizes, typical = np.diff(firsts), lengths.mean()
+        books = np.flatnonzero(sizes)
 
+        def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+            runs = int(count / typical * 1.1) + 2
+            book = books[rng.integers(len(books), size=runs)]
+            spot = firsts[book] + rng.integers(sizes[book])
+            length = lengths[spot]
+            within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+            return np.repeat(places[spot], length) + within
 
-class _Runs:
-    """Runs of places to draw from.
-
-    Args:
-        places: `[free]` where a run may begin, ascending.
-        lengths: `[free]` length of the run that begins there.
-        firsts: `[books + 1]` where each book begins in `places`.
-    """
-
-    def __init__(self, places: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> None:
-        self._places, self._lengths, self._firsts = places, lengths, firsts
-        self._sizes = np.diff(firsts)
-        self._books = np.flatnonzero(self._sizes)
-        self._typical = lengths.mean()
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws runs with about `count` places or more in all; some places may be drawn twice."""
-        runs = int(count / self._typical * 1.1) + 2
-        book = self._books[rng.integers(len(self._books), size=runs)]
-        spot = self._firsts[book] + rng.integers(self._sizes[book])
-        length = self._lengths[spot]
-        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        return np.repeat(self._places[spot], length) + within
+        return draw
 
 
 def _earlier(values: np.ndarray) -> np.ndarray:

@@ -40,7 +40,6 @@ class Query(NamedTuple):
 
     Attributes:
         id: unique within its data; "": it has none.
-        text: what a user asks.
         grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
             more. () where nothing is judged.
         answers: short answers of which a document may have one; () if none is known.
@@ -83,7 +82,6 @@ def check_in_corpus(
 
     Args:
         known_ids: ids of the corpus' documents; those of judged documents are enough.
-        max_missing_share: of the queries, those that may be dropped.
 
     Returns:
         The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
@@ -178,7 +176,6 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
 
     Args:
         where: the row's place, such as "train.jsonl:17".
-        row: the object.
     """
     with fields.refused(where):
         if "query" in row:
@@ -258,9 +255,6 @@ def last_day(text: str) -> str:
     """The day of a date, or the last day of a month or year, as YYYY-MM-DD.
 
     The year comes first where the month is a number: of 7/10/2015 nobody knows what it means.
-
-    Raises:
-        ValueError: it is of no known form, or there is no such day.
     """
     for form in _FORMS:
         if found := form.fullmatch(" ".join(text.split())):

@@ -42,9 +42,7 @@ class ReadReport:
     """What happened to the records of one source or part.
 
     Attributes:
-        source: the source's name, or the part's path.
         files: paths read, or one "hub:REPOSITORY".
-        read: number of records read.
         kept: number of samples made; `read` is `kept` plus all counts in `skipped`.
         skipped: reason -> number of records.
         mended: harmless fault -> number of records that were kept in spite of it.
@@ -90,7 +88,6 @@ def _parsed(
 
     Args:
         fix: what to do where no record is usable.
-        limit: stop after this many samples; 0 is no limit.
     """
     samples: dict[str, Sample] = {}
     for where, record in records:
@@ -130,12 +127,10 @@ def load_samples(
     """Returns the samples of one split and the report of what was skipped.
 
     Args:
-        source: a name in `SOURCES`.
         path: a data file, a folder with the split's files, or a folder that has them in a
             sub-folder named after the source (so that one folder serves a mixture); a data set of
             the hub in the source's layout, hub:NAME; or a function that gives records in it,
             FILE.py:FUNCTION. Empty: the records come from the hub.
-        limit: stop after this many samples; 0 is no limit.
         columns: names of the fields of one's own data; None: the usual ones.
         apart: whether samples shall have decompositions; some may have none.
     """
@@ -281,7 +276,6 @@ class DatasetPart(NamedTuple):
         path: a file or folder, or a name on the hub.
         config: the data set's configuration; for files, it may name their source. "" if parts have
             none.
-        split: the name of the split, without the slice.
         bounds: the slice's own text, such as "[:16]"; "" for all records.
     """
 
@@ -318,7 +312,6 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
     """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]".
 
     Args:
-        text: the parts, with semicolons between them.
         form: of a part, `WITH_CONFIG` or `WITHOUT`.
     """
     fix = f"write {form}, and a semicolon between parts"
@@ -359,7 +352,6 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
     layout.
 
     Args:
-        text: see `parse_parts`.
         from_corpus: whether questions without passages of their own are read, too, such as HoVer's.
     """
 

@@ -100,8 +100,6 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
     """Returns the files of one split, in reading order.
 
     Args:
-        path: a folder, or one file; a file is returned as it is.
-        split: "train" or "dev".
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
     """
@@ -311,9 +309,7 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
     """Returns an iterator over the records of one split, downloaded once and then cached.
 
     Args:
-        repo: hub name, e.g. "hotpotqa/hotpot_qa".
         config: the data set's configuration; None if it has only one.
-        split: the hub's name of the split, e.g. "validation".
     """
     try:
         import datasets  # optional, slow to import

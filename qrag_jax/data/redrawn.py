@@ -38,11 +38,8 @@ class Layout:
     """How the documents of a set are put together. It is small: every worker has a copy.
 
     Attributes:
-        chunks: C, the number of chunks of a document.
         seeds: what all documents' draws begin from: a seed, the split, the length and the like.
         numbers: of each document, the last word of its seed.
-        facts: the number of facts of each document.
-        in_order: whether facts stay in their order.
         shelf: where background is drawn from; None: it is `FILLER`.
         repeats: how often a document may use one background text; 0 for any number.
     """
@@ -91,7 +88,6 @@ class Fit(NamedTuple):
 
     Attributes:
         fits: number of questions with at most `most` facts.
-        stories: number of all questions.
         most: the limit. If several lengths are scored, it is the smallest length for all of them.
     """
 
@@ -117,7 +113,6 @@ class RedrawnSamples(LazySamples):
     Args:
         parts: the samples with only their facts as chunks; `support` refers to these chunks.
         background: `[texts]` array of str.
-        layout: where facts and background texts stand in each document.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -137,7 +132,6 @@ def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sampl
     The sample refers to the given texts and does not copy them.
 
     Args:
-        facts: a sample with only its facts as chunks.
         places: `[F]`, the chunk index of each fact.
         background: `[C - F]`, the texts of the other chunks, in document order.
     """
@@ -155,9 +149,7 @@ class RedrawnStore:
     """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once.
 
     Attributes:
-        parts: the question and the facts of each sample.
         background: one sample, whose chunks are the background texts.
-        layout: where facts and background texts stand in each document.
     """
 
     parts: TokenStore

@@ -108,7 +108,6 @@ class Sample:
 
     Attributes:
         id: unique within its source; written to retrieval logs.
-        question: the question's text.
         chunks: its own passages in document order; () if a corpus has to be searched for them.
         support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
             chunks, it is empty only in data of one's own, which then have answers.
@@ -178,7 +177,6 @@ class LazySamples(Sequence[Sample]):
     So a set of long documents needs no memory.
 
     Args:
-        count: number of samples.
         make: returns the sample of an index from 0 to count - 1, the same at every call.
         content: digest of the texts that samples are made of; "" if it is not known.
     """

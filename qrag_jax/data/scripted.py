@@ -64,7 +64,6 @@ class BridgePassage(NamedTuple):
 
     Attributes:
         id: its number in the question, from "0".
-        title: the name of what it is about.
         text: its sentences; the first one begins with the name.
         is_supporting: whether the question needs it.
         said: for each hop's relation, the object that the passage gives; "" if it gives none.
@@ -84,8 +83,6 @@ class BridgeQuestion:
     """A question whose first passage names the bridge, and whose second passage has the answer.
 
     Attributes:
-        id: unique over splits and seeds.
-        question: the question's text. It names `entity` only.
         entity, bridge: names of the two entities, the titles of the two supporting passages.
         relations: for each hop, the words by which the question asks for it, in their order and
             without function words, such as "company employs".
@@ -132,7 +129,6 @@ class Clause(NamedTuple):
     """What a talkative question says about somebody else.
 
     Attributes:
-        text: the whole sentence.
         name: of the person, as it stands in the sentence: the whole name or the first word of it.
         words: what is told of the person, without function words.
         title: of the passage about the person, which is another question's; the whole name.
@@ -149,14 +145,11 @@ class TalkativeQuestion:
     """A question among clauses about others, whose gold passage has its answer.
 
     Attributes:
-        id: unique over splits and seeds.
-        question: all that is written.
         plain: the question without the clauses, such as "Which company owns Trarb Mills?".
         entity: name of the entity that it asks about, the title of the gold passage.
         relation: the words by which it asks, without function words, such as "company owns".
         answer: a name or a number in the gold passage.
         clauses: in the order in which they stand, before or after what is asked.
-        passages: those of the bridge question of this number, in shuffled order.
         gold: position in `passages` of the one passage that is relevant.
     """
 

@@ -429,8 +429,6 @@ class Source:
     """A data set. A new one is a row in `SOURCES` and a parser.
 
     Attributes:
-        parse: a record → a sample, or it raises BadRecord; also called with `mend` (see `fields`).
-        official: the names of its files.
         folders: names of its folder in a parent folder that sources share.
         hub: None: it is not on the hub by itself.
         rule: how answers are scored, a name in `metrics.answers.RULES`.

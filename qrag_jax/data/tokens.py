@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -20,6 +20,11 @@ from qrag_jax.runtime.bounded_files import mapped_array
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
+if TYPE_CHECKING:
+    from qrag_jax.data.redrawn import RedrawnStore
+
+# What training reads: tokens that stay, or that each epoch draws again.
+Tokens: TypeAlias = "TokenStore | RedrawnStore"
 FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
 
@@ -32,7 +37,6 @@ class TextTokenizer:
         backend: encodes plain text; it treats special tokens written in a text as plain text.
         cls_id: the first token of a row; None if rows begin directly with their text.
         sep_id: the token that separates (or ends) texts.
-        pad_id: the padding token.
         vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
     """
 
@@ -47,7 +51,6 @@ class TextTokenizer:
         """Reads the tokenizer of a model folder.
 
         Args:
-            folder: the model folder.
             opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
                 begin with their text, and `cls_id` is None even if the tokenizer has the token.
             lowers: whether texts are made lower case first, if the tokenizer does not do so.
@@ -111,36 +114,6 @@ class DocumentTokens(NamedTuple):
     question: np.ndarray
     chunks: list[np.ndarray]
     support: np.ndarray
-
-
-class Tokens(Protocol):
-    """The interface through which training reads the tokens of many samples; see `TokenStore`.
-
-    `chunk_lengths` are those of all samples or of some of them. `truncated_chunks` and
-    `chunk_texts` count the chunks that are stored.
-    """
-
-    @property
-    def content_key(self) -> str: ...
-    @property
-    def truncated_questions(self) -> int: ...
-    @property
-    def truncated_chunks(self) -> int: ...
-    @property
-    def chunk_texts(self) -> int: ...
-    @property
-    def chunk_counts(self) -> np.ndarray: ...
-    @property
-    def question_lengths(self) -> np.ndarray: ...
-    @property
-    def chunk_lengths(self) -> np.ndarray: ...
-    @property
-    def longest_chunk(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens; they may differ between epochs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,10 +205,6 @@ def tokenise(
     """Returns the tokens of the samples, from the cache if it has them already.
 
     Args:
-        samples: the samples.
-        tokenizer: encodes their texts.
-        max_question_tokens: longer questions are cut and counted.
-        max_chunk_tokens: longer chunks are cut and counted.
         cache: folder that keeps one store per content, in `tokens/`.
     """
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))

@@ -30,7 +30,6 @@ class RowLog(Generic[Row]):
 
     Attributes:
         name: what rows of this kind are called.
-        kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
         lost: what people should give if there is no log to read.
         names: fields that are called otherwise in the file.
         optional: fields that are not written if they are empty or None.
@@ -43,11 +42,7 @@ class RowLog(Generic[Row]):
     optional: Iterable[str] = ()
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
-        """Writes a whole log, and beside it what it depends on.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Writes a whole log, and beside it what it depends on."""
         # The record first: a log without one is nobody's.
         write_whole(record_path(path), json.dumps(record, indent=1) + "\n")
         self.rewrite(path, rows)
@@ -61,7 +56,6 @@ class RowLog(Generic[Row]):
 
         Raises:
             ValueError: a number is NaN or infinite; nothing is written.
-            OSError: the file cannot be written.
         """
         append_lines(path, "".join(map(self._line, rows)).encode())
 
@@ -148,11 +142,7 @@ class RowLog(Generic[Row]):
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Adds lines at the end of a file and waits until they are on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Adds lines at the end of a file and waits until they are on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(lines)
@@ -183,15 +173,7 @@ def object_in(path: Path) -> dict[str, Any]:
 
 
 def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> None:
-    """Keeps the record beside the log, and refuses a log of another one.
-
-    Args:
-        record: all that the log's rows depend on.
-        restart: throw the log away.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Keeps the record beside the log, and refuses a log of another one."""
     if restart:
         log.unlink(missing_ok=True)
     _refuse(log, differing(read_record(log), record))

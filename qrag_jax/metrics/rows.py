@@ -17,7 +17,6 @@ class Row:
     """What a retriever of chunks did on one sample: a row of a retrieval log.
 
     Attributes:
-        id: the sample's id.
         question, answer: the sample's texts; `answer` may be empty.
         sf_idx: indices of the supporting facts in the document; empty if nobody knows them.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
@@ -26,7 +25,6 @@ class Row:
         sf_texts, pred_texts: the texts of the chunks in `sf_idx` and `pred_idx`.
         ret: the episode's discounted return; written as "return". None, and then not written: there
             is none, because it would be that of the supporting facts.
-        text_len: length of the document, in characters.
         f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
         aliases: other right answers, or the other values that are asked for; written only if there
             are any.
@@ -65,11 +63,7 @@ def log_name(seed: int, num_chunks: int | None = None) -> str:
 
 
 def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
-    """The rows of a retrieval log that somebody names, of one at least.
-
-    Args:
-        needs_facts: whether a row without supporting facts is refused.
-    """
+    """The rows of a retrieval log that somebody names, of one at least."""
     rows = RETRIEVALS.read(path)
     if not rows:
         raise InputError(f"{path} holds no row; {RETRIEVALS.lost}.")
@@ -90,21 +84,16 @@ class AnswerRow:
     """What a model answered to one question.
 
     Attributes:
-        id, question: id and question of the sample.
-        answers: the gold answers.
         prediction: the answer extracted from `text`.
         text: the model's whole text.
         em, f1: scores of the prediction.
-        rule: the rule that gave these scores.
         chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
             that were cut are included.
         cut_chunks: number of chunks, from the first on, that were left out whole because they did
             not fit.
-        cut_characters: number of characters left out in all.
         version: version of the model's weights, "" if unknown.
         finish_reason: as the server reported it.
         hops: number of facts that the answer needs.
-        type: type of the question, "" if unknown.
     """
 
     id: str
@@ -141,8 +130,6 @@ class Miss:
 
     Attributes:
         cause: a short word; misses are counted by cause.
-        message: one sentence.
-        attempts: how often the server was asked.
         hops, type: as in `AnswerRow`.
     """
 
@@ -173,8 +160,6 @@ class AgentRow:
     """How an agent answered one question.
 
     Attributes:
-        id, question: of the data set.
-        golds: right answers.
         answer: the agent's; "" if it gave up or broke.
         broken: why the episode has no answer; "": it has one.
         em, f1: of the answer; 0 if there is none. Where the episode `failed`, they tell nothing.
@@ -182,7 +167,6 @@ class AgentRow:
         searches: `[hop]`, each with `query`, `names` and `status`.
         right: of several sampled episodes, how many answers are exactly right; None: there was one,
             searched greedily.
-        sampled: number of these episodes that have not failed.
     """
 
     id: str
@@ -208,11 +192,9 @@ class RewardRow:
     """The rewards of an agent's episodes of one training question.
 
     Attributes:
-        id, question: of the data set.
         mean: of the rewards; None if there is none.
         std: their standard deviation, that of n and not of n − 1; None if there is none.
         rewards: of each episode; None: it broke, or could not be scored.
-        scored: number of episodes with a reward.
         broken: why the others have none, in their order.
         kept: whether `std` is above the threshold.
     """
@@ -243,7 +225,6 @@ class Hop:
         outcome: what came of it, or the cause of a failure; "" if no model wrote it.
         pool: ids of the passages found so far, in the pool's order.
         scores: of this pool.
-        read, sampled: tokens.
         found: ids and scores of the passages that a model's query found, best first.
     """
 
@@ -261,10 +242,8 @@ class Searched:
     """How one question was searched for.
 
     Attributes:
-        id, question, answers: of the data set.
         pages: keys of its gold pages.
         hops: one after the other; the same number, with the same scores, in all rows of a log.
-        source: of the question; see `data.sample.Sample`.
     """
 
     id: str
@@ -287,13 +266,10 @@ class RewriteRow:
     Attributes:
         id: unique within its collection.
         collection: "" where there is one without a name.
-        original: the query that was given.
         query: what was searched for; "" if there is none.
         outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
         text: what the model wrote.
-        found: ids and scores of documents, best first; None: nothing was searched.
-        sampled: tokens.
     """
 
     id: str
@@ -336,11 +312,7 @@ class Prediction:
     """One episode of a language model with tools, with all of its tokens.
 
     Attributes:
-        id, question: of the data set.
-        answers: the gold answers.
-        hops: of the question.
         draw: number of the episode among those of its question, from 0.
-        prediction: the answer; "" if there is none.
         reward: None: the episode failed, so it has no reward.
         turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
             `sampled` (what it said) and the texts of the single tokens of both,

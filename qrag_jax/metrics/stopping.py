@@ -54,7 +54,6 @@ class StoppingOptions:
     """The logs, budgets and objective of the tuning, and the folder of the report.
 
     Attributes:
-        log: retrieval log to tune on.
         test: retrieval log to report on; None: `log` is split into one half for each purpose.
         out: folder of the report; None: the folder of `log`.
         budgets: fixed budgets to compare with; None: 1, 2, …, all.

@@ -62,7 +62,6 @@ class BM25Config:
     Attributes:
         k1: how much further occurrences of a word add; at least 0.
         b: how much long passages are held back, from 0 to 1.
-        variant: one of `VARIANTS`.
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
         stop_words: words left out, one of `STOP_WORDS`; "": none.
     """
@@ -95,12 +94,7 @@ class BM25Config:
 
 
 def check_words(section: str, settings: Any) -> None:
-    """Refuses values that `BM25Config` would, in any config section that has these fields, too.
-
-    Args:
-        section: its name, for messages.
-        settings: has the fields `k1`, `b`, `stemmer` and `stop_words`.
-    """
+    """Refuses values that `BM25Config` would, in any config section that has these fields, too."""
     check_least(section, settings, k1=0.0, b=0.0)
     if not settings.b <= 1:
         raise InputError(f"config.{section}.b is {settings.b}; it must be at most 1.")

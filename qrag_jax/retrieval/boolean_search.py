@@ -81,10 +81,6 @@ def parse_boolean(text: str) -> Node:
     digit ends the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as
     PubMed's [tiab] or [MeSH Terms], belongs to the word or phrase before it. Passages have one
     text, so that a field has no effect and is left out of the tree.
-
-    Raises:
-        BooleanError: something is missing or out of place; all words are under NOT; or the query is
-            nested more than `DEEPEST` deep.
     """
     try:
         reader = _Reader(text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,6 @@ class Placement:
 
     Attributes:
         kind: "none"; "absolute" or "random", the number; "relative", see `intervals`.
-        theta: base of the angles.
         step: of "relative": positions from the start of one interval to that of the next.
         span: of "relative": the position of an interval's last passage within it.
     """
@@ -34,16 +32,10 @@ class Placement:
     span: int = 18
 
 
-class Interval(NamedTuple):
-    """Neighbouring passages of one position: numbers from `start` to `stop` - 1."""
-
-    start: int
-    stop: int
-    position: int
-
-
-def intervals(placement: Placement, taken: Sequence[int], count: int) -> Iterator[Interval]:
-    """Cuts a corpus of `count` passages into intervals of one position, in order.
+def intervals(
+    placement: Placement, taken: Sequence[int], count: int
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, position): intervals of one position that a corpus is cut into, in order.
 
     As `environments.positions.relative`: the taken passages cut the corpus into segments, and the m
     passages of segment j have the positions ⌊step·j + linspace(0, span, m)⌋.
@@ -54,7 +46,7 @@ def intervals(placement: Placement, taken: Sequence[int], count: int) -> Iterato
         starts = [first - (-p * gaps // placement.span) for p in range(placement.span + 1)]
         for p, (start, stop) in enumerate(itertools.pairwise([*starts, last])):
             if start < min(stop, last):
-                yield Interval(start, min(stop, last), placement.step * j + p)
+                yield start, min(stop, last), placement.step * j + p
 
 
 def rotated(

@@ -28,10 +28,7 @@ class Layout:
     """How passages lie on the devices, in order.
 
     Attributes:
-        count: number of passages.
-        width: of a vector.
         rows: of each device; those beyond `count` belong to no passage.
-        storage: one of `STORAGES`.
     """
 
     count: int
@@ -80,9 +77,6 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
 
     They go there block by block, so that the host never holds a device's part
     (`jax.make_array_from_callback` would ask for it whole, which may be all that a host has).
-
-    Args:
-        working: as for `check_room`.
     """
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     total = (layout.rows * mesh.size,)

@@ -21,7 +21,6 @@ class EndpointTower:
 
     Args:
         config: the server, the name of the tower's model on it, and how it is asked again.
-        width: of the tower's vectors.
         scale: the factor on normalised vectors that the exported folder has in a module of its own,
             which some servers skip; 1: the weights hold it. Where a server skips it, it is
             multiplied here.

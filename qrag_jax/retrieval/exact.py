@@ -83,10 +83,6 @@ class ExactIndex:
     """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`.
 
     Args:
-        corpus: the passages.
-        vectors: theirs, in the same order.
-        mesh: None: all devices.
-        settings: of the search.
         encoder: a digest of what embedded them, for the manifest.
     """
 
@@ -180,11 +176,7 @@ class ExactIndex:
 
 @functools.lru_cache(maxsize=64)
 def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Part], Best]:
-    """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers.
-
-    Args:
-        scaled: the part has scales.
-    """
+    """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers."""
 
     def on_device(queries: jax.Array, part: Part) -> Best:
         best = best_of_part(queries, part, plan)

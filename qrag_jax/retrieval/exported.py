@@ -43,12 +43,7 @@ def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
 
 
 def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, ...]) -> RowForm:
-    """How rows are composed.
-
-    Args:
-        state: the ids that every state begins with.
-        chunk: those of every chunk row.
-    """
+    """How rows are composed."""
     return RowForm(
         state_opening=state,
         chunk_opening=chunk,
@@ -86,11 +81,7 @@ def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) ->
 
 
 def chunk_digest(folder: Path) -> str:
-    """A digest of an exported tower of chunks: of all its files but the model card.
-
-    Args:
-        folder: that of the tower.
-    """
+    """A digest of an exported tower of chunks: of all its files but the model card."""
     names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _CARD)
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in names}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

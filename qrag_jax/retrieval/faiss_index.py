@@ -35,9 +35,7 @@ class FaissIndex:
     which more are asked of faiss where the last ones are equal.
 
     Args:
-        corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
-        encoder: a digest of what embedded them, for the manifest.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:

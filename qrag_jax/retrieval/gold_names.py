@@ -42,10 +42,7 @@ _DIGITS = 8  # of the hash, in hex
 
 
 def pooled(pages: Iterable[Page]) -> list[Passage]:
-    """The different passages, in the order in which they come.
-
-    As in `gold_names`, letters and digits alone are compared: of the title, and of the text.
-    """
+    """The different passages, in the order in which they come."""
     found: dict[tuple[str, str], Passage] = {}
     for page in pages:
         # A page without letters is told from others by its marks.

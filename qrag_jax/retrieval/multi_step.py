@@ -41,8 +41,6 @@ class Hit(NamedTuple):
     Attributes:
         step: the step that found it, from 1.
         score: its Q-value in the state of that step.
-        id: its name in the corpus's file.
-        metadata: its further fields.
     """
 
     step: int
@@ -64,12 +62,9 @@ class Rules:
     Attributes:
         max_steps: T, the most steps it was trained on.
         sort_by_index: states list passages in the order of the corpus, else in the order taken.
-        beam: how paths are searched, and the threshold on Q at which they end.
         stop_action: the empty text, embedded as a chunk, is the action STOP.
-        placement: where chunk vectors are rotated.
         per_step: passages found at each step; more than one only if the beam is 1. The best one
             goes into the state, as in training, the others are further results.
-        title_separator: between a passage's title and its text, in states.
     """
 
     max_steps: int
@@ -134,8 +129,6 @@ class MultiStepSearch:
     Args:
         index: an engine whose vectors are those of the chunk tower, before any rotation. At
             positions other than "none" every step reads all its vectors (`scan`).
-        towers: the retriever's encoders.
-        rules: how it searches.
     """
 
     def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
@@ -156,7 +149,6 @@ class MultiStepSearch:
 
         Args:
             steps: most steps, of all questions or of each; None: as many as in training.
-            where: only passages whose metadata agree are taken.
         """
         limits = self._limits(len(questions), steps)
         size = max(_STATES // self.rules.beam.beam, 1)
@@ -319,7 +311,6 @@ class SingleStepSearch:
     """Searches an index once for each question.
 
     Args:
-        index: the engine.
         encoder: of questions; None: the engine compares words.
     """
 

@@ -39,7 +39,6 @@ class IndexAt:
     """An index, and what shall search it.
 
     Attributes:
-        folder: as `systems.indexing` wrote it.
         engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
         url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
             built.

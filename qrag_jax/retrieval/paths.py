@@ -26,11 +26,7 @@ class BeamConfig:
             best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
             Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
             above one that finds them early. Use these two for documents that need every step.
-        gamma: γ of the sum.
-        alpha: α of the policy.
-        top_k_actions: k of the policy.
         stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
-        batch_size: documents played side by side, at most.
     """
 
     beam: int = 1

@@ -94,12 +94,7 @@ class VectorIndex(Index, Protocol):
 
 
 def engine_library(module: str, package: str, extra: str) -> Any:
-    """A module.
-
-    Args:
-        package: that it is installed with, as in `pip install package`.
-        extra: ours that asks for this package; also the engine's name.
-    """
+    """A module."""
     try:
         return importlib.import_module(module)
     except ImportError:

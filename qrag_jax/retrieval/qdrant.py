@@ -47,9 +47,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _QUERIES, _POINTS = 64, 1000  # in one request
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
 _LAYOUT = ("shards", "replicas", "int8", "on_disk", "m", "ef_construct")
-# HTTP's statuses and gRPC's codes with which the same call may succeed later.
-_PASSING = (408, 429, 500, 502, 503, 504, "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
-_REFUSED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
+_REFUSED = re.compile(r"\b(401|403)\b|UNAUTHENTICATED|PERMISSION_DENIED")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +112,9 @@ class QdrantSettings:
 class QdrantIndex:
     """All passages' vectors in a collection of Qdrant; see `protocol.VectorIndex`.
 
-    `build` and `open` make one. Passages of equal scores come in the order of their numbers: more
-    than k are asked for until the score falls, up to `ties`. What is left to the server: which of
-    more than so many equal passages it gives, and, in a search by graph, which passages it looks
-    at; `exact` leaves it only the former.
+    Passages of equal scores come in the order of their numbers: more than k are asked for until the
+    score falls, up to `ties`. Which of more equal passages there are, and which passages a search
+    by graph looks at, is left to the server.
     """
 
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
@@ -149,14 +146,12 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there. Until `indexed` says that it has ended, searches give
-        good hits, but slowly.
+        its graph when all passages are there; until `indexed`, searches are good, but slow.
 
         Args:
             vectors: of the passages in the same order, `[passages, width]`.
             encoder: a digest of what embedded the passages; "": unknown.
-            report: called with the number of passages that were handed to the client; what it
-                raises breaks the upload off.
+            report: is called with the number of passages sent; what it raises ends the upload.
         """
         if not isinstance(vectors, Vectors):
             vectors = Vectors([checked(vectors, "the index")])
@@ -179,10 +174,9 @@ class QdrantIndex:
         else:
             index._create(vectors)
         if index._count() != len(corpus):
-            points = index._points(vectors, range(len(corpus)), report)
             index._ask(
                 "upload_points",
-                points=points,
+                points=index._points(vectors, range(len(corpus)), report),
                 batch_size=settings.batch,
                 parallel=settings.workers,
                 max_retries=settings.attempts - 1,
@@ -204,8 +198,7 @@ class QdrantIndex:
         """The index of a folder.
 
         Args:
-            url: where the collection is now; "": where it was when the index was saved; if that is
-                another machine, no API key may be exported, which would go there.
+            url: where the collection is now; "": where it was when the index was saved.
             encoder: the digest that its vectors must be of; None: any.
         """
         wanted = {} if encoder is None else {"encoder": encoder}
@@ -363,51 +356,35 @@ class QdrantIndex:
 
         The upload has the client's own retries.
         """
-        settings, attempt = self.settings, 0
-        attempts = 1 if method == "upload_points" else settings.attempts
-        while True:
-            attempt += 1
+        from grpc import RpcError
+        from qdrant_client.common.client_exceptions import QdrantException
+        from qdrant_client.http.exceptions import ApiException
+
+        settings, why = self.settings, ""
+        for attempt in range(1 if method == "upload_points" else settings.attempts):
+            time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
             try:
                 return getattr(self._client, method)(settings.collection, **arguments)
-            except Exception as error:
-                code, why = _failure(error)
-            if code not in _PASSING or attempt >= attempts:
+            # The last one: a process of several that send has ended.
+            except (ApiException, QdrantException, RpcError, RuntimeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                status = getattr(error, "status_code", None) or 500
+            if status < 500 and status not in (408, 429):
                 break
-            time.sleep(PAUSE * 2 ** (attempt - 1))
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
         fix = "start it, give the url of one that runs, or change the setting that it names"
-        if code in _REFUSED:
+        if _REFUSED.search(why):
             fix = f"export its API key in the environment variable {KEY_VARIABLE}"
         raise InputError(
             f"the Qdrant server at {settings.url} does not {method} for the collection "
-            f"{settings.collection} ({code}: {why}); {fix}."
+            f"{settings.collection} ({why}); {fix}."
         )
 
 
 def library() -> Any:
     """The module `qdrant_client`."""
     return engine_library("qdrant_client", "qdrant-client", ENGINE)
-
-
-def _failure(error: Exception) -> tuple[int | str, str]:
-    """The code and the text of an error of the server; another error is raised."""
-    import grpc
-    from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
-    from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code or 0, error.content.decode("utf-8", "replace")
-    if isinstance(error, ResourceExhaustedResponse):
-        return 429, error.message
-    if isinstance(error, ResponseHandlingException):
-        return "UNAVAILABLE", f"{type(error.source).__name__}: {error.source}"
-    if isinstance(error, grpc.RpcError):
-        code = getattr(getattr(error, "code", lambda: None)(), "name", "UNKNOWN")
-        return code, getattr(error, "details", lambda: "")()
-    if isinstance(error, RuntimeError):  # one of several processes that send has ended
-        return "UNAVAILABLE", str(error)
-    raise error
 
 
 def _key() -> str:

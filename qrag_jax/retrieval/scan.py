@@ -8,29 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, intervals, rotated
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, check_k, ranked
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Queries,
+    VectorIndex,
+    Where,
+    check_k,
+    ranked,
+)
 from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
 
 EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 
-class VectorsOf(Protocol):
-    """A corpus and its vectors, as a `protocol.VectorIndex` has them."""
-
-    corpus: Corpus
-
-    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`."""
-
-
 def scan(
-    index: VectorsOf,
+    index: VectorIndex,
     states: np.ndarray,
     taken: Sequence[Sequence[int]],
     placement: Placement,
@@ -81,10 +79,8 @@ def _turned_back(
     """`<s, R(p)a>` equals `<R(-p)s, a>`, and the passages of an interval share their p."""
     if placement.kind != RELATIVE:
         return np.zeros(1, np.int64), state[None]
-    cut = list(intervals(placement, taken, count))
-    places = np.array([interval.position for interval in cut])
-    starts = np.array([interval.start for interval in cut])
-    spread = np.broadcast_to(state, (len(cut), len(state)))
+    starts, _, places = np.array(list(intervals(placement, taken, count))).T
+    spread = np.broadcast_to(state, (len(starts), len(state)))
     return starts, rotated(spread, places, placement.theta, back=True)
 
 
@@ -107,9 +103,7 @@ class ScanIndex:
     Its folders are those of the engine "exact".
 
     Args:
-        corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`.
-        encoder: a digest of what embedded them, for the manifest.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:

@@ -18,9 +18,7 @@ class TorchTower:
     """One tower, as `tower_rows.RowEncoder`.
 
     Args:
-        folder: as `qrag_jax.export` wrote it.
         device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
-        pad_id: the padding token.
     """
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:

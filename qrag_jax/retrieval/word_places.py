@@ -38,7 +38,6 @@ class WordPlaces:
     """The occurrences of all words; those of word w lie from `ends[w]` to `ends[w + 1]`.
 
     Attributes:
-        count: number of passages.
         ends: int64 `[words + 1]`; the first is 0.
         passages: int32 `[occurrences]`: the passage of each, in order within a word.
         places: int32 `[occurrences]`: its place there, in order within a passage.
