@@ -30,13 +30,12 @@ class Story:
 
     Attributes:
         facts: the statements before the question, in order, without the questions in between.
-        support: indices into `facts`, in the order of the supporting ids in the file.
     """
 
     facts: tuple[str, ...]
     question: str
     answer: str
-    support: tuple[int, ...]
+    support: tuple[int, ...]  # indices into `facts`, in the order of the supporting ids in the file
 
 
 def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:

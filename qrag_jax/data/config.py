@@ -56,11 +56,7 @@ SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Section `data`.
-
-    Attributes:
-        sources: name → weight in the training mixture.
-    """
+    """Section `data`."""
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
@@ -84,7 +80,7 @@ class DataConfig:
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
-    sources: Mapping[str, float] = internal(factory=dict)
+    sources: Mapping[str, float] = internal(factory=dict)  # name → weight in the training mixture
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)
 

@@ -29,17 +29,14 @@ class Columns:
     """The fields of a corpus.
 
     Attributes:
-        id: None: the first of `NAMES` that the first record has.
         title: records may lack it; None: `TITLE`, and where a record lacks that, its `contents`
             are looked at; "": there are no titles.
-        text: None: the first of `TEXTS` that the first record has.
-        metadata: the further fields that are kept; None: all.
     """
 
-    id: str | None = None
+    id: str | None = None  # None: the first of `NAMES` that the first record has
     title: str | None = None
-    text: str | None = None
-    metadata: tuple[str, ...] | None = None
+    text: str | None = None  # None: the first of `TEXTS` that the first record has
+    metadata: tuple[str, ...] | None = None  # the further fields that are kept; None: all
 
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
@@ -82,15 +79,13 @@ class Document(NamedTuple):
     """One document; the fields are those of `retrieval.protocol.Passage`, in its order.
 
     Attributes:
-        name: `_id`.
         text, title: either may be empty; the old collections have documents without a word.
-        metadata: the fields of `metadata` and the line's further ones.
     """
 
-    name: str
+    name: str  # `_id`
     text: str
     title: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # the fields of `metadata` and the line's further ones
 
 
 class Read(NamedTuple):

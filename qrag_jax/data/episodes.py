@@ -31,11 +31,6 @@ class EpisodeBatch(NamedTuple):
     """Questions with their chunks as token ids without special tokens, padded on the right.
 
     Attributes:
-        question: `[B, Lq]` int32.
-        question_length: `[B]` int32.
-        chunks: `[B, C, La]` int32.
-        chunk_lengths: `[B, C]` int32.
-        chunk_mask: `[B, C]` bool, whether the document has this chunk.
         rank: `[B, C]` int32, place of a supporting fact in the order in which they are needed, 0
             of all where no order is known, `NO_FACT` of other chunks.
         sample: `[B]` int32, number of the sample, counted over all stores one after the other;
@@ -44,11 +39,11 @@ class EpisodeBatch(NamedTuple):
             and `epoch` together identify the document.
     """
 
-    question: Any
-    question_length: Any
-    chunks: Any
-    chunk_lengths: Any
-    chunk_mask: Any
+    question: Any  # `[B, Lq]` int32
+    question_length: Any  # `[B]` int32
+    chunks: Any  # `[B, C, La]` int32
+    chunk_lengths: Any  # `[B, C]` int32
+    chunk_mask: Any  # `[B, C]` bool, whether the document has this chunk
     rank: Any
     sample: Any
     epoch: Any
@@ -82,13 +77,12 @@ class EpisodeSource:
     """Random access to the episodes of one token store, padded to one shape.
 
     Attributes:
-        before: number of samples in the stores before this one.
         ordered: whether the store's supporting facts stand in the order in which they are needed.
     """
 
     store: Tokens
     shape: EpisodeShape
-    before: int = 0
+    before: int = 0  # number of samples in the stores before this one
     ordered: bool = False
 
     def __len__(self) -> int:

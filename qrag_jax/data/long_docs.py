@@ -30,11 +30,7 @@ from qrag_jax.runtime.config_fields import internal
 
 @dataclasses.dataclass(frozen=True)
 class BabilongConfig:
-    """Section `data.sources.babilong`: which documents to make.
-
-    Attributes:
-        stories: folder of bAbI files (data.path); "": stories are generated.
-    """
+    """Section `data.sources.babilong`: which documents to make."""
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
     chunks: int = 100  # C, sentences per document, facts included
@@ -46,7 +42,7 @@ class BabilongConfig:
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
     most_facts: int = 0
-    stories: str = internal("")
+    stories: str = internal("")  # folder of bAbI files (data.path); "": stories are generated
     noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
     redraw: bool = True  # training: draw new noise and places in every epoch
 
@@ -64,15 +60,10 @@ class BabilongConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Stories:
-    """The stories of one split.
+    """The stories of one split."""
 
-    Attributes:
-        origin: the file that they were read from, or "the generator".
-        part: name of the split in sample ids: train, valid, dev or test.
-    """
-
-    origin: str
-    part: str
+    origin: str  # the file that they were read from, or "the generator"
+    part: str  # name of the split in sample ids: train, valid, dev or test
     items: Sequence[babi.Story]
 
     def sample(self, task: str, number: int) -> Sample:
@@ -171,15 +162,12 @@ class Preset(NamedTuple):
     Attributes:
         haystack: the text between the needles: "noise" (the same sentences over and over), "essay"
             (book sentences) or "needle" (needles with other keys).
-        keys: number of hidden keys, RULER's num_needle_k.
-        values: number of values of each key, RULER's num_needle_v.
-        queries: number of keys that are asked for, RULER's num_needle_q.
     """
 
     haystack: str = "essay"
-    keys: int = 1
-    values: int = 1
-    queries: int = 1
+    keys: int = 1  # number of hidden keys, RULER's num_needle_k
+    values: int = 1  # number of values of each key, RULER's num_needle_v
+    queries: int = 1  # number of keys that are asked for, RULER's num_needle_q
     key_type: str = "words"
     value_type: str = "numbers"
 

@@ -117,14 +117,13 @@ class NoiseConfig:
             gives sentences; "": `WORLD`.
         dev: folder of books for dev documents. "": the books of `train` are split (see
             `split_books`), or the function gives dev's. "shared": no book is held out.
-        repeats: how often a document may use one sentence; 0 for any number.
         train_chunks: length of a training document. It determines how many of a function's
             sentences are training sentences, which dev must not use.
     """
 
     train: str = ""
     dev: str = ""
-    repeats: int = 1
+    repeats: int = 1  # how often a document may use one sentence; 0 for any number
     seed: int = 0
     train_chunks: int = 100
     source: str = "babilong"
@@ -146,14 +145,12 @@ class Noise:
     """The sentences that documents of one split draw from.
 
     Attributes:
-        sentences: `[sentences]` array of str, book after book.
-        starts: `[books + 1]` int64, where each book begins in `sentences`.
         left_out: number of further sentences of the books, left out because training has them.
     """
 
     name: str
-    sentences: np.ndarray
-    starts: np.ndarray
+    sentences: np.ndarray  # `[sentences]` array of str, book after book
+    starts: np.ndarray  # `[books + 1]` int64, where each book begins in `sentences`
     left_out: int = 0
 
     @functools.cached_property

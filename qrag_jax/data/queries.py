@@ -39,34 +39,29 @@ class Query(NamedTuple):
     """One query.
 
     Attributes:
-        id: unique within its data; "": it has none.
         grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
             more. () where nothing is judged.
         answers: short answers of which a document may have one; () if none is known.
-        until: only documents up to this day may be found, as YYYY-MM-DD; "": all may.
-        collection: that is searched; "" if the data name none.
     """
 
-    id: str
+    id: str  # unique within its data; "": it has none
     text: str
     grades: tuple[tuple[str, int], ...] = ()
     answers: tuple[str, ...] = ()
-    until: str = ""
-    collection: str = ""
+    until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
+    collection: str = ""  # that is searched; "" if the data name none
 
 
 class Origin(NamedTuple):
     """Where judged queries and their corpus are from, as sentences name it.
 
     Attributes:
-        queries: the field of the queries, such as "config.queries.train".
-        corpus: the documents, such as "the corpus of data/scifact".
         fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
             about in config.search.index".
     """
 
-    queries: str
-    corpus: str
+    queries: str  # the field of the queries, such as "config.queries.train"
+    corpus: str  # the documents, such as "the corpus of data/scifact"
     fix: str
 
 

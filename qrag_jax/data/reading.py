@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,29 +43,27 @@ class ReadReport:
     """What happened to the records of one source or part.
 
     Attributes:
-        files: paths read, or one "hub:REPOSITORY".
-        kept: number of samples made; `read` is `kept` plus all counts in `skipped`.
         skipped: reason -> number of records.
         mended: harmless fault -> number of records that were kept in spite of it.
         first: reason or fault -> place of the first such record, e.g. "train.jsonl:17".
     """
 
     source: str
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # paths read, or one "hub:REPOSITORY"
     read: int = 0
-    kept: int = 0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    mended: dict[str, int] = dataclasses.field(default_factory=dict)
+    kept: int = 0  # number of samples made; `read` is `kept` plus all counts in `skipped`
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    mended: Counter[str] = dataclasses.field(default_factory=Counter)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, where: str) -> None:
         """Counts one record as skipped."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.skipped[reason] += 1
         self.first.setdefault(reason, where)
 
     def mend(self, reason: str, where: str) -> None:
         """Counts one record as kept in spite of a harmless fault."""
-        self.mended[reason] = self.mended.get(reason, 0) + 1
+        self.mended[reason] += 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
@@ -273,16 +272,14 @@ class DatasetPart(NamedTuple):
     """One part of a dataset string.
 
     Attributes:
-        path: a file or folder, or a name on the hub.
         config: the data set's configuration; for files, it may name their source. "" if parts have
             none.
-        bounds: the slice's own text, such as "[:16]"; "" for all records.
     """
 
-    path: str
+    path: str  # a file or folder, or a name on the hub
     config: str
     split: str
-    bounds: str = ""
+    bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
         """The places of the slice among `count` records, by the rules of `datasets`.

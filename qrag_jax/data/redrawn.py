@@ -39,18 +39,15 @@ class Layout:
 
     Attributes:
         seeds: what all documents' draws begin from: a seed, the split, the length and the like.
-        numbers: of each document, the last word of its seed.
-        shelf: where background is drawn from; None: it is `FILLER`.
-        repeats: how often a document may use one background text; 0 for any number.
     """
 
     chunks: int
     seeds: tuple[int, ...]
-    numbers: Sequence[int]
+    numbers: Sequence[int]  # of each document, the last word of its seed
     facts: Sequence[int]
     in_order: bool
-    shelf: Shelf | None
-    repeats: int
+    shelf: Shelf | None  # where background is drawn from; None: it is `FILLER`
+    repeats: int  # how often a document may use one background text; 0 for any number
 
     @property
     def key(self) -> str:
@@ -87,11 +84,10 @@ class Fit(NamedTuple):
     """How many questions of a split fit documents of a length.
 
     Attributes:
-        fits: number of questions with at most `most` facts.
         most: the limit. If several lengths are scored, it is the smallest length for all of them.
     """
 
-    fits: int
+    fits: int  # number of questions with at most `most` facts
     stories: int
     most: int
 
@@ -146,14 +142,10 @@ def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sampl
 
 @dataclasses.dataclass(frozen=True)
 class RedrawnStore:
-    """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once.
-
-    Attributes:
-        background: one sample, whose chunks are the background texts.
-    """
+    """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once."""
 
     parts: TokenStore
-    background: TokenStore
+    background: TokenStore  # one sample, whose chunks are the background texts
     layout: Layout
 
     def __len__(self) -> int:

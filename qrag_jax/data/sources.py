@@ -429,18 +429,15 @@ class Source:
     """A data set. A new one is a row in `SOURCES` and a parser.
 
     Attributes:
-        folders: names of its folder in a parent folder that sources share.
-        hub: None: it is not on the hub by itself.
-        rule: how answers are scored, a name in `metrics.answers.RULES`.
         hops: a record and its answers → the sub-questions, or it raises BadRecord; None: it has
             no decompositions.
     """
 
     parse: Callable[..., Sample]
     official: Mapping[Split, tuple[str, ...]]
-    folders: tuple[str, ...]
-    hub: Hub | None = None
-    rule: str = "squad"
+    folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
+    hub: Hub | None = None  # None: it is not on the hub by itself
+    rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     hops: Callable[[dict[str, Any], Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
 

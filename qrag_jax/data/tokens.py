@@ -35,16 +35,13 @@ class TextTokenizer:
 
     Attributes:
         backend: encodes plain text; it treats special tokens written in a text as plain text.
-        cls_id: the first token of a row; None if rows begin directly with their text.
-        sep_id: the token that separates (or ends) texts.
-        vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
     """
 
     backend: tokenizers.Tokenizer
-    cls_id: int | None
-    sep_id: int
+    cls_id: int | None  # the first token of a row; None if rows begin directly with their text
+    sep_id: int  # the token that separates (or ends) texts
     pad_id: int
-    vocab_size: int
+    vocab_size: int  # ids run from 0 to vocab_size - 1, added tokens included
 
     @classmethod
     def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
@@ -103,17 +100,11 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
 
 
 class DocumentTokens(NamedTuple):
-    """One sample as token ids without special tokens.
+    """One sample as token ids without special tokens."""
 
-    Attributes:
-        question: `[length]`.
-        chunks: `[length]` each, in document order.
-        support: `[facts]` chunk indices of the supporting facts.
-    """
-
-    question: np.ndarray
-    chunks: list[np.ndarray]
-    support: np.ndarray
+    question: np.ndarray  # `[length]`
+    chunks: list[np.ndarray]  # `[length]` each, in document order
+    support: np.ndarray  # `[facts]` chunk indices of the supporting facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,23 +113,19 @@ class TokenStore:
 
     Attributes:
         tokens: `[total]` int32, all texts one after the other: question, chunks, question, …
-        text_starts: `[texts + 1]` int64, where each text begins in `tokens`.
         sample_starts: `[samples + 1]` int64, the index of each sample's question among the texts.
         support: `[facts]` int32, chunk indices of the supporting facts, sample after sample.
         support_starts: `[samples + 1]` int64, where each sample's facts begin in `support`.
-        truncated_questions: number of questions that were cut to the length limit.
-        truncated_chunks: number of chunks that were cut to the length limit.
-        folder: where the arrays are mapped from; None if they are only in memory.
     """
 
     tokens: np.ndarray
-    text_starts: np.ndarray
+    text_starts: np.ndarray  # `[texts + 1]` int64, where each text begins in `tokens`
     sample_starts: np.ndarray
     support: np.ndarray
     support_starts: np.ndarray
-    truncated_questions: int
-    truncated_chunks: int
-    folder: Path | None = None
+    truncated_questions: int  # number of questions that were cut to the length limit
+    truncated_chunks: int  # number of chunks that were cut to the length limit
+    folder: Path | None = None  # where the arrays are mapped from; None if they are only in memory
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the folder, so that workers map the same files instead of copying them."""

@@ -29,17 +29,14 @@ class RowLog(Generic[Row]):
     """Logs of one kind of rows.
 
     Attributes:
-        name: what rows of this kind are called.
-        lost: what people should give if there is no log to read.
         names: fields that are called otherwise in the file.
-        optional: fields that are not written if they are empty or None.
     """
 
-    name: str
+    name: str  # what rows of this kind are called
     kind: type[Row]
-    lost: str
+    lost: str  # what people should give if there is no log to read
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    optional: Iterable[str] = ()
+    optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
         """Writes a whole log, and beside it what it depends on."""
@@ -57,7 +54,12 @@ class RowLog(Generic[Row]):
         Raises:
             ValueError: a number is NaN or infinite; nothing is written.
         """
-        append_lines(path, "".join(map(self._line, rows)).encode())
+        lines = "".join(map(self._line, rows)).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
 
     def read(self, path: Path) -> list[Row]:
         """Reads a log, also one that is still being written; does not change the file."""
@@ -139,15 +141,6 @@ class RowLog(Generic[Row]):
     def _line(self, row: Row) -> str:
         # ASCII alone, so that half surrogate pairs, which models do write, survive.
         return json.dumps(self.to_json(row), allow_nan=False) + "\n"
-
-
-def append_lines(path: Path, lines: bytes) -> None:
-    """Adds lines at the end of a file and waits until they are on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # ---------------------------------------------------------------------------- records

@@ -18,7 +18,6 @@ class Row:
 
     Attributes:
         question, answer: the sample's texts; `answer` may be empty.
-        sf_idx: indices of the supporting facts in the document; empty if nobody knows them.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
         q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
             were not played (the chunk filter `gt`).
@@ -28,13 +27,12 @@ class Row:
         f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
         aliases: other right answers, or the other values that are asked for; written only if there
             are any.
-        source: see `Sample`; "", and then not written, if nobody knows it.
     """
 
     id: str
     question: str
     answer: str
-    sf_idx: list[int]
+    sf_idx: list[int]  # indices of the supporting facts in the document; empty if nobody knows them
     pred_idx: list[int]
     q_values: list[float]
     sf_texts: list[str]
@@ -44,7 +42,7 @@ class Row:
     f1: float | None = None
     em: float | None = None
     aliases: list[str] = dataclasses.field(default_factory=list)
-    source: str = ""
+    source: str = ""  # see `Sample`; "", and then not written, if nobody knows it
 
 
 RETRIEVALS = RowLog(
@@ -84,32 +82,27 @@ class AnswerRow:
     """What a model answered to one question.
 
     Attributes:
-        prediction: the answer extracted from `text`.
-        text: the model's whole text.
         em, f1: scores of the prediction.
         chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
             that were cut are included.
         cut_chunks: number of chunks, from the first on, that were left out whole because they did
             not fit.
-        version: version of the model's weights, "" if unknown.
-        finish_reason: as the server reported it.
-        hops: number of facts that the answer needs.
     """
 
     id: str
     question: str
     answers: list[str]
-    prediction: str
-    text: str
+    prediction: str  # the answer extracted from `text`
+    text: str  # the model's whole text
     em: float
     f1: float
     rule: str
     chunks: list[int]
     cut_chunks: int
     cut_characters: int
-    version: str
-    finish_reason: str
-    hops: int
+    version: str  # version of the model's weights, "" if unknown
+    finish_reason: str  # as the server reported it
+    hops: int  # number of facts that the answer needs
     type: str
 
 
@@ -129,12 +122,11 @@ class Miss:
     """A question without an answer, or an answer without a verdict.
 
     Attributes:
-        cause: a short word; misses are counted by cause.
         hops, type: as in `AnswerRow`.
     """
 
     id: str
-    cause: str
+    cause: str  # a short word; misses are counted by cause
     message: str
     attempts: int
     hops: int
@@ -160,11 +152,7 @@ class AgentRow:
     """How an agent answered one question.
 
     Attributes:
-        answer: the agent's; "" if it gave up or broke.
-        broken: why the episode has no answer; "": it has one.
         em, f1: of the answer; 0 if there is none. Where the episode `failed`, they tell nothing.
-        recall: share of the gold passages that were found; None: the corpus lacks some.
-        searches: `[hop]`, each with `query`, `names` and `status`.
         right: of several sampled episodes, how many answers are exactly right; None: there was one,
             searched greedily.
     """
@@ -172,12 +160,12 @@ class AgentRow:
     id: str
     question: str
     golds: tuple[str, ...]
-    answer: str
-    broken: str
+    answer: str  # the agent's; "" if it gave up or broke
+    broken: str  # why the episode has no answer; "": it has one
     em: float
     f1: float
-    recall: float | None
-    searches: tuple[Mapping[str, Any], ...]
+    recall: float | None  # share of the gold passages that were found; None: the corpus lacks some
+    searches: tuple[Mapping[str, Any], ...]  # `[hop]`, each with `query`, `names` and `status`
     right: int | None = None
     sampled: int = 0
 
@@ -189,24 +177,16 @@ class AgentRow:
 
 @dataclasses.dataclass(frozen=True)
 class RewardRow:
-    """The rewards of an agent's episodes of one training question.
-
-    Attributes:
-        mean: of the rewards; None if there is none.
-        std: their standard deviation, that of n and not of n − 1; None if there is none.
-        rewards: of each episode; None: it broke, or could not be scored.
-        broken: why the others have none, in their order.
-        kept: whether `std` is above the threshold.
-    """
+    """The rewards of an agent's episodes of one training question."""
 
     id: str
     question: str
-    mean: float | None
-    std: float | None
-    rewards: list[float | None]
+    mean: float | None  # of the rewards; None if there is none
+    std: float | None  # their standard deviation, that of n and not of n − 1; None if there is none
+    rewards: list[float | None]  # of each episode; None: it broke, or could not be scored
     scored: int
-    broken: list[str]
-    kept: bool
+    broken: list[str]  # why the others have none, in their order
+    kept: bool  # whether `std` is above the threshold
 
 
 AGENTS = RowLog("agents", AgentRow, "give a log of an agent, as `qrag evaluate` writes it")
@@ -221,17 +201,13 @@ class Hop:
     """One hop of a question.
 
     Attributes:
-        query: "" if there was none.
-        outcome: what came of it, or the cause of a failure; "" if no model wrote it.
-        pool: ids of the passages found so far, in the pool's order.
-        scores: of this pool.
         found: ids and scores of the passages that a model's query found, best first.
     """
 
-    query: str
-    outcome: str
-    pool: tuple[str, ...]
-    scores: Mapping[str, float]
+    query: str  # "" if there was none
+    outcome: str  # what came of it, or the cause of a failure; "" if no model wrote it
+    pool: tuple[str, ...]  # ids of the passages found so far, in the pool's order
+    scores: Mapping[str, float]  # of this pool
     read: int = 0
     sampled: int = 0
     found: tuple[tuple[str, float], ...] = ()
@@ -242,14 +218,13 @@ class Searched:
     """How one question was searched for.
 
     Attributes:
-        pages: keys of its gold pages.
         hops: one after the other; the same number, with the same scores, in all rows of a log.
     """
 
     id: str
     question: str
     answers: tuple[str, ...]
-    pages: tuple[str, ...]
+    pages: tuple[str, ...]  # keys of its gold pages
     hops: tuple[Hop, ...]
     source: str = ""
 
@@ -264,20 +239,16 @@ class RewriteRow:
     """One query, rewritten in one way.
 
     Attributes:
-        id: unique within its collection.
-        collection: "" where there is one without a name.
-        query: what was searched for; "" if there is none.
         outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
-        text: what the model wrote.
     """
 
-    id: str
-    collection: str
+    id: str  # unique within its collection
+    collection: str  # "" where there is one without a name
     original: str
-    query: str
+    query: str  # what was searched for; "" if there is none
     outcome: str = ""
-    text: str = ""
+    text: str = ""  # what the model wrote
     found: tuple[tuple[str, float], ...] | None = ()
     sampled: int = 0
 
@@ -312,8 +283,6 @@ class Prediction:
     """One episode of a language model with tools, with all of its tokens.
 
     Attributes:
-        draw: number of the episode among those of its question, from 0.
-        reward: None: the episode failed, so it has no reward.
         turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
             `sampled` (what it said) and the texts of the single tokens of both,
             `observed_tokens` and `sampled_tokens`.
@@ -325,9 +294,9 @@ class Prediction:
     question: str
     answers: list[str]
     hops: int
-    draw: int
+    draw: int  # number of the episode among those of its question, from 0
     prediction: str
-    reward: float | None
+    reward: float | None  # None: the episode failed, so it has no reward
     turns: list[dict]
     trajectory: dict
 

@@ -60,17 +60,14 @@ class BM25Config:
     words.
 
     Attributes:
-        k1: how much further occurrences of a word add; at least 0.
-        b: how much long passages are held back, from 0 to 1.
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
-        stop_words: words left out, one of `STOP_WORDS`; "": none.
     """
 
-    k1: float = 1.5
-    b: float = 0.75
+    k1: float = 1.5  # how much further occurrences of a word add; at least 0
+    b: float = 0.75  # how much long passages are held back, from 0 to 1
     variant: str = "lucene"
     stemmer: str = "english"
-    stop_words: str = "english"
+    stop_words: str = "english"  # words left out, one of `STOP_WORDS`; "": none
 
     @classmethod
     def of_language(cls, language: str) -> BM25Config:

@@ -296,13 +296,11 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
 class Column(NamedTuple):
     """A field of all passages' metadata: a code for each passage, a value for each code.
 
-    codes: int32 `[passages]`; `ABSENT` where a passage has not the field.
-    values: number of codes.
     codes_of: what a value is found by (see `keys_of`) → the codes of the values that have it.
     """
 
-    codes: np.ndarray
-    values: int
+    codes: np.ndarray  # int32 `[passages]`; `ABSENT` where a passage has not the field
+    values: int  # number of codes
     codes_of: Mapping[str, Sequence[int]]
 
     @classmethod

@@ -33,7 +33,7 @@ from qrag_jax.retrieval.device_vectors import (
 )
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
-from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -94,9 +94,7 @@ class ExactIndex:
         settings: ExactSettings | None = None,
         encoder: str = "",
     ) -> None:
-        if not isinstance(vectors, Vectors):
-            vectors = Vectors([checked(vectors, "the index")])
-        check_count(len(vectors), len(corpus))
+        vectors = of_passages(vectors, len(corpus))
         self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
         self._mesh = mesh or make_mesh()
         self._vectors = vectors

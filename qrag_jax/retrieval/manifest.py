@@ -31,8 +31,6 @@ class Manifest:
     """What is known of an index.
 
     Attributes:
-        encoder: a digest of the encoder and its settings; "" for engines that compare words.
-        width: of a vector; 0 for engines without.
         dtype: of the numbers in the files, as NumPy names it; "" for engines without vectors.
         files: bytes of every file of the engine, in the engine's order.
         settings: the engine's own, as JSON has them.
@@ -41,8 +39,8 @@ class Manifest:
     engine: str
     corpus: str
     count: int
-    encoder: str = ""
-    width: int = 0
+    encoder: str = ""  # a digest of the encoder and its settings; "" for engines that compare words
+    width: int = 0  # of a vector; 0 for engines without
     dtype: str = ""
     metric: str = INNER_PRODUCT
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -16,7 +16,6 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.chunk_positions import BY_NUMBER, NO_POSITIONS, RELATIVE, Placement
 from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import (
     NONE,
@@ -28,7 +27,7 @@ from qrag_jax.retrieval.protocol import (
     Where,
     row_of,
 )
-from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.scan import BY_NUMBER, NO_POSITIONS, RELATIVE, Placement, scan
 from qrag_jax.retrieval.tower_rows import State, Towers
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 
@@ -36,15 +35,10 @@ _STATES = 1024  # encoded and searched for side by side, at most
 
 
 class Hit(NamedTuple):
-    """One passage found.
+    """One passage found."""
 
-    Attributes:
-        step: the step that found it, from 1.
-        score: its Q-value in the state of that step.
-    """
-
-    step: int
-    score: float
+    step: int  # the step that found it, from 1
+    score: float  # its Q-value in the state of that step
     id: str
     title: str
     text: str
@@ -60,17 +54,15 @@ class Rules:
     """How a retriever searches.
 
     Attributes:
-        max_steps: T, the most steps it was trained on.
         sort_by_index: states list passages in the order of the corpus, else in the order taken.
-        stop_action: the empty text, embedded as a chunk, is the action STOP.
         per_step: passages found at each step; more than one only if the beam is 1. The best one
             goes into the state, as in training, the others are further results.
     """
 
-    max_steps: int
+    max_steps: int  # T, the most steps it was trained on
     sort_by_index: bool = False
     beam: BeamConfig = dataclasses.field(default_factory=BeamConfig)
-    stop_action: bool = False
+    stop_action: bool = False  # the empty text, embedded as a chunk, is the action STOP
     placement: Placement = dataclasses.field(default_factory=Placement)
     per_step: int = 1
     title_separator: str = TITLE_SEPARATOR

@@ -21,7 +21,6 @@ class BeamConfig:
     """How actions are searched.
 
     Attributes:
-        beam: W, paths kept at every step; 1 is greedy.
         score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
             best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
             Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
@@ -29,7 +28,7 @@ class BeamConfig:
         stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
     """
 
-    beam: int = 1
+    beam: int = 1  # W, paths kept at every step; 1 is greedy
     score: str = POLICY
     gamma: float = 0.99
     alpha: float = 0.05
@@ -59,14 +58,10 @@ class Path:
 
 
 class Choices(NamedTuple):
-    """The best actions that a path may take next, each once.
+    """The best actions that a path may take next, each once."""
 
-    values: float32 `[n]`, their Q.
-    actions: int `[n]`.
-    """
-
-    values: np.ndarray
-    actions: np.ndarray
+    values: np.ndarray  # float32 `[n]`, their Q
+    actions: np.ndarray  # int `[n]`
 
     def best_first(self) -> Choices:
         """In order; of equal values the first one given stays first, as with argmax."""

@@ -56,11 +56,10 @@ class Queries:
     """A batch of queries; an engine reads what it searches by.
 
     Attributes:
-        texts: for engines that compare words.
         vectors: float32 `[queries, width]`, for those that compare vectors; None: there are none.
     """
 
-    texts: Sequence[str]
+    texts: Sequence[str]  # for engines that compare words
     vectors: np.ndarray | None = None
 
     def __len__(self) -> int:

@@ -37,25 +37,16 @@ RowEncoder = Callable[[Rows], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RowForm:
-    """How rows are composed.
+    """How rows are composed."""
 
-    Attributes:
-        state_opening: ids that every state begins with, such as [CLS] and a prefix.
-        chunk_opening: those of every chunk.
-        max_chunk_tokens_in_state: longer chunks are cut inside a state.
-        state_tokens: length of the longest state, special tokens counted.
-        chunk_tokens: of the longest chunk row; longer chunks are cut.
-        max_chunks: most chunks of a state.
-    """
-
-    state_opening: tuple[int, ...]
-    chunk_opening: tuple[int, ...]
+    state_opening: tuple[int, ...]  # ids that every state begins with, such as [CLS] and a prefix
+    chunk_opening: tuple[int, ...]  # those of every chunk
     sep_id: int
     max_question_tokens: int
-    max_chunk_tokens_in_state: int
-    state_tokens: int
-    chunk_tokens: int
-    max_chunks: int
+    max_chunk_tokens_in_state: int  # longer chunks are cut inside a state
+    state_tokens: int  # length of the longest state, special tokens counted
+    chunk_tokens: int  # of the longest chunk row; longer chunks are cut
+    max_chunks: int  # most chunks of a state
 
     @property
     def question_tokens(self) -> int:

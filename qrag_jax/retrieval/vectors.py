@@ -111,6 +111,14 @@ def check_count(vectors: int, passages: int) -> None:
         )
 
 
+def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
+    """The vectors of a corpus of so many passages, checked unless they are mapped from files."""
+    if not isinstance(vectors, Vectors):
+        vectors = Vectors([checked(vectors, "the index")])
+    check_count(len(vectors), passages)
+    return vectors
+
+
 def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
     """int64 `[len(numbers)]`: numbers of vectors; an `IndexError` if one is not below `count`."""
     wanted = np.asarray(numbers, np.int64)
@@ -153,16 +161,11 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
 
 
 class PartNote(NamedTuple):
-    """What is kept of a finished part.
+    """What is kept of a finished part."""
 
-    passages: number of them.
-    tokens: of all rows, special ones included.
-    cut: number of passages that were longer than a row.
-    """
-
-    passages: int
-    tokens: int
-    cut: int
+    passages: int  # number of them
+    tokens: int  # of all rows, special ones included
+    cut: int  # number of passages that were longer than a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,13 +175,12 @@ class VectorParts:
     Attributes:
         made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
             refused.
-        part: passages of a part; the last one has the rest.
     """
 
     folder: Path
     made_of: Mapping[str, Any]
     count: int
-    part: int
+    part: int  # passages of a part; the last one has the rest
     width: int
     dtype: str
 

@@ -132,15 +132,6 @@ def test_records_are_refused_with_their_line(tmp_path, record, named) -> None:
     refused(written(tmp_path / "c.jsonl", [first, record]), "c.jsonl:2", f"'{named}'")
 
 
-def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.jsonl", [{"docid": "1", "body": "b"}])
-    refused(path, "'docid'", "'body'", "--columns")
-    refused(path, "'txt'", id="docid", text="txt")
-    for given in ("id", "name=x", "text=", "=x"):
-        with pytest.raises(InputError, match="--columns"):
-            Columns.parse(given)
-
-
 def test_what_is_no_corpus(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere")
     refused(tmp_path, "corpus.jsonl")

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord, Page, Sample
 from qrag_jax.data.sources import SOURCES, parse_claim, parse_musique, parse_open
 from qrag_jax.data.sources import parse_niah as parse_needles
-from tests.data.real_data import real
 
 parse_hotpot, parse_two_wiki = SOURCES["hotpotqa"].parse, SOURCES["two_wiki"].parse
 HOTPOT: dict[str, Any] = {
@@ -62,19 +60,6 @@ def test_other_layouts_of_hotpotqa() -> None:
         assert parse_hotpot(record) == HOTPOT_SAMPLE
     aliases = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
     assert parse_hotpot(aliases).answers == ("Oslo", "Kristiania")
-
-
-def test_a_title_that_stands_twice_supports_once() -> None:
-    """As in 2WikiMultihopQA, whose layout is HotpotQA's."""
-    twice = hotpot(context=[*HOTPOT["context"], HOTPOT["context"][2]])
-    sample = parse_two_wiki(twice)
-    assert (sample.support, len(sample.chunks), sample.source) == ((2, 0), 5, "two_wiki")
-    count = 0
-    for _, record in read_records(real("2wikimultihopqa/train.jsonl.gz")):
-        titles = [title for title, _ in record["context"]]
-        assert len(set(parse_two_wiki(record).chunks)) == len(set(titles))
-        count += len(set(titles)) < len(titles)
-    assert count == 13
 
 
 CLAIM: dict[str, Any] = {
@@ -165,14 +150,6 @@ OPEN: dict[str, Any] = {
     "supporting_facts": [["Web", 1], ["Max Varn", 1], ["Web", 0]],
     "answer": "1925",
 }
-WEB = (Page("Web"), Page("Max Varn"))
-OPEN_QUESTION = Sample("8813", OPEN["question"], (), (), ("1925",), "", pages=WEB)
-
-
-def test_gold_pages_are_known_by_title() -> None:
-    assert parse_open(OPEN) == OPEN_QUESTION
-    titles = OPEN | {"supporting_facts": None, "supporting_titles": ["Web", "Max Varn"]}
-    assert parse_open(titles) == OPEN_QUESTION
 
 
 NEEDLES = [

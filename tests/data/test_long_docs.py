@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.long_docs import (
-    FILLER,
     PRESETS,
     BabilongConfig,
     NiahConfig,
@@ -18,7 +17,7 @@ from qrag_jax.data.long_docs import (
     niah_documents,
     stories,
 )
-from qrag_jax.data.noise import SHARED, NoiseConfig, noise
+from qrag_jax.data.noise import NoiseConfig, noise
 from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import InputError
 
@@ -160,29 +159,3 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
         assert len({key for _, key, _ in found.values()}) == total // knobs.values
         is_uuid = knobs.key_type == "uuids"
         assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
-
-
-def test_what_the_needles_lie_in(tmp_path) -> None:
-    repeated = needle_documents(needle_config("single_1"), "train")[0]
-    hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
-    assert hay == (list(FILLER) * 6)[:29]
-    pool = set(noise(NoiseConfig(), "train", 26).sentences)
-    essay = needle_documents(needle_config("multivalue"), "train")[0]
-    assert sum(text in pool for text in essay.chunks) == 26
-    places = [
-        i
-        for s in needle_documents(needle_config("multivalue", train=200), "train")
-        for i in s.support
-    ]
-    assert {*places} == {*range(30)}
-    # Knobs go before the preset.
-    sample = needle_documents(needle_config("multiquery", queries=2, keys=6), "dev")[0]
-    assert len(asked(sample)) == len(sample.support) == 2
-    assert len(needles(sample)) == 6
-    (long,) = needle_documents(needle_config("multivalue", chunks=0, tokens=2000), "train", count=1)
-    assert 0.6 < sum(len(text) + 1 for text in long.chunks) / 4 / 2000 < 1.6
-    with pytest.raises(InputError, match="11 chunks"):
-        needle_documents(needle_config("multivalue", keys=3), "train", 11)
-    (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match=str(tmp_path)):
-        needle_documents(needle_config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")

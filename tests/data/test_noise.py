@@ -11,7 +11,6 @@ import pytest
 
 from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
 from qrag_jax.data.sample import Split
-from qrag_jax.errors import InputError
 
 
 def book(name: str, count: int) -> str:
@@ -27,11 +26,6 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 def pool_of(sizes: list[int]) -> Noise:
     starts = np.cumsum([0, *sizes])
     return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), starts)
-
-
-def shared(path: str, count: int, repeats: int = 1, source: str = "babilong") -> Noise:
-    """The noise of all books of a folder."""
-    return noise(NoiseConfig(path, SHARED, repeats, source=source), "train", count)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -102,19 +96,3 @@ def test_invented_worlds_of_the_splits_share_no_sentence() -> None:
         assert len(dev.sentences) >= (9000 if repeats else 1)
     before = noise(NoiseConfig(dev=SHARED), "dev", 4000)  # all are dev's
     assert (before.left_out, len(before.sentences)) == (0, 5000)
-
-
-def test_what_gives_too_few_sentences_is_refused(tmp_path: Path) -> None:
-    path = shelf(tmp_path, {"a": 20, "b": 30})
-    shared(path, 100, 2)
-    with pytest.raises(InputError, match=r"config\.data\.sources\.niah\.noise_repeats") as caught:
-        shared(path, 101, 2, "niah")
-    assert path in str(caught.value)
-    with pytest.raises(InputError, match="51"):
-        shared(path, 51)
-    # One book cannot be split.
-    (tmp_path / "b.txt.gz").unlink()
-    for split in ("train", "dev"):
-        with pytest.raises(InputError, match=r"config\.data\.sources\.babilong\.noise_dev"):
-            noise(NoiseConfig(path), split, 1)  # type: ignore[arg-type]
-    assert len(shared(path, 1).sentences) == 20

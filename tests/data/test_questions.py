@@ -13,7 +13,7 @@ from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
-from qrag_jax.data.reading import load_samples, read_parts
+from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Decomposition, Page, SubQuestion
 from qrag_jax.errors import InputError
 from tests.support import worlds
@@ -175,20 +175,3 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
         assert [hop.needs for hop in found] == [(), (0,)]
         assert found[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
     assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}, ("yes",))] == [(), ()]
-
-
-def test_records_that_cannot_be_taken_apart_are_counted(tmp_path: Path) -> None:
-    whole, none, later = (
-        record_of("musique", name, f"{name}: where?", "Norway", PARAGRAPHS, [0, 1])
-        for name in ("whole", "none", "later")
-    )
-    for record in (whole, later):
-        for step in record["question_decomposition"]:
-            step |= {"question": "Where?", "answer": "Norway"}
-    none["question_decomposition"] = []
-    later["question_decomposition"][0]["question"] = "#1?"  # a step that needs its own answer
-    path = write(tmp_path / "train.jsonl", whole, none, later)
-    samples, report = load_samples("musique", str(path), "train", apart=True)
-    assert [each.decomposition is not None for each in samples] == [True, False, False]
-    assert [*report.mended.values()] == [1, 1]
-    assert sorted(report.first.values()) == ["train.jsonl:2", "train.jsonl:3"]

@@ -15,7 +15,7 @@ from qrag_jax.evaluators.episode_views import best_return
 from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval, paired_interval
+from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
 from qrag_jax.metrics.prediction_scores import (
     by_question,
     columns_of,
@@ -32,17 +32,6 @@ def test_one_value_and_equal_values_give_no_width() -> None:
     assert crossed_interval(np.full((3, 4), 0.25)) == (0.25, 0.25, 0.25)
     values = np.random.default_rng(0).random((1, 50))  # one training: that over questions
     assert crossed_interval(values) == mean_interval(values[0])
-
-
-def test_pairs_cancel_what_both_share() -> None:
-    rng = np.random.default_rng(1)
-    hard = rng.normal(0.0, 5.0, size=200)
-    ours, theirs = hard + 0.3 + rng.normal(0, 0.5, 200), hard + rng.normal(0, 0.5, 200)
-    mean, low, high = paired_interval(ours, theirs)
-    assert mean == pytest.approx(ours.mean() - theirs.mean())
-    assert 0.0 < low < 0.3 < high
-    apart = mean_interval(ours)[2] - mean_interval(ours)[1]
-    assert high - low < apart / 4
 
 
 @pytest.mark.parametrize(("of_trainings", "of_questions"), [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)])

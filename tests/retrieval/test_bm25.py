@@ -50,20 +50,6 @@ def test_scores_are_those_of_the_formula(variant: str, k1: float, b: float, tmp_
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (PLAIN, "the running dogs naïve ray of 3d straße"),
-        ({}, "run dog naïv ray 3d straße"),
-    ],
-)
-def test_words_are_read_as_the_settings_say(settings: dict[str, Any], words: str) -> None:
-    text = "The Running DOGS' naïve x-ray of 3D Straße"
-    assert Words(BM25Config(**settings))(text) == words.split()
-    german = Words(BM25Config(stemmer="german", stop_words="german"))
-    assert german("Die Häuser und der Wald") == ["haus", "wald"]
-
-
-@pytest.mark.parametrize(
     ("text", "query"),
     [
         *(("हिन्दी भाषा में लिखा", "भाषा हिन्दी"), ("İstanbul'da bir köprü", "istanbul")),

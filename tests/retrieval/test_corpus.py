@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 
@@ -71,36 +69,6 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
     with read_only(folder):
         assert StoredCorpus(folder).matching({"seen": True}).sum() == 1
     assert not (folder / "columns").exists()
-
-
-def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
-    """Also files of other folders: links out, and names that lead out."""
-    whole = tmp_path / "whole"
-    write_corpus(whole, PASSAGES)
-    said = json.loads((whole / stored.NAME).read_bytes())
-
-    def copied(number: int) -> Path:
-        return shutil.copytree(whole, tmp_path / f"{number}" / "corpus")
-
-    for number, name in enumerate((*said["files"], stored.NAME)):
-        folder = copied(number)
-        for spoil in (lambda path: path.write_bytes(path.read_bytes()[:-3]), Path.unlink):
-            spoil(folder / name)
-            with pytest.raises(InputError, match=re.escape(name)):
-                StoredCorpus(folder)
-    folder = copied(10)
-    (folder / stored.LINES).rename(folder.parent / "mine.jsonl")
-    (folder / stored.LINES).symlink_to("../mine.jsonl")
-    with pytest.raises(InputError, match=stored.LINES):
-        StoredCorpus(folder)
-    for change, word in (
-        ({"files": said["files"] | {"../mine": 1}}, "mine"),
-        ({"format": 99}, "format"),
-        ({"files": 3}, stored.NAME),
-    ):
-        (whole / stored.NAME).write_text(json.dumps(said | change))
-        with pytest.raises(InputError, match=word):
-            StoredCorpus(whole)
 
 
 def passage(number: int) -> Passage:

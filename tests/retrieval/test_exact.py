@@ -11,11 +11,10 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import scan as scanning
-from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
 from qrag_jax.retrieval.device_vectors import STORAGES
 from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
-from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.scan import Placement, intervals, rotated, scan
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of

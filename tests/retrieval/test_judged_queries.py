@@ -12,8 +12,7 @@ import pytest
 from qrag_jax.data.queries import Query
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.gold_names import pooled
-from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, read_judged_queries
+from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, pooled, read_judged_queries
 
 ROWS = [
     {"query": f"query {number}", "relevant_doc_ids": [f"d{number}"], "id": f"q{number}"}

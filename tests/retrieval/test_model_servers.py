@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.retrieval.endpoint_tower import EndpointTower
+from qrag_jax.retrieval.exported import EndpointTower
 from qrag_jax.retrieval.own_documents import EndpointScorer
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
@@ -63,19 +62,6 @@ def test_rows_of_ids_become_vectors_in_order() -> None:
         assert sorted(len(each["input"]) for each in asked[1:]) == [6, 32, 32]
         assert {each["model"] for each in asked} == {"chunk"}
         assert tower([]).shape == (0, WIDTH)
-
-
-@pytest.mark.parametrize("skipped", [True, False])
-def test_a_factor_that_the_server_skips_is_multiplied(skipped: bool) -> None:
-    def unit(row: list[int]) -> list[float]:
-        found = np.array(vector(row))
-        return ((1.0 if skipped else 3.0) * found / np.linalg.norm(found)).tolist()
-
-    with tower_of(lambda n, rows: (200, data(rows, unit)), scale=3.0) as (tower, _):
-        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
-    tower = tower_of(lambda n, rows: (200, data(rows)), scale=3.0)
-    with tower as (other, _), pytest.raises(InputError, match="export"):
-        other(ROWS[:3])
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import multi_step
-from qrag_jax.retrieval.chunk_positions import Placement
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
+from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig

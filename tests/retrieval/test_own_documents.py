@@ -116,6 +116,18 @@ def test_interleaved_by_hand(order: str, k: int, found: str) -> None:
     assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == found
 
 
+def test_hybrid_is_reciprocal_rank_fusion() -> None:
+    """Against the formula; the last document has nothing from BM25, which does not find it."""
+    order = "fcaebd"
+    ranks = {name: 1 / (61 + order.index(name)) for name in order}
+    for rank, name in enumerate("abcde", 1):
+        ranks[name] += 1 / (60 + rank)
+    slow = "".join(sorted(ranks, key=lambda name: -ranks[name]))
+    retriever = OwnRetriever("hybrid", scorer_of(order))
+    for k in (1, 3, 6):
+        assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == slow[:k]
+
+
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "interleaved"])
 def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     scorer = Scores({each.text: math.nan if each.id == "a" else 1.0 for each in WORDY})

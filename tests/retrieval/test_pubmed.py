@@ -92,15 +92,7 @@ def test_pages_make_up_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(server.calls) == -(-min(most, 35) // 10)
         server.script = lambda call: Say(HTML) if call.nth == 0 else registry(call)
         assert one(engine, "b", 35) == tuple(names)
-        server.script = lambda call: (
-            Say(HTML) if call.fields.get("pageToken") == "t20" else registry(call)
-        )
-        assert one(engine, "c", 35).cause == "malformed"
-        # An empty page, and pages without end.
-        server.script = lambda call: (
-            trials_say([study(ONE)]) if "pageToken" in call.fields else trials_say([], "t")
-        )
-        assert one(engine, "d", 10) == (ONE,)
+        # Pages without end.
         server.script = lambda call: trials_say([study(ONE)], f"t{call.nth}")
         assert one(engine, "e", 10).cause == "malformed"
 
@@ -173,7 +165,6 @@ def test_a_bad_query_finds_nothing_and_an_outage_is_a_failure() -> None:
         (Say(HTML, status=503), "server"),
         (Say("", status=429, headers={"Retry-After": "0.01"}), "rate_limit"),
         (Say("<html>", drip=1.0), "timeout"),
-        (Say(pubmed_says(RIGHT).body, missing=5), "connection"),
         # These do not pass.
         (Say("", status=302, headers={"Location": "http://127.0.0.1:1/"}), ""),
         (Say("no", status=403), ""),

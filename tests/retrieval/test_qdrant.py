@@ -85,7 +85,9 @@ def test_the_key_stays_secret(
         QdrantIndex.open(tmp_path, task.corpus)
 
 
-def test_a_server_that_fails(tmp_path: Path, server: StandIn) -> None:
+def test_a_server_that_fails(
+    tmp_path: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What may pass is asked again; the rest is refused at once."""
     task, asked, let_go = task_of(tmp_path, 83), list[Asked](), threading.Event()
     server.fails = lambda one: asked.append(one) or 400  # type: ignore[func-returns-value]
@@ -93,14 +95,14 @@ def test_a_server_that_fails(tmp_path: Path, server: StandIn) -> None:
         built(task, server)
     assert len(asked) == 1
     server.fails = lambda _: 503 if let_go.wait(20) else 0
+    monkeypatch.setattr(qdrant, "ATTEMPTS", 2)
     with pytest.raises(InputError, match="timed out"):
-        built(task, server, timeout=1, attempts=2)
+        built(task, server, timeout=1)
     let_go.set()
     with running() as gone:
         pass
-    for settings in ({}, {"grpc": True, "grpc_port": int(gone.url.rpartition(":")[2])}):
-        with pytest.raises(InputError, match=gone.url):
-            built(task, gone, attempts=2, **settings)
+    with pytest.raises(InputError, match=gone.url):
+        built(task, gone)
     asked.clear()
 
     def twice(one: Asked) -> int:
@@ -108,10 +110,11 @@ def test_a_server_that_fails(tmp_path: Path, server: StandIn) -> None:
         return (500, 502)[asked.count(one) - 1] if asked.count(one) < 3 else 0
 
     server.fails = twice
-    same(built(task, server, attempts=3).search(task.queries, 5), searched(task, 5))
-    asked.clear()
     with pytest.raises(InputError, match="502"):
-        built(task, server, attempts=2)
+        built(task, server)
+    asked.clear()
+    monkeypatch.setattr(qdrant, "ATTEMPTS", 3)
+    same(built(task, server).search(task.queries, 5), searched(task, 5))
 
 
 def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: StandIn) -> None:

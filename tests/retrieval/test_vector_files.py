@@ -19,12 +19,9 @@ from qrag_jax.retrieval.device_vectors import (
 )
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.vectors import (
-    DTYPES,
     PartNote,
     VectorParts,
     Vectors,
-    check_finite,
-    checked,
     open_vectors,
 )
 from tests.devices import mesh_of
@@ -107,20 +104,6 @@ def test_a_file_outside_the_folder_is_not_looked_at(name: str, index: Path) -> N
 
 
 # ---------------------------------------------------------------------- in memory
-
-
-def test_what_is_no_array_of_finite_vectors() -> None:
-    assert checked([[1, 2]], "here").dtype == np.float32
-    assert checked(np.ones((1, 2), DTYPES["bfloat16"]), "here").dtype == DTYPES["bfloat16"]
-    for vectors in ([["a"]], [1.0], [[1.0]], np.zeros((3, 0))):
-        with pytest.raises(InputError, match="here"):
-            checked(vectors, "here", 2)
-    for dtype in DTYPES:
-        bad = np.ones((200_000, 3), DTYPES[dtype])  # longer than what is looked at side by side
-        bad[190_009, 2], bad[190_017, 0] = -np.inf, np.nan
-        with pytest.raises(InputError, match="vector 190109"):
-            check_finite(bad, "the file", 100)
-        check_finite(bad[:190_009], "the file")
 
 
 # ---------------------------------------------------------------------- on devices
