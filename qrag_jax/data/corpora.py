@@ -76,11 +76,7 @@ class Columns:
 
 
 class Document(NamedTuple):
-    """One document; the fields are those of `retrieval.protocol.Passage`, in its order.
-
-    Attributes:
-        text, title: either may be empty; the old collections have documents without a word.
-    """
+    """One document; the fields are those of `retrieval.protocol.Passage`, in its order."""
 
     name: str  # `_id`
     text: str

@@ -130,8 +130,6 @@ def training_batches(
 
     Args:
         weights: each source's share of the episodes; the shares sum to 1.
-        workers: processes that build batches ahead; with 0, threads build them ahead.
-        shard: (index of this host, number of hosts).
         ordered: names of the stores whose facts stand in the order in which they are needed.
 
     Returns:
@@ -219,11 +217,7 @@ def _pad(texts: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray
 
 
 def read_ahead(dataset: grain.MapDataset[T], workers: int) -> grain.DatasetIterator[T]:
-    """An iterator over the items in order, a few of which are made before they are asked for.
-
-    Args:
-        workers: processes that make them; with 0, two threads of this process do.
-    """
+    """An iterator over the items in order, a few of which are made before they are asked for."""
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     iterable = dataset.to_iter_dataset(read)
     if workers:

@@ -105,7 +105,6 @@ def make_sample(
     Args:
         support: positions in `chunks`, which the caller has checked; one that is there twice
             counts once.
-        pages: of a question without chunks.
         needs_support: whether it is refused that nothing is gold.
     """
     question = question.strip()

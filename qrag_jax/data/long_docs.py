@@ -105,7 +105,6 @@ def babilong_documents(
     story and the order of its facts stay.
 
     Args:
-        chunks: length of a document; 0: `config.chunks`.
         count: number of documents, those of the first stories that fit; 0: all.
     """
     chunks = chunks or config.chunks
@@ -235,10 +234,6 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     A document depends only on the config, the split, the length and its number. With
     `config.redraw`, training documents also depend on the epoch: haystack and places change, but
     the needles stay. The question of a dev document is the same at every length.
-
-    Args:
-        chunks: sentences of a document; 0: as the config says.
-        count: number of documents, the first ones; 0: all.
     """
     knobs = config.knobs
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)

@@ -196,24 +196,22 @@ def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
 
 def _train(config: NoiseConfig, count: int) -> Noise:
     if config.code:
-        return _of_code(config, "train", _size(_least(config, count)))
+        return _of_code(config, "train", _size(config, count))
     return _of_books(*_books(config, "train"))
 
 
 def _dev(config: NoiseConfig, count: int) -> Noise:
-    least = _least(config, count)
+    size = _size(config, count)
     if config.dev == SHARED:
-        if not config.code:
-            return _train(config, count)
-        return _of_code(config, "dev", _size(least))
+        return _of_code(config, "dev", size) if config.code else _train(config, count)
     train = _train(config, config.train_chunks)
     if config.dev or not config.code:
         return _without(_of_books(*_books(config, "dev")), train, config.section)
-    for size in itertools.count(_size(least), CODE_STEP):
+    while True:  # until the function has no more
         left = _without(_of_code(config, "dev", size), train, config.section)
-        if len(left.sentences) >= least:
+        if len(left.sentences) >= _least(config, count):
             return left
-    raise AssertionError("the function refuses when it has no more")
+        size += CODE_STEP
 
 
 def _least(config: NoiseConfig, count: int) -> int:
@@ -221,9 +219,9 @@ def _least(config: NoiseConfig, count: int) -> int:
     return -(-count // config.repeats) if config.repeats else 1
 
 
-def _size(least: int) -> int:
+def _size(config: NoiseConfig, count: int) -> int:
     """How many sentences of a function to take: a quarter too many, so that documents differ."""
-    return -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
+    return -(-max(_least(config, count) * 5 // 4, 1) // CODE_STEP) * CODE_STEP
 
 
 def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
@@ -267,14 +265,15 @@ def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
 
 @functools.lru_cache(maxsize=8)
 def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    texts = _first(config, split, count)
-    books = [texts[i : i + CODE_BOOK] for i in range(0, count, CODE_BOOK)]
+    known, more = _asked(config.code, split, config.seed)
+    known.extend(itertools.islice(more, max(count - len(known), 0)))
+    if len(known) < count:
+        raise InputError(
+            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
+            "more, or let it go on without end."
+        )
+    books = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
     return _pool(Path(config.code.rpartition(":")[0]).name, books)
-
-
-def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
-    texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
 @functools.cache
@@ -284,15 +283,9 @@ def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]
     return [], iter(code.function(split=split, seed=seed))
 
 
-def _first(config: NoiseConfig, split: Split, count: int) -> list[str]:
-    known, more = _asked(config.code, split, config.seed)
-    known.extend(itertools.islice(more, max(count - len(known), 0)))
-    if len(known) < count:
-        raise InputError(
-            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
-            "more, or let it go on without end."
-        )
-    return known[:count]
+def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
+    texts = np.array([text for book in books for text in book], object)
+    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
 # ---------------------------------------------------------------- what a run was trained on

@@ -75,9 +75,6 @@ def check_in_corpus(
 
     Grades stay as they were, so that a document that the corpus lacks counts as not found.
 
-    Args:
-        known_ids: ids of the corpus' documents; those of judged documents are enough.
-
     Returns:
         The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
     """
@@ -168,9 +165,6 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
     parts that are empty are left out. Where there is only the year or month of a review, documents
     may be found until its end. A row without an id gets one from its place and content.
-
-    Args:
-        where: the row's place, such as "train.jsonl:17".
     """
     with fields.refused(where):
         if "query" in row:

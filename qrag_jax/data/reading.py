@@ -83,11 +83,7 @@ class ReadReport:
 def _parsed(
     records: Records, parse: Callable[..., Sample], report: ReadReport, fix: str, limit: int = 0
 ) -> list[Sample]:
-    """The samples of the usable records; the report counts them and the others.
-
-    Args:
-        fix: what to do where no record is usable.
-    """
+    """The samples of the usable records; the report counts them and the others."""
     samples: dict[str, Sample] = {}
     for where, record in records:
         report.read += 1
@@ -130,8 +126,6 @@ def load_samples(
             sub-folder named after the source (so that one folder serves a mixture); a data set of
             the hub in the source's layout, hub:NAME; or a function that gives records in it,
             FILE.py:FUNCTION. Empty: the records come from the hub.
-        columns: names of the fields of one's own data; None: the usual ones.
-        apart: whether samples shall have decompositions; some may have none.
     """
     known, columns = _source(source), columns or USUAL
     names, records = _records(source, known, path, split)
@@ -306,11 +300,7 @@ def _place(bound: str | None, count: int, default: int) -> int:
 
 
 def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
-    """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]".
-
-    Args:
-        form: of a part, `WITH_CONFIG` or `WITHOUT`.
-    """
+    """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]"."""
     fix = f"write {form}, and a semicolon between parts"
     if not text.strip():
         raise InputError(f"the dataset string is empty; {fix}.")

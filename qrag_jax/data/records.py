@@ -306,11 +306,7 @@ class HubPath(NamedTuple):
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """Returns an iterator over the records of one split, downloaded once and then cached.
-
-    Args:
-        config: the data set's configuration; None if it has only one.
-    """
+    """Returns an iterator over the records of one split, downloaded once and then cached."""
     try:
         import datasets  # optional, slow to import
     except ImportError:

@@ -108,7 +108,6 @@ class RedrawnSamples(LazySamples):
 
     Args:
         parts: the samples with only their facts as chunks; `support` refers to these chunks.
-        background: `[texts]` array of str.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -123,14 +122,7 @@ class RedrawnSamples(LazySamples):
 
 
 def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sample:
-    """The sample of a document that is put together from facts and background.
-
-    The sample refers to the given texts and does not copy them.
-
-    Args:
-        places: `[F]`, the chunk index of each fact.
-        background: `[C - F]`, the texts of the other chunks, in document order.
-    """
+    """The sample of a document that is put together from facts and background."""
     texts = np.empty(len(places) + len(background), object)
     is_background = np.ones(len(texts), bool)
     is_background[places] = False

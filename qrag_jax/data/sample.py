@@ -161,7 +161,6 @@ class LazySamples(Sequence[Sample]):
     So a set of long documents needs no memory.
 
     Args:
-        make: returns the sample of an index from 0 to count - 1, the same at every call.
         content: digest of the texts that samples are made of; "" if it is not known.
     """
 

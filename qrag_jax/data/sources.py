@@ -487,12 +487,9 @@ SOURCES: dict[str, Source] = {
 OPEN_SOURCES: dict[str, Source] = {
     "hover": Source(
         parse_claim,
-        {
-            "train": ("hover_train_release_v1.1.json",),
-            "dev": ("hover_dev_release_v1.1.json",),
-        },
+        {"train": ("hover_train_release_v1.1.json",), "dev": ("hover_dev_release_v1.1.json",)},
         ("hover",),
-    ),
+    )
 }
 
 

@@ -50,7 +50,6 @@ class TextTokenizer:
         Args:
             opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
                 begin with their text, and `cls_id` is None even if the tokenizer has the token.
-            lowers: whether texts are made lower case first, if the tokenizer does not do so.
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -189,11 +188,7 @@ def tokenise(
     max_chunk_tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """Returns the tokens of the samples, from the cache if it has them already.
-
-    Args:
-        cache: folder that keeps one store per content, in `tokens/`.
-    """
+    """Returns the tokens of the samples, from the cache if it has them already."""
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
     folder = cache / "tokens" / key
     if not folder.exists():
@@ -285,10 +280,7 @@ def _encode(
         "support_starts": _starts(support_counts),
     }
     questions = int(truncated[sample_starts[:-1]].sum())
-    meta = {
-        "truncated_questions": questions,
-        "truncated_chunks": int(truncated.sum()) - questions,
-    }
+    meta = {"truncated_questions": questions, "truncated_chunks": int(truncated.sum()) - questions}
     return arrays, meta
 
 

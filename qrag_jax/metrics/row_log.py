@@ -49,11 +49,7 @@ class RowLog(Generic[Row]):
         write_whole(path, "".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
-        """Adds rows at the end of a log and waits until they are on disk.
-
-        Raises:
-            ValueError: a number is NaN or infinite; nothing is written.
-        """
+        """Adds rows at the end of a log and waits until they are on disk."""
         lines = "".join(map(self._line, rows)).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -96,7 +92,6 @@ class RowLog(Generic[Row]):
         What is behind these is dropped.
 
         Args:
-            size: rows of a part.
             count: rows of a finished log, whose last part may be smaller.
             see: is shown each row and its number; rows are not all in memory.
         """
@@ -116,11 +111,7 @@ class RowLog(Generic[Row]):
         return whole
 
     def parsed_row(self, line: bytes | str, place: str) -> Row:
-        """One row.
-
-        Args:
-            place: file and line, for the error.
-        """
+        """One row."""
         try:
             fields = bounded_json.parsed(line)
             for name, written in self.names.items():

@@ -17,14 +17,11 @@ class Row:
     """What a retriever of chunks did on one sample: a row of a retrieval log.
 
     Attributes:
-        question, answer: the sample's texts; `answer` may be empty.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
         q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
             were not played (the chunk filter `gt`).
-        sf_texts, pred_texts: the texts of the chunks in `sf_idx` and `pred_idx`.
         ret: the episode's discounted return; written as "return". None, and then not written: there
             is none, because it would be that of the supporting facts.
-        f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
         aliases: other right answers, or the other values that are asked for; written only if there
             are any.
     """
@@ -82,7 +79,6 @@ class AnswerRow:
     """What a model answered to one question.
 
     Attributes:
-        em, f1: scores of the prediction.
         chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
             that were cut are included.
         cut_chunks: number of chunks, from the first on, that were left out whole because they did
@@ -119,11 +115,7 @@ class VerdictRow:
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """A question without an answer, or an answer without a verdict.
-
-    Attributes:
-        hops, type: as in `AnswerRow`.
-    """
+    """A question without an answer, or an answer without a verdict."""
 
     id: str
     cause: str  # a short word; misses are counted by cause

@@ -61,9 +61,7 @@ def tune(
 
     Args:
         test_log: retrieval log to report on; None: `log` is split into one half for each purpose.
-        out: folder of the report; None: the folder of `log`.
         budgets: fixed budgets to compare with; None: 1, 2, …, all.
-        objective: score that threshold and budget maximise, one of `OBJECTIVES`.
     """
     held_out, test = _parts(log, test_log)
     if not any(row.pred_idx for row in held_out.rows):
@@ -199,11 +197,7 @@ def _gain_lines(
 
 
 def _write(
-    out: Path,
-    summary: Mapping[str, Any],
-    sweep: Sweep,
-    threshold: float,
-    title: str,
+    out: Path, summary: Mapping[str, Any], sweep: Sweep, threshold: float, title: str
 ) -> None:
     picture, path = out / "stopping.png", out / REPORT
     curves = {name: values.tolist() for name, values in sweep.scores.items()}

@@ -190,12 +190,7 @@ def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str
 def reward_row(
     asked: tuple[str, str], rewards: Sequence[float | str], least_std: float = 0.0
 ) -> RewardRow:
-    """The row of a question.
-
-    Args:
-        rewards: of each episode; or the cause, if it has none.
-        least_std: the threshold of the standard deviation; equal rewards have exactly 0.
-    """
+    """The row of a question."""
     rounded = [None if isinstance(each, str) else round(each, _DIGITS) for each in rewards]
     known = [each for each in rounded if each is not None]
     row = RewardRow(

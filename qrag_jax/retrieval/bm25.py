@@ -37,10 +37,7 @@ from qrag_jax.runtime.whole_files import reason
 ENGINE = "bm25"
 VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
-STOP_WORDS = {
-    "english": "STOPWORDS_EN",
-    "english_plus": "STOPWORDS_EN_PLUS",
-}
+STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}
 _OTHERS = "chinese danish dutch french german italian korean norwegian portuguese russian spanish"
 for _other in f"{_OTHERS} swedish turkish".split():
     STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"

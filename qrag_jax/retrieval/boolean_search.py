@@ -215,10 +215,7 @@ class BooleanIndex:
             (folder / NAME).unlink(missing_ok=True)  # no index until both parts are written
             self._ranking.save(folder / _BM25)
         manifest = Manifest(
-            engine=ENGINE,
-            corpus=self.corpus.digest,
-            count=len(self.corpus),
-            metric=_METRIC,
+            engine=ENGINE, corpus=self.corpus.digest, count=len(self.corpus), metric=_METRIC
         )
         finish(folder, manifest, files)
 

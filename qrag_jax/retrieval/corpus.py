@@ -18,7 +18,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -178,11 +178,7 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        """Appends a passage; returns its number.
-
-        Args:
-            where: names its place in the file that it comes from, for errors.
-        """
+        """Appends a passage; returns its number."""
         where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
         texts = all(isinstance(part, str) for part in (name, text, title))
@@ -293,24 +289,18 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
         return writer.finish()
 
 
-class Column(NamedTuple):
-    """A field of all passages' metadata: a code for each passage, a value for each code.
+# A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
+# where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
+# the codes of the values that have it.
+Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
 
-    codes_of: what a value is found by (see `keys_of`) → the codes of the values that have it.
-    """
 
-    codes: np.ndarray  # int32 `[passages]`; `ABSENT` where a passage has not the field
-    values: int  # number of codes
-    codes_of: Mapping[str, Sequence[int]]
-
-    @classmethod
-    def of(cls, codes: np.ndarray, values: Sequence[Any]) -> Column:
-        """Reads the value of each code."""
-        codes_of: dict[str, list[int]] = {}
-        for code, value in enumerate(values):
-            for key in keys_of(value):
-                codes_of.setdefault(key, []).append(code)
-        return cls(codes, len(values), codes_of)
+def _column(codes: np.ndarray, values: Sequence[Any]) -> Column:
+    codes_of: dict[str, list[int]] = {}
+    for code, value in enumerate(values):
+        for key in keys_of(value):
+            codes_of.setdefault(key, []).append(code)
+    return codes, len(values), codes_of
 
 
 class Columns:
@@ -328,19 +318,16 @@ class Columns:
     def matching(
         self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
     ) -> np.ndarray:
-        """bool `[passages]`: those whose field has one of the values.
-
-        Args:
-            metadata: of all passages in order; read if the column is not there yet.
-        """
+        """bool `[passages]`: those whose field has one of the values."""
         column = self._found.get(field)
         if column is None:
             column = self._read(field) or self._make(field, metadata)
             self._found[field] = column
-        good = np.zeros(column.values + 1, bool)  # the last place is that of `ABSENT`
+        codes, count, codes_of = column
+        good = np.zeros(count + 1, bool)  # the last place is that of `ABSENT`
         for key in wanted_keys(wanted):
-            good[list(column.codes_of.get(key, ()))] = True
-        return good[column.codes]
+            good[list(codes_of.get(key, ()))] = True
+        return good[codes]
 
     def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
         if self._fields is not None and field not in self._fields:
@@ -362,7 +349,7 @@ class Columns:
             raise unknown_field(field, self._folder.parent)
         with contextlib.suppress(OSError):
             self._write(field, codes, values)
-        return Column.of(codes, values)
+        return _column(codes, values)
 
     def _write(self, field: str, codes: np.ndarray, values: Sequence[Any]) -> None:
         stem = self._stem(field)
@@ -379,7 +366,7 @@ class Columns:
             return None
         if (said["field"], said["corpus"]) != (field, self._digest):
             return None
-        return Column.of(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
+        return _column(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
 
     def _stem(self, field: str) -> Path:
         data = field.encode("utf-8", "surrogatepass")

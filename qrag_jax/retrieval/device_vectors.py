@@ -53,7 +53,6 @@ def check_room(layout: Layout, working: int, free: int | None) -> None:
     """Refuses vectors that do not fit.
 
     Args:
-        working: bytes of a device that a search needs besides them.
         free: bytes of a device; None: unknown.
     """
     needed = layout.bytes + working

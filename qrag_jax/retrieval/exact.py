@@ -80,11 +80,7 @@ class ExactSettings:
 
 
 class ExactIndex:
-    """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`.
-
-    Args:
-        encoder: a digest of what embedded them, for the manifest.
-    """
+    """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`."""
 
     def __init__(
         self,
@@ -108,17 +104,9 @@ class ExactIndex:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        corpus: Corpus,
-        mesh: Mesh | None = None,
-        encoder: str | None = None,
+        cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
     ) -> ExactIndex:
-        """The index of a folder.
-
-        Args:
-            encoder: the digest that its vectors must be of; None: any.
-        """
+        """The index of a folder."""
         wanted = {"engine": ENGINE, "corpus": corpus.digest}
         if encoder is not None:
             wanted["encoder"] = encoder

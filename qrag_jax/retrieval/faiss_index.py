@@ -47,11 +47,7 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        """The index of a folder.
-
-        Args:
-            encoder: the digest that its vectors must be of; None: any.
-        """
+        """The index of a folder."""
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)

@@ -88,11 +88,7 @@ class Rules:
             )
 
     def changed(
-        self,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
+        self, *, topk: int | None = None, beam: int | None = None, threshold: float | None = None
     ) -> Rules:
         """The rules of a search with settings of its own; None: as here.
 
@@ -300,11 +296,7 @@ class QuestionEncoder(Protocol):
 
 
 class SingleStepSearch:
-    """Searches an index once for each question.
-
-    Args:
-        encoder: of questions; None: the engine compares words.
-    """
+    """Searches an index once for each question."""
 
     def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
         self.index, self.encoder = index, encoder

@@ -99,11 +99,7 @@ class IndexAt:
         return read_manifest(self._vectors).encoder
 
     def open(self, encoder: str | None = None) -> Index:
-        """Opens it; the engine is settled.
-
-        Args:
-            encoder: the digest that vectors must be of; None: any.
-        """
+        """Opens it; the engine is settled."""
         if encoder is not None and self.engine not in OF_WORDS:
             read_manifest(self._vectors, encoder=encoder)  # refused before anything is loaded
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)

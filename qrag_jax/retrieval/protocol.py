@@ -119,7 +119,6 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
     Args:
         numbers: int `[n]`, each passage once, in any order.
         scores: float `[n]`, finite; scores tie that are equal in float32.
-        k: at least 1; more than n gives all.
     """
     scores = scores.astype(np.float32, copy=False)
     if k < len(scores):
@@ -159,7 +158,6 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
 
     Args:
         numbers: int `[queries, n]`, each once, or `NONE`.
-        scores: float `[queries, n]`.
     """
     numbers = np.asarray(numbers, np.int64)
     scores = np.where(numbers == NONE, -np.inf, scores).astype(np.float32)
@@ -168,8 +166,7 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     numbers = np.where(scores == -np.inf, NONE, np.take_along_axis(numbers, order, axis=1))
     short = ((0, 0), (0, k - scores.shape[1]))
     return Hits(
-        np.pad(numbers, short, constant_values=NONE),
-        np.pad(scores, short, constant_values=-np.inf),
+        np.pad(numbers, short, constant_values=NONE), np.pad(scores, short, constant_values=-np.inf)
     )
 
 

@@ -142,8 +142,6 @@ class QdrantIndex:
         its graph when all passages are there; until `indexed`, searches are good, but slow.
 
         Args:
-            vectors: of the passages in the same order, `[passages, width]`.
-            encoder: a digest of what embedded the passages; "": unknown.
             report: is called with the number of passages sent; what it raises ends the upload.
         """
         vectors = of_passages(vectors, len(corpus))
@@ -190,7 +188,6 @@ class QdrantIndex:
 
         Args:
             url: where the collection is now; "": where it was when the index was saved.
-            encoder: the digest that its vectors must be of; None: any.
         """
         wanted = {} if encoder is None else {"encoder": encoder}
         manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **wanted)

@@ -17,15 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.retrieval.protocol import (
-    Corpus,
-    Hits,
-    Queries,
-    VectorIndex,
-    Where,
-    check_k,
-    ranked,
-)
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, VectorIndex, Where, check_k, ranked
 from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
 
 NO_POSITIONS, RELATIVE = "none", "relative"
@@ -157,9 +149,6 @@ class ScanIndex:
     """An engine that scans vectors on the host; see `protocol.VectorIndex`. It needs no jax.
 
     Its folders are those of the engine "exact".
-
-    Args:
-        vectors: theirs, in the same order, `[passages, width]`.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:

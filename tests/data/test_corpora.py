@@ -132,20 +132,6 @@ def test_records_are_refused_with_their_line(tmp_path, record, named) -> None:
     refused(written(tmp_path / "c.jsonl", [first, record]), "c.jsonl:2", f"'{named}'")
 
 
-def test_what_is_no_corpus(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere")
-    refused(tmp_path, "corpus.jsonl")
-    (tmp_path / "c.tsv").write_text("id\ttext\n")
-    refused(tmp_path / "c.tsv")
-    table = tmp_path / "c.parquet"
-    written(table, [{"id": n, "text": f"text {n * n}"} for n in range(4000)])
-    whole = table.read_bytes()
-    for data in (b"", b"PAR1", whole[:-9], whole[:200] + bytes(2000) + whole[2200:]):
-        table.write_bytes(data)
-        refused(table)
-    refused(written(table, []))
-
-
 def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
     rows = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]
     written(tmp_path / "queries.jsonl", rows)

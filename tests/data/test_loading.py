@@ -62,20 +62,6 @@ def test_real_data_is_kept_whole() -> None:
         assert len(samples) == report.read == report.kept == kept
 
 
-def test_what_is_fatal(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.jsonl", [*two_facts("musique", 2), {"question": "Who?"}])
-    with pytest.raises(InputError, match=r"a\.jsonl:1: .*'context'") as caught:
-        load_samples("hotpotqa", str(path), "train")
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    # A limit stops reading before what is broken.
-    path.write_bytes(path.read_bytes() + b"broken")
-    assert load_samples("musique", str(path), "train", limit=2)[1].read == 2
-    for source in ("squad", "babilong", "hover"):
-        with pytest.raises(InputError, match=f"'{source}'"):
-            load_samples(source, str(tmp_path), "train")
-
-
 def config(sources: Mapping[str, float], path: str = "", limit: int = 0) -> DataConfig:
     return DataConfig(path=path, limit=limit, sources=sources)
 

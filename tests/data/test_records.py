@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.records import load_hub, read_records, read_text, split_files, text_files
+from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.errors import InputError
 
 RECORDS = [
@@ -82,21 +82,6 @@ def test_gzip_that_is_cut_or_none(tmp_path: Path) -> None:
         path.write_bytes(data)
         refused(path)
     refused(tmp_path / "none.jsonl")
-
-
-def test_texts_plain_and_packed(tmp_path: Path) -> None:
-    text = "Zoë said:\nno.\n"
-    for data in (text.encode(), b"\xef\xbb\xbf" + text.encode()):
-        for name in ("a.txt", "b.txt.gz"):
-            assert read_text(write(tmp_path / name, data)) == text
-    touch(tmp_path, "a.txt.gz", "c.md")
-    assert [path.name for path in text_files(tmp_path)] == ["a.txt", "b.txt.gz"]
-    for data in (gzip.compress(bytes(range(256)) * 99)[:100], b"not gzip"):
-        (tmp_path / "b.txt.gz").write_bytes(data)
-        refused(tmp_path / "b.txt.gz", read_text)
-    assert "2" in refused(write(tmp_path / "l.txt", "fine\nZoë\n".encode("latin-1")), read_text)
-    for path, read in ((tmp_path / "none.txt", read_text), (tmp_path / "l.txt", text_files)):
-        refused(path, read)
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -16,13 +16,7 @@ from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
-from qrag_jax.metrics.prediction_scores import (
-    by_question,
-    columns_of,
-    gains,
-    summarised,
-    voted,
-)
+from qrag_jax.metrics.prediction_scores import by_question, columns_of, gains, summarised, voted
 from qrag_jax.metrics.rows import OF_PARTS, Prediction
 
 

@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.rows import (
-    RETRIEVALS,
-    AgentRow,
-    Hop,
-    Searched,
-    read_retrievals,
-)
+from qrag_jax.metrics.rows import RETRIEVALS, AgentRow, Hop, Searched, read_retrievals
 from qrag_jax.metrics.summaries import (
     agent_summary,
     hop_gains,

@@ -19,7 +19,6 @@ from qrag_jax.retrieval.corpus import (
     write_corpus,
 )
 from qrag_jax.retrieval.protocol import NONE, Passage
-from tests.disks import read_only
 
 PASSAGES = [
     Passage("a", "The first.", "One", {"language": "en", "year": 1990, "tags": ["x", "y"]}),
@@ -61,14 +60,6 @@ def test_matching(where: dict, numbers: list[int], tmp_path: Path) -> None:
         assert found.dtype == bool
         assert found.shape == (4,)
         assert np.flatnonzero(found).tolist() == numbers
-
-
-def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    write_corpus(folder, PASSAGES)
-    with read_only(folder):
-        assert StoredCorpus(folder).matching({"seen": True}).sum() == 1
-    assert not (folder / "columns").exists()
 
 
 def passage(number: int) -> Passage:

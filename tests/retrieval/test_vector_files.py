@@ -10,21 +10,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import device_vectors
-from qrag_jax.retrieval.device_vectors import (
-    STORAGES,
-    layout_of,
-    load,
-    on_devices,
-)
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.vectors import (
-    PartNote,
-    VectorParts,
-    Vectors,
-    open_vectors,
-)
-from tests.devices import mesh_of
+from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 
 WIDTH, COUNT = 3, 10
 VECTORS = np.arange(COUNT * WIDTH, dtype=np.float32).reshape(COUNT, WIDTH)
@@ -104,39 +91,3 @@ def test_a_file_outside_the_folder_is_not_looked_at(name: str, index: Path) -> N
 
 
 # ---------------------------------------------------------------------- in memory
-
-
-# ---------------------------------------------------------------------- on devices
-
-ROWS = np.random.default_rng(0).integers(-127, 128, (101, 6)).astype(np.float32)
-ROWS[:, 0] = 127  # so that scales are 1
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 3, 1)])
-def test_parts_on_devices_are_equal_and_in_order(
-    sizes: tuple[int, int, int], storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_vectors, "_BLOCK_BYTES", 7 * 6 * 4)  # several blocks of few rows
-    mesh = mesh_of(*sizes)
-    vectors = Vectors([ROWS[:50], ROWS[50:]])
-    layout = layout_of(vectors, storage, mesh.size, 4)
-    part = load(vectors, layout, mesh, 0)
-    rows = np.asarray(part.rows, np.float32)
-    assert rows.shape == (layout.rows * mesh.size, 6)
-    assert layout.rows % 4 == 0
-    assert layout.rows * mesh.size < 101 + 4 * mesh.size
-    np.testing.assert_array_equal(rows[:101], ROWS)
-    assert not rows[101:].any()
-    assert np.asarray(part.allowed).tolist() == [True] * 101 + [False] * (len(rows) - 101)
-    assert {shard.data.shape for shard in part.rows.addressable_shards} == {(layout.rows, 6)}
-    leaves = [leaf for leaf in part if leaf is not None]
-    assert len(leaves) == 2 + (storage == "int8")
-    assert sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) == layout.bytes
-    mask = np.arange(101) % 3 == 0
-    there = np.asarray(on_devices(mask, layout, mesh))
-    assert there.tolist() == [*mask.tolist(), *[False] * (len(rows) - 101)]
-    bad = ROWS.copy()
-    bad[77, 3] = np.inf
-    with pytest.raises(InputError, match="vector 77"):
-        load(Vectors([bad]), layout, mesh, 0)
