@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qrag_jax.data import fields
 from qrag_jax.data.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
@@ -46,15 +47,7 @@ class Columns:
             columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
             metadata: names with commas between them; "*": all; "": none.
         """
-        given: dict[str, str] = {}
-        for part in filter(None, columns.split(",")):
-            kind, equals, name = part.partition("=")
-            if kind not in ("id", "title", "text") or not equals or (not name and kind != "title"):
-                raise InputError(
-                    f"--columns has {part!r}; write id=NAME, title=NAME or text=NAME, with commas "
-                    "between them."
-                )
-            given[kind] = name
+        given = fields.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
         return cls(**given, metadata=kept)
 

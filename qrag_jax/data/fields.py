@@ -69,6 +69,20 @@ def identifier(value: Any, name: str) -> str:
     return found
 
 
+def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict[str, str]:
+    """The columns of a flag, such as "id=docid,text=body"; names of `empty` may be empty."""
+    named: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        field, equals, name = (word.strip() for word in part.partition("="))
+        if field not in known or not equals or not (name or field in empty):
+            raise InputError(
+                f"--columns has {part!r}; write FIELD=NAME with commas between, FIELD being one of "
+                f"{', '.join(known)}."
+            )
+        named[field] = name
+    return named
+
+
 @contextlib.contextmanager
 def refused(where: str, fix: str = "mend the row, or leave it out") -> Iterator[None]:
     """Refuses a row for the reason that a check of its fields gives."""

@@ -312,16 +312,7 @@ class Columns:
     def parse(cls, text: str) -> Columns:
         """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
-        named: dict[str, str] = {}
-        for part in filter(None, text.split(",")):
-            field, equals, name = (word.strip() for word in part.partition("="))
-            if field not in known or not equals:
-                raise InputError(
-                    f"--columns has {part!r}; write FIELD=NAME with commas between, FIELD being "
-                    f"one of {', '.join(known)}."
-                )
-            named[field] = name
-        return cls(**named)
+        return cls(**fields.named_columns(text, known, known))
 
     def renamed(self) -> dict[str, str]:
         """Optional fields that have another name than usual, and that name."""

@@ -5,7 +5,6 @@ The other rules are no stopping, fixed budgets and the oracle.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -213,16 +212,12 @@ def _write(
 # ---------------------------------------------------------------------------- thresholds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sweep:
-    """Scores of all thresholds that take different chunks; the first threshold takes nothing.
+class Sweep(NamedTuple):
+    """Scores of all thresholds that take different chunks; the first threshold takes nothing."""
 
-    Attributes:
-        thresholds: `[K]`, falling; at each, play stops at the first step with Q <= threshold.
-        scores: the objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
-    """
-
+    # `[K]`, falling; at each, play stops at the first step with Q <= threshold.
     thresholds: NDArray[np.float64]
+    # The objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
     scores: dict[str, NDArray[np.float64]]
 
 

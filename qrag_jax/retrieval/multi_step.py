@@ -16,7 +16,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
+from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig, Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import (
     NONE,
     Hits,
@@ -27,7 +27,7 @@ from qrag_jax.retrieval.protocol import (
     Where,
     row_of,
 )
-from qrag_jax.retrieval.scan import BY_NUMBER, NO_POSITIONS, RELATIVE, Placement, scan
+from qrag_jax.retrieval.scan import BY_NUMBER, RELATIVE, Placement, scan
 from qrag_jax.retrieval.tower_rows import State, Towers
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 

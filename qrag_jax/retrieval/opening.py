@@ -76,15 +76,12 @@ class IndexAt:
                 "another --index."
             )
         engine = self.engine or next((name for name in usable if name in there), "")
-        if not engine:
-            compares = _COMPARES.get(there[0], "vectors")
-            raise InputError(
-                f"the index {self.folder} is one of {there[0]}, which compares {compares}; "
-                f"{otherwise}."
-            )
         if engine not in usable:
-            compares = _COMPARES.get(engine, "vectors")
-            raise InputError(f"the engine {engine} compares {compares}; {otherwise}.")
+            named = f"the engine {engine}"
+            if not engine:
+                named = f"the index {self.folder} is one of {there[0]}, which"
+            compares = _COMPARES.get(engine or there[0], "vectors")
+            raise InputError(f"{named} compares {compares}; {otherwise}.")
         if engine not in there:
             missing = " and ".join(self._missing(engine))
             raise InputError(

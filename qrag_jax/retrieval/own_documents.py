@@ -43,15 +43,12 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 
 class OwnDocument(Protocol):
-    """A document that belongs to a question."""
+    """A document that belongs to a question, and whether the question needs it."""
 
     @property
-    def text(self) -> str:
-        """What is searched."""
-
+    def text(self) -> str: ...
     @property
-    def is_supporting(self) -> bool:
-        """Whether the question needs it."""
+    def is_supporting(self) -> bool: ...
 
 
 D = TypeVar("D", bound=OwnDocument)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+NO_POSITIONS = "none"  # a kind of chunk positions: no chunk is rotated
 POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 
 
