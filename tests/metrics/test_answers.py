@@ -165,3 +165,14 @@ def test_scores_by_group_with_failures_beside() -> None:
     assert answer_scores(ROWS, MISSES, {"a": True})["all"]["judge"]["mean"] == 0.5
     assert len(answer_table(scores)) == 1 + len(scores)
     assert (causes_text(MISSES), causes_text([])) == ("timeout 2, cut_off 1", "")
+
+
+def test_sub_em() -> None:
+    for prediction, golds, expected in (
+        *(("It is Oslo.", ["oslo"], 1), ("the U.S. Navy", ["Army", "US navy"], 1)),
+        ("party", ["art"], 1),
+        ("Os", ["Oslo"], 0),  # the answer in the gold answer does not count
+        *(("", ["Oslo"], 0), ("the", ["Oslo"], 0)),
+        *(("Oslo", ["the"], 0), ("", ["the"], 0)),  # no token is left of it
+    ):
+        assert answers.sub_em(prediction, golds) == expected

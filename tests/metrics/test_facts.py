@@ -158,3 +158,19 @@ def test_every_score_is_that_of_the_rows_cut_at_the_threshold(seed: int, ties: b
         fewest = min(score["steps"] for score in scores if score[objective] >= top - 1e-12)
         assert result.scores[objective][best] == pytest.approx(top, abs=1e-12)
         assert result.scores["steps"][best] == pytest.approx(fewest)
+
+
+def test_candidates_lie_between_running_minima_and_half_a_gap_beyond_them() -> None:
+    # 0.75 comes after 0.5, where play has stopped: it decides nothing.
+    rows = [row([0], [0, 1, 2], [1.0, 0.5, 0.75]), row([1], [2, 1], [0.5, 0.0])]
+    result = sweep_thresholds(rows)
+    np.testing.assert_array_equal(result.thresholds, [1.25, 0.75, 0.25, -0.25])
+    np.testing.assert_array_equal(result.scores["steps"], [0.0, 0.5, 2.0, 2.5])
+    for kind in (np.float32, np.float64):  # a device tells neighbouring numbers apart, too
+        low = kind(0.7)
+        high = np.nextafter(low, kind(1.0))
+        rows = [row([0], [0], [float(high)]), row([1], [0], [float(low)])]
+        result = sweep_thresholds(rows)
+        threshold = result.thresholds[choose(result.scores["fact_f1"], result.scores["steps"])]
+        assert low <= kind(threshold) < high
+        assert by_hand(rows, threshold)["steps"] == 0.5

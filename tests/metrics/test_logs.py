@@ -139,3 +139,11 @@ def test_an_episode_without_reward_is_not_0() -> None:
     told = " ".join(" ".join(lines).split())
     for part in ("1 of 3", "0.500 of 4", "3 timeout", "1 too_long"):
         assert part in told
+
+
+def test_equal_rewards_do_not_vary() -> None:
+    """np.std of these is above 0 by rounding."""
+    for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
+        row = reward_row(ASKED, [value] * count)
+        assert (row.std, row.kept) == (0.0, False)
+    assert not reward_row(ASKED, [0.3, 0.1 + 0.2]).kept

@@ -124,3 +124,20 @@ def test_qrels(ending: str, tmp_path: Path) -> None:
         assert read_qrels(path) == wanted
     with pytest.raises(InputError, match="white space"):
         write_qrels(tmp_path / "written", {"q": {"a b": 1}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"q 0 d 1\nq d 1",
+        f"{BEIR_HEADER}\nq\t\t1".encode(),
+        b"q 0 d 1\nq 0 e 0.5",
+        b"q 0 d 1\nq 0 d 2",
+        b"q 0 d 1\nq 0 \xff 2",
+    ],
+)
+def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(text + b"\n")
+    with pytest.raises(InputError, match="file, line 2"):
+        read_qrels(path)

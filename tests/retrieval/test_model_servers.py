@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.retrieval.exported import EndpointTower
@@ -124,3 +125,21 @@ def test_a_failure_is_no_scores(
     assert good is not None
     assert good.tolist() == [0.0, 1.0]
     assert client.counters().failures[cause] == 1
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_factor_that_the_server_skips_is_multiplied(skipped: bool) -> None:
+    def unit(row: list[int]) -> list[float]:
+        found = np.array(vector(row))
+        return ((1.0 if skipped else 3.0) * found / np.linalg.norm(found)).tolist()
+
+    with tower_of(lambda n, rows: (200, data(rows, unit)), scale=3.0) as (tower, _):
+        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
+    tower = tower_of(lambda n, rows: (200, data(rows)), scale=3.0)
+    with tower as (other, _), pytest.raises(InputError, match="export"):
+        other(ROWS[:3])
+    for wrong in ([1.0, 2.0], [float("nan")] * WIDTH):  # of another width, no numbers
+        reply = data(ROWS[:2], lambda row, wrong=wrong: wrong)
+        tower = tower_of(lambda n, rows, reply=reply: (200, reply))
+        with tower as (other, _), pytest.raises(InputError, match="chunk"):
+            other(ROWS[:2])
