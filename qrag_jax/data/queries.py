@@ -248,7 +248,9 @@ def last_day(text: str) -> str:
     for form in _FORMS:
         if found := form.fullmatch(" ".join(text.split())):
             parts = found.groupdict()
-            return _day(int(parts["year"]), _month(parts), parts.get("day"))
+            year, month = int(parts["year"]), _month(parts)
+            day = parts.get("day") or calendar.monthrange(year, month)[1]
+            return datetime.date(year, month, int(day)).isoformat()
     raise ValueError(f"{text!r} is no date such as 2015-10-07")
 
 
@@ -260,12 +262,6 @@ def _month(parts: dict[str, str | None]) -> int:
                 return number
         raise ValueError(f"{name!r} is no month")
     return int(parts.get("month") or 12)
-
-
-def _day(year: int, month: int, day: str | None) -> str:
-    if day is None and 1 <= month <= 12:
-        day = str(calendar.monthrange(year, month)[1])
-    return datetime.date(year, month, int(day or 1)).isoformat()
 
 
 # ---------------------------------------------------------------- lists to be rewritten
