@@ -139,3 +139,12 @@ def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             file.truncate(3)
         with pytest.raises(InputError, match=name):
             CorpusWriter(folder)
+
+
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, PASSAGES)
+    corpus.check_content()
+    lines = tmp_path / stored.LINES
+    lines.write_bytes(lines.read_bytes().replace(b"first", b"fir5t"))
+    with pytest.raises(InputError, match="field digest"):
+        corpus.check_content()
