@@ -43,7 +43,7 @@ from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import begin, read_record, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
-from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, StoppingOptions, tune
+from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
@@ -177,7 +177,7 @@ def _of_log(log: Path) -> int:
     out = Path(OUT.value) if OUT.value else None
     if not FILTER.value:
         test = Path(TEST.value) if TEST.value else None
-        tune(StoppingOptions(log, test, out, BUDGETS.value, OBJECTIVE.value))
+        tune(log, test_log=test, out=out, budgets=BUDGETS.value, objective=OBJECTIVE.value)
         return 0
     if out is None:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")

@@ -58,7 +58,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
     flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
-    flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,grpc=true.")
+    flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
     flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.metrics.stopping import StoppingOptions, tune
+from qrag_jax.metrics.stopping import tune
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -138,7 +138,7 @@ def test_positions_and_a_tuned_threshold_are_those_of_the_evaluation(
     commands.succeed("evaluate", *shared, f"--samples={SAMPLES}")
     (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")
     assert any(row["pred_idx"] != sorted(row["pred_idx"]) for row in read_log(log))
-    tune(StoppingOptions(log=log))
+    tune(log)
     threshold = json.loads((log.parent / "stopping.json").read_text())["threshold"]
     commands.succeed("export", *shared, f"--out={tmp_path / 'out'}")
     assert RetrieverConfig.read(tmp_path / "out").search.stop_threshold == threshold

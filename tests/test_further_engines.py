@@ -15,7 +15,7 @@ from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
 from tests.systems.corpora import write_corpus_file, write_tower
 
 COUNT, BATCH = 60, 5
-SMALL = f"--qdrant_settings=batch={BATCH},attempts=1"
+SMALL = f"--qdrant_settings=batch={BATCH}"
 
 
 @pytest.fixture(scope="module")

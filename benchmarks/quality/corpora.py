@@ -32,13 +32,12 @@ from benchmarks.quality.runner import command, once, read_lines, write_lines, wr
 from examples.worlds.records import Question, two_wiki
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.records import read_records, split_files
-from qrag_jax.data.sample import Split
+from qrag_jax.data.sample import Split, letters
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.retrieval.gold_names import letters
 from qrag_jax.runtime.digests import half
 
 FOLDERS = {TWO_WIKI: "2wikimultihopqa", HOTPOTQA: "hotpotqa", "two_wiki": "2wikimultihopqa"}

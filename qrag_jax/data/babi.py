@@ -21,7 +21,7 @@ FOLDER = "babi"  # name of the stories' folder in a parent folder that sources s
 # and 10k sets only the `en-valid` forms have a validation part.
 PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
 
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_LINE = re.compile(r"([0-9]{1,9}) +(\S.*)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,26 +30,22 @@ class Story:
 
     Attributes:
         facts: the statements before the question, in order, without the questions in between.
-        question: the question's text.
-        answer: the answer's text.
-        support: indices into `facts`, in the order of the supporting ids in the file.
     """
 
     facts: tuple[str, ...]
     question: str
     answer: str
-    support: tuple[int, ...]
+    support: tuple[int, ...]  # indices into `facts`, in the order of the supporting ids in the file
 
 
 def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
     """Returns the file of a task's split, and the name of the part: train, valid, dev or test."""
     if task not in TASKS:
         raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
-    found = find_story_file(folder, task, split)
-    if found is None:
-        wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
-        raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
-    return found
+    if found := find_story_file(folder, task, split):
+        return found
+    wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
+    raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
 
 
 def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
@@ -78,53 +74,39 @@ def read_stories(path: Path) -> list[Story]:
 
 def _stories(path: Path) -> Iterator[Story]:
     facts: list[str] = []
-    places: dict[int, int] = {}  # id of a statement → its index in `facts`
+    places: dict[str, int] = {}  # id of a statement → its index in `facts`
     last = 0
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        id_text, _, text = line.strip(" ").partition(" ")
-        if not _NUMBER.fullmatch(id_text) or not text.strip():
+        found = _LINE.fullmatch(line.strip())
+        if not found:
             raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
-        this = int(id_text)
+        this, text = int(found[1]), found[2]
         if this == 1:
             facts, places = [], {}
-        elif not last:
-            raise InputError(f"{where}, has the id {this}; the first story must start at 1.")
-        elif this <= last:
+        elif not 0 < last < this:
             raise InputError(
-                f"{where}, has the id {this} after {last}; number a story's lines upwards from 1."
+                f"{where}, has the id {this} after {last}; number a story's lines from 1 upwards."
             )
         last = this
-        if "\t" in text:
-            yield _story(where, text, tuple(facts), places)
-        elif text.rstrip().endswith("?"):
+        question, *rest = (part.strip() for part in text.split("\t"))
+        if not rest and not question.endswith("?"):
+            places[str(this)] = len(facts)
+            facts.append(question)
+            continue
+        answer, named = (*rest, "", "")[:2]
+        if not question or not answer or not named:
             raise InputError(
-                f"{where}, is a question without an answer; write question, tab, answer, tab, "
+                f"{where}, has not all of a question; write question, tab, answer, tab, "
                 "supporting ids."
             )
-        else:
-            places[this] = len(facts)
-            facts.append(text.strip())
-
-
-def _story(where: str, text: str, facts: tuple[str, ...], places: dict[int, int]) -> Story:
-    question, answer, *rest = (part.strip() for part in text.split("\t"))
-    named = rest[0].split() if rest else []
-    if not question or not answer or not named:
-        missing = "question" if not question else "answer" if not answer else "supporting ids"
-        raise InputError(
-            f"{where}, is a question line without {missing}; write question, tab, answer, tab, "
-            "supporting ids."
-        )
-    support = []
-    for id_text in named:
-        place = places.get(int(id_text)) if _NUMBER.fullmatch(id_text) else None
-        if place is None:
-            raise InputError(
-                f"{where}, names the supporting id {id_text}, which is no statement before it in "
-                "its story; give the id of one."
-            )
-        support.append(place)
-    return Story(facts, question, answer, tuple(support))
+        for name in named.split():
+            if name not in places:
+                raise InputError(
+                    f"{where}, names the supporting id {name}, which is no statement before it in "
+                    "its story; give the id of one."
+                )
+        support = tuple(places[name] for name in named.split())
+        yield Story(tuple(facts), question, answer, support)

@@ -56,13 +56,7 @@ SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Section `data`.
-
-    Attributes:
-        sources: name → weight in the training mixture.
-        babilong: settings of the source "babilong".
-        niah: settings of the source "niah".
-    """
+    """Section `data`."""
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
@@ -86,7 +80,7 @@ class DataConfig:
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
-    sources: Mapping[str, float] = internal(factory=dict)
+    sources: Mapping[str, float] = internal(factory=dict)  # name → weight in the training mixture
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)
 
@@ -196,7 +190,6 @@ def mix_weights(
     """Returns each source's share of a mixture; the shares sum to 1.
 
     Args:
-        weights: weight of each source.
         sizes: number of training questions of each source. With it, a share is proportional to
             weight times size, so that equal weights pool the questions of all sources (as in
             Q-RAG's combined runs).

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import math
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qrag_jax.data import fields
 from qrag_jax.data.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
@@ -29,17 +30,14 @@ class Columns:
     """The fields of a corpus.
 
     Attributes:
-        id: None: the first of `NAMES` that the first record has.
         title: records may lack it; None: `TITLE`, and where a record lacks that, its `contents`
             are looked at; "": there are no titles.
-        text: None: the first of `TEXTS` that the first record has.
-        metadata: the further fields that are kept; None: all.
     """
 
-    id: str | None = None
+    id: str | None = None  # None: the first of `NAMES` that the first record has
     title: str | None = None
-    text: str | None = None
-    metadata: tuple[str, ...] | None = None
+    text: str | None = None  # None: the first of `TEXTS` that the first record has
+    metadata: tuple[str, ...] | None = None  # the further fields that are kept; None: all
 
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
@@ -49,15 +47,7 @@ class Columns:
             columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
             metadata: names with commas between them; "*": all; "": none.
         """
-        given: dict[str, str] = {}
-        for part in filter(None, columns.split(",")):
-            kind, equals, name = part.partition("=")
-            if kind not in ("id", "title", "text") or not equals or (not name and kind != "title"):
-                raise InputError(
-                    f"--columns has {part!r}; write id=NAME, title=NAME or text=NAME, with commas "
-                    "between them."
-                )
-            given[kind] = name
+        given = fields.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
         return cls(**given, metadata=kept)
 
@@ -79,18 +69,12 @@ class Columns:
 
 
 class Document(NamedTuple):
-    """One document; the fields are those of `retrieval.protocol.Passage`, in its order.
+    """One document; the fields are those of `retrieval.protocol.Passage`, in its order."""
 
-    Attributes:
-        name: `_id`.
-        text, title: either may be empty; the old collections have documents without a word.
-        metadata: the fields of `metadata` and the line's further ones.
-    """
-
-    name: str
+    name: str  # `_id`
     text: str
     title: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # the fields of `metadata` and the line's further ones
 
 
 class Read(NamedTuple):
@@ -133,10 +117,6 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     Ids that are whole numbers become texts, titles and texts that are null become empty ones, and
     in further fields times become ISO texts, and NaN null. It looks for no two documents of one id:
     that takes all ids in memory. Texts may be empty.
-
-    Args:
-        path: see `corpus_files`.
-        columns: the names of the fields; None: the usual ones.
     """
     columns = columns or Columns()
     titled = not columns.title
@@ -181,40 +161,31 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
         further.pop(METADATA, None)
     if columns.metadata is not None:
         further = {key: further[key] for key in columns.metadata if key in further}
-    kept = {}
-    for key, value in further.items():
-        place = f"{where}: field {key!r}"
-        try:
-            kept[key] = _as_json(place, value)
-        except RecursionError:
-            raise InputError(
-                f"{place} is nested too deeply; leave it out with --metadata."
-            ) from None
+    kept = {key: _as_json(f"{where}: field {key!r}", value) for key, value in further.items()}
     return Document(name, text, title, kept)
 
 
 def _as_json(place: str, value: Any) -> Any:
     """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
+    try:
+        text = json.dumps(value, default=_plain)
+        return json.loads(text, parse_constant=_NUMBERS.__getitem__)
+    except (TypeError, ValueError, KeyError, RecursionError):
+        raise InputError(
+            f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; "
+            "write a number or text, or leave the field out with --metadata."
+        ) from None
+
+
+_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date, too
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        value = float(value)
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _as_json(place, inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_as_json(place, inner) for inner in value]
-    if (
-        value is None
-        or isinstance(value, str | int)
-        or (type(value) is float and math.isfinite(value))
-    ):
-        return value
-    raise InputError(
-        f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; write "
-        "a number or text, or leave the field out with --metadata."
-    )
+        return float(value)
+    raise TypeError
 
 
 def split_contents(contents: str) -> tuple[str, str]:

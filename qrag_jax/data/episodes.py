@@ -31,11 +31,6 @@ class EpisodeBatch(NamedTuple):
     """Questions with their chunks as token ids without special tokens, padded on the right.
 
     Attributes:
-        question: `[B, Lq]` int32.
-        question_length: `[B]` int32.
-        chunks: `[B, C, La]` int32.
-        chunk_lengths: `[B, C]` int32.
-        chunk_mask: `[B, C]` bool, whether the document has this chunk.
         rank: `[B, C]` int32, place of a supporting fact in the order in which they are needed, 0
             of all where no order is known, `NO_FACT` of other chunks.
         sample: `[B]` int32, number of the sample, counted over all stores one after the other;
@@ -44,11 +39,11 @@ class EpisodeBatch(NamedTuple):
             and `epoch` together identify the document.
     """
 
-    question: Any
-    question_length: Any
-    chunks: Any
-    chunk_lengths: Any
-    chunk_mask: Any
+    question: Any  # `[B, Lq]` int32
+    question_length: Any  # `[B]` int32
+    chunks: Any  # `[B, C, La]` int32
+    chunk_lengths: Any  # `[B, C]` int32
+    chunk_mask: Any  # `[B, C]` bool, whether the document has this chunk
     rank: Any
     sample: Any
     epoch: Any
@@ -82,15 +77,12 @@ class EpisodeSource:
     """Random access to the episodes of one token store, padded to one shape.
 
     Attributes:
-        store: the token store.
-        shape: the padded sizes.
-        before: number of samples in the stores before this one.
         ordered: whether the store's supporting facts stand in the order in which they are needed.
     """
 
     store: Tokens
     shape: EpisodeShape
-    before: int = 0
+    before: int = 0  # number of samples in the stores before this one
     ordered: bool = False
 
     def __len__(self) -> int:
@@ -137,13 +129,7 @@ def training_batches(
     """An endless, resumable iterator of shuffled batches.
 
     Args:
-        stores: tokens of each source.
         weights: each source's share of the episodes; the shares sum to 1.
-        shape: the sizes that every batch is padded to.
-        batch_size: episodes per batch on this host.
-        seed: seed of the shuffling.
-        workers: processes that build batches ahead; with 0, threads build them ahead.
-        shard: (index of this host, number of hosts).
         ordered: names of the stores whose facts stand in the order in which they are needed.
 
     Returns:
@@ -231,11 +217,7 @@ def _pad(texts: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray
 
 
 def read_ahead(dataset: grain.MapDataset[T], workers: int) -> grain.DatasetIterator[T]:
-    """An iterator over the items in order, a few of which are made before they are asked for.
-
-    Args:
-        workers: processes that make them; with 0, two threads of this process do.
-    """
+    """An iterator over the items in order, a few of which are made before they are asked for."""
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     iterable = dataset.to_iter_dataset(read)
     if workers:

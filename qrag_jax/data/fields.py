@@ -38,32 +38,25 @@ def text(value: Any, name: str) -> str:
     return value
 
 
-def texts(value: Any, name: str) -> list[str]:
-    """Returns `value` if it is a list of strings; BadRecord naming the field otherwise."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise BadRecord(f"field '{name}' is not a list of strings")
-    return value
+def _of_kind(what: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
+    """A check that returns `value` if it fits, and else raises BadRecord naming the field."""
+
+    def check(value: Any, name: str) -> Any:
+        if not fits(value):
+            raise BadRecord(f"field '{name}' is not {what}")
+        return value
+
+    return check
 
 
-def items(value: Any, name: str) -> list[Any]:
-    """Returns `value` if it is a list; BadRecord naming the field otherwise."""
-    if not isinstance(value, list):
-        raise BadRecord(f"field '{name}' is not a list")
-    return value
+def _listed(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(each, kind) for each in value)
 
 
-def index(value: Any, name: str) -> int:
-    """Returns `value` if it is an integer; BadRecord naming the field otherwise."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRecord(f"field '{name}' is not an integer")
-    return value
-
-
-def objects(value: Any, name: str) -> list[dict[str, Any]]:
-    """Returns `value` if it is a list of objects; BadRecord naming the field otherwise."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise BadRecord(f"field '{name}' is not a list of objects")
-    return value
+items = _of_kind("a list", _listed(object))
+texts = _of_kind("a list of strings", _listed(str))
+objects = _of_kind("a list of objects", _listed(dict))
+index = _of_kind("an integer", lambda value: isinstance(value, int) and not isinstance(value, bool))
 
 
 def identifier(value: Any, name: str) -> str:
@@ -74,6 +67,20 @@ def identifier(value: Any, name: str) -> str:
     if not found.strip():
         raise BadRecord(f"field '{name}' is empty")
     return found
+
+
+def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict[str, str]:
+    """The columns of a flag, such as "id=docid,text=body"; names of `empty` may be empty."""
+    named: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        field, equals, name = (word.strip() for word in part.partition("="))
+        if field not in known or not equals or not (name or field in empty):
+            raise InputError(
+                f"--columns has {part!r}; write FIELD=NAME with commas between, FIELD being one of "
+                f"{', '.join(known)}."
+            )
+        named[field] = name
+    return named
 
 
 @contextlib.contextmanager
@@ -110,10 +117,8 @@ def make_sample(
     """Returns the sample, stripped of white space around its question and titles.
 
     Args:
-        answer_texts: as `answers` returns them.
         support: positions in `chunks`, which the caller has checked; one that is there twice
             counts once.
-        pages: of a question without chunks.
         needs_support: whether it is refused that nothing is gold.
     """
     question = question.strip()

@@ -35,8 +35,6 @@ def load_split(
     """Reads the samples of every source.
 
     Args:
-        config: the sources and where their data is.
-        split: "train" or "dev".
         hold_out: whether to split a path that is a single file or split of the hub (it has no dev
             part): "dev" gets a tenth, chosen by a hash of the id, and "train" gets the rest.
             Without it, each split gets the whole file.
@@ -133,7 +131,6 @@ def load_questions(
     """Reads the questions of both splits.
 
     Args:
-        config: of the training data.
         dev: of the questions to evaluate on; the same object if a part of the data is held out.
         taken_apart: only questions with a decomposition of at most `max_hops` hops are kept.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,11 +30,7 @@ from qrag_jax.runtime.config_fields import internal
 
 @dataclasses.dataclass(frozen=True)
 class BabilongConfig:
-    """Section `data.sources.babilong`: which documents to make.
-
-    Attributes:
-        stories: folder of bAbI files (data.path); "": stories are generated.
-    """
+    """Section `data.sources.babilong`: which documents to make."""
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
     chunks: int = 100  # C, sentences per document, facts included
@@ -45,7 +42,7 @@ class BabilongConfig:
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
     most_facts: int = 0
-    stories: str = internal("")
+    stories: str = internal("")  # folder of bAbI files (data.path); "": stories are generated
     noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
     redraw: bool = True  # training: draw new noise and places in every epoch
 
@@ -63,16 +60,10 @@ class BabilongConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Stories:
-    """The stories of one split.
+    """The stories of one split."""
 
-    Attributes:
-        origin: the file that they were read from, or "the generator".
-        part: name of the split in sample ids: train, valid, dev or test.
-        items: the stories; the number in a sample id is the story's index here.
-    """
-
-    origin: str
-    part: str
+    origin: str  # the file that they were read from, or "the generator"
+    part: str  # name of the split in sample ids: train, valid, dev or test
     items: Sequence[babi.Story]
 
     def sample(self, task: str, number: int) -> Sample:
@@ -114,7 +105,6 @@ def babilong_documents(
     story and the order of its facts stay.
 
     Args:
-        chunks: length of a document; 0: `config.chunks`.
         count: number of documents, those of the first stories that fit; 0: all.
     """
     chunks = chunks or config.chunks
@@ -171,17 +161,12 @@ class Preset(NamedTuple):
     Attributes:
         haystack: the text between the needles: "noise" (the same sentences over and over), "essay"
             (book sentences) or "needle" (needles with other keys).
-        keys: number of hidden keys, RULER's num_needle_k.
-        values: number of values of each key, RULER's num_needle_v.
-        queries: number of keys that are asked for, RULER's num_needle_q.
-        key_type: words, numbers or uuids.
-        value_type: words, numbers or uuids.
     """
 
     haystack: str = "essay"
-    keys: int = 1
-    values: int = 1
-    queries: int = 1
+    keys: int = 1  # number of hidden keys, RULER's num_needle_k
+    values: int = 1  # number of values of each key, RULER's num_needle_v
+    queries: int = 1  # number of keys that are asked for, RULER's num_needle_q
     key_type: str = "words"
     value_type: str = "numbers"
 
@@ -249,10 +234,6 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     A document depends only on the config, the split, the length and its number. With
     `config.redraw`, training documents also depend on the epoch: haystack and places change, but
     the needles stay. The question of a dev document is the same at every length.
-
-    Args:
-        chunks: sentences of a document; 0: as the config says.
-        count: number of documents, the first ones; 0: all.
     """
     knobs = config.knobs
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)
@@ -408,7 +389,7 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs."""
     if kind == "uuids":
         digits = rng.bytes(16 * count).hex()
-        return [_uuid(digits[i : i + 32]) for i in range(0, 32 * count, 32)]
+        return [str(uuid.UUID(digits[i : i + 32], version=4)) for i in range(0, 32 * count, 32)]
     if kind == "numbers":
         return [str(10**6 + n) for n in _numbers(kind, rng, 9 * 10**6, count)]
     pairs = len(FIRST) * len(SECOND)
@@ -417,13 +398,6 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     else:
         numbers, word = _numbers(kind, rng, pairs * len(FIRST), count), _triple
     return [word(number) for number in numbers]
-
-
-def _uuid(digits: str) -> str:
-    """A UUID of version 4: one digit is fixed, and one digit has four possible values."""
-    variant = "89ab"[int(digits[16], 16) % 4]
-    groups = digits[:8], digits[8:12], "4" + digits[13:16], variant + digits[17:20], digits[20:]
-    return "-".join(groups)
 
 
 def _pair(number: int) -> str:

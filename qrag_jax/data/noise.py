@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,6 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
     """The books of a folder that have at least one sentence, sorted by name.
 
     The result is cached: it is the same object as long as no file changes.
-
-    Args:
-        folder: the folder of `*.txt` and `*.txt.gz` files.
-        field: the config field that names the folder, for messages.
     """
     files = text_files(Path(folder))
     if not files:
@@ -121,16 +117,13 @@ class NoiseConfig:
             gives sentences; "": `WORLD`.
         dev: folder of books for dev documents. "": the books of `train` are split (see
             `split_books`), or the function gives dev's. "shared": no book is held out.
-        repeats: how often a document may use one sentence; 0 for any number.
-        seed: of the function.
         train_chunks: length of a training document. It determines how many of a function's
             sentences are training sentences, which dev must not use.
-        source: source of the documents, for messages.
     """
 
     train: str = ""
     dev: str = ""
-    repeats: int = 1
+    repeats: int = 1  # how often a document may use one sentence; 0 for any number
     seed: int = 0
     train_chunks: int = 100
     source: str = "babilong"
@@ -152,15 +145,12 @@ class Noise:
     """The sentences that documents of one split draw from.
 
     Attributes:
-        name: name of the sentences in messages.
-        sentences: `[sentences]` array of str, book after book.
-        starts: `[books + 1]` int64, where each book begins in `sentences`.
         left_out: number of further sentences of the books, left out because training has them.
     """
 
     name: str
-    sentences: np.ndarray
-    starts: np.ndarray
+    sentences: np.ndarray  # `[sentences]` array of str, book after book
+    starts: np.ndarray  # `[books + 1]` int64, where each book begins in `sentences`
     left_out: int = 0
 
     @functools.cached_property
@@ -206,24 +196,22 @@ def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
 
 def _train(config: NoiseConfig, count: int) -> Noise:
     if config.code:
-        return _of_code(config, "train", _size(_least(config, count)))
+        return _of_code(config, "train", _size(config, count))
     return _of_books(*_books(config, "train"))
 
 
 def _dev(config: NoiseConfig, count: int) -> Noise:
-    least = _least(config, count)
+    size = _size(config, count)
     if config.dev == SHARED:
-        if not config.code:
-            return _train(config, count)
-        return _of_code(config, "dev", _size(least))
+        return _of_code(config, "dev", size) if config.code else _train(config, count)
     train = _train(config, config.train_chunks)
     if config.dev or not config.code:
         return _without(_of_books(*_books(config, "dev")), train, config.section)
-    for size in itertools.count(_size(least), CODE_STEP):
+    while True:  # until the function has no more
         left = _without(_of_code(config, "dev", size), train, config.section)
-        if len(left.sentences) >= least:
+        if len(left.sentences) >= _least(config, count):
             return left
-    raise AssertionError("the function refuses when it has no more")
+        size += CODE_STEP
 
 
 def _least(config: NoiseConfig, count: int) -> int:
@@ -231,9 +219,9 @@ def _least(config: NoiseConfig, count: int) -> int:
     return -(-count // config.repeats) if config.repeats else 1
 
 
-def _size(least: int) -> int:
+def _size(config: NoiseConfig, count: int) -> int:
     """How many sentences of a function to take: a quarter too many, so that documents differ."""
-    return -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
+    return -(-max(_least(config, count) * 5 // 4, 1) // CODE_STEP) * CODE_STEP
 
 
 def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
@@ -277,14 +265,15 @@ def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
 
 @functools.lru_cache(maxsize=8)
 def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    texts = _first(config, split, count)
-    books = [texts[i : i + CODE_BOOK] for i in range(0, count, CODE_BOOK)]
+    known, more = _asked(config.code, split, config.seed)
+    known.extend(itertools.islice(more, max(count - len(known), 0)))
+    if len(known) < count:
+        raise InputError(
+            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
+            "more, or let it go on without end."
+        )
+    books = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
     return _pool(Path(config.code.rpartition(":")[0]).name, books)
-
-
-def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
-    texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
 @functools.cache
@@ -294,15 +283,9 @@ def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]
     return [], iter(code.function(split=split, seed=seed))
 
 
-def _first(config: NoiseConfig, split: Split, count: int) -> list[str]:
-    known, more = _asked(config.code, split, config.seed)
-    known.extend(itertools.islice(more, max(count - len(known), 0)))
-    if len(known) < count:
-        raise InputError(
-            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
-            "more, or let it go on without end."
-        )
-    return known[:count]
+def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
+    texts = np.array([text for book in books for text in book], object)
+    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
 
 
 # ---------------------------------------------------------------- what a run was trained on
@@ -376,69 +359,50 @@ class Shelf:
         Runs of at most `RUN` consecutive sentences begin at random places of random books.
 
         Args:
-            rng: source of the draws.
             count: number of sentences; at most `repeats` times the number of places.
-            repeats: how often one place may be used; 0 for any number.
-
-        Returns:
-            `[count]` int64.
         """
-        places = self._anywhere.draw(rng, count)
+        places = self._anywhere(rng, count)
         if repeats:
             places = places[_earlier(places) < repeats]
         found = places[:count]
         while len(found) < count:
             used = np.bincount(found, minlength=len(self))
             free = used < repeats if repeats else used >= 0
-            more = self._runs(free).draw(rng, count - len(found))
+            more = self._runs(free)(rng, count - len(found))
             if repeats:
                 more = more[_earlier(more) + used[more] < repeats]
             found = np.concatenate([found, more[: count - len(found)]])
         return found
 
     @functools.cached_property
-    def _anywhere(self) -> _Runs:
+    def _anywhere(self) -> Callable[[np.random.Generator, int], np.ndarray]:
         return self._runs(np.ones(len(self), bool))
 
-    def _runs(self, free: np.ndarray) -> _Runs:
-        """The runs over the free places.
+    def _runs(self, free: np.ndarray) -> Callable[[np.random.Generator, int], np.ndarray]:
+        """Draws runs over the free places, bool `[sentences]`, of about so many places or more.
 
-        Args:
-            free: `[sentences]` bool, whether a place is free.
+        Some places may be drawn twice.
         """
         # A run ends at the end of its book, or before the next place that is not free.
         ends = np.where(free, len(free), np.arange(len(free)))
         inner = self.starts[1:-1]
         ends[inner - 1] = np.minimum(ends[inner - 1], inner)
         ends = np.minimum.accumulate(ends[::-1])[::-1]
-        places = np.flatnonzero(free)
+        places = np.flatnonzero(free)  # where a run may begin
         lengths = np.minimum(ends[places] - places, RUN)
-        return _Runs(places, lengths, np.searchsorted(places, self.starts))
+        firsts = np.searchsorted(places, self.starts)  # where each book begins in `places`
+        sizes, typical = np.diff(firsts), lengths.mean()
+        books = np.flatnonzero(sizes)
 
+        def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+            runs = int(count / typical * 1.1) + 2
+            book = books[rng.integers(len(books), size=runs)]
+            spot = firsts[book] + rng.integers(sizes[book])
+            length = lengths[spot]
+            within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+            return np.repeat(places[spot], length) + within
 
-class _Runs:
-    """Runs of places to draw from.
-
-    Args:
-        places: `[free]` where a run may begin, ascending.
-        lengths: `[free]` length of the run that begins there.
-        firsts: `[books + 1]` where each book begins in `places`.
-    """
-
-    def __init__(self, places: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> None:
-        self._places, self._lengths, self._firsts = places, lengths, firsts
-        self._sizes = np.diff(firsts)
-        self._books = np.flatnonzero(self._sizes)
-        self._typical = lengths.mean()
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws runs with about `count` places or more in all; some places may be drawn twice."""
-        runs = int(count / self._typical * 1.1) + 2
-        book = self._books[rng.integers(len(self._books), size=runs)]
-        spot = self._firsts[book] + rng.integers(self._sizes[book])
-        length = self._lengths[spot]
-        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        return np.repeat(self._places[spot], length) + within
+        return draw
 
 
 def _earlier(values: np.ndarray) -> np.ndarray:

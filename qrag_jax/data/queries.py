@@ -39,35 +39,29 @@ class Query(NamedTuple):
     """One query.
 
     Attributes:
-        id: unique within its data; "": it has none.
-        text: what a user asks.
         grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
             more. () where nothing is judged.
         answers: short answers of which a document may have one; () if none is known.
-        until: only documents up to this day may be found, as YYYY-MM-DD; "": all may.
-        collection: that is searched; "" if the data name none.
     """
 
-    id: str
+    id: str  # unique within its data; "": it has none
     text: str
     grades: tuple[tuple[str, int], ...] = ()
     answers: tuple[str, ...] = ()
-    until: str = ""
-    collection: str = ""
+    until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
+    collection: str = ""  # that is searched; "" if the data name none
 
 
 class Origin(NamedTuple):
     """Where judged queries and their corpus are from, as sentences name it.
 
     Attributes:
-        queries: the field of the queries, such as "config.queries.train".
-        corpus: the documents, such as "the corpus of data/scifact".
         fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
             about in config.search.index".
     """
 
-    queries: str
-    corpus: str
+    queries: str  # the field of the queries, such as "config.queries.train"
+    corpus: str  # the documents, such as "the corpus of data/scifact"
     fix: str
 
 
@@ -80,10 +74,6 @@ def check_in_corpus(
     """Drops the queries of which the corpus has no relevant document, and refuses too many.
 
     Grades stay as they were, so that a document that the corpus lacks counts as not found.
-
-    Args:
-        known_ids: ids of the corpus' documents; those of judged documents are enough.
-        max_missing_share: of the queries, those that may be dropped.
 
     Returns:
         The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
@@ -175,10 +165,6 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
     parts that are empty are left out. Where there is only the year or month of a review, documents
     may be found until its end. A row without an id gets one from its place and content.
-
-    Args:
-        where: the row's place, such as "train.jsonl:17".
-        row: the object.
     """
     with fields.refused(where):
         if "query" in row:
@@ -258,14 +244,13 @@ def last_day(text: str) -> str:
     """The day of a date, or the last day of a month or year, as YYYY-MM-DD.
 
     The year comes first where the month is a number: of 7/10/2015 nobody knows what it means.
-
-    Raises:
-        ValueError: it is of no known form, or there is no such day.
     """
     for form in _FORMS:
         if found := form.fullmatch(" ".join(text.split())):
             parts = found.groupdict()
-            return _day(int(parts["year"]), _month(parts), parts.get("day"))
+            year, month = int(parts["year"]), _month(parts)
+            day = parts.get("day") or calendar.monthrange(year, month)[1]
+            return datetime.date(year, month, int(day)).isoformat()
     raise ValueError(f"{text!r} is no date such as 2015-10-07")
 
 
@@ -277,12 +262,6 @@ def _month(parts: dict[str, str | None]) -> int:
                 return number
         raise ValueError(f"{name!r} is no month")
     return int(parts.get("month") or 12)
-
-
-def _day(year: int, month: int, day: str | None) -> str:
-    if day is None and 1 <= month <= 12:
-        day = str(calendar.monthrange(year, month)[1])
-    return datetime.date(year, month, int(day or 1)).isoformat()
 
 
 # ---------------------------------------------------------------- lists to be rewritten

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,31 +43,27 @@ class ReadReport:
     """What happened to the records of one source or part.
 
     Attributes:
-        source: the source's name, or the part's path.
-        files: paths read, or one "hub:REPOSITORY".
-        read: number of records read.
-        kept: number of samples made; `read` is `kept` plus all counts in `skipped`.
         skipped: reason -> number of records.
         mended: harmless fault -> number of records that were kept in spite of it.
         first: reason or fault -> place of the first such record, e.g. "train.jsonl:17".
     """
 
     source: str
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # paths read, or one "hub:REPOSITORY"
     read: int = 0
-    kept: int = 0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    mended: dict[str, int] = dataclasses.field(default_factory=dict)
+    kept: int = 0  # number of samples made; `read` is `kept` plus all counts in `skipped`
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    mended: Counter[str] = dataclasses.field(default_factory=Counter)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, where: str) -> None:
         """Counts one record as skipped."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.skipped[reason] += 1
         self.first.setdefault(reason, where)
 
     def mend(self, reason: str, where: str) -> None:
         """Counts one record as kept in spite of a harmless fault."""
-        self.mended[reason] = self.mended.get(reason, 0) + 1
+        self.mended[reason] += 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
@@ -86,12 +83,7 @@ class ReadReport:
 def _parsed(
     records: Records, parse: Callable[..., Sample], report: ReadReport, fix: str, limit: int = 0
 ) -> list[Sample]:
-    """The samples of the usable records; the report counts them and the others.
-
-    Args:
-        fix: what to do where no record is usable.
-        limit: stop after this many samples; 0 is no limit.
-    """
+    """The samples of the usable records; the report counts them and the others."""
     samples: dict[str, Sample] = {}
     for where, record in records:
         report.read += 1
@@ -130,14 +122,10 @@ def load_samples(
     """Returns the samples of one split and the report of what was skipped.
 
     Args:
-        source: a name in `SOURCES`.
         path: a data file, a folder with the split's files, or a folder that has them in a
             sub-folder named after the source (so that one folder serves a mixture); a data set of
             the hub in the source's layout, hub:NAME; or a function that gives records in it,
             FILE.py:FUNCTION. Empty: the records come from the hub.
-        limit: stop after this many samples; 0 is no limit.
-        columns: names of the fields of one's own data; None: the usual ones.
-        apart: whether samples shall have decompositions; some may have none.
     """
     known, columns = _source(source), columns or USUAL
     names, records = _records(source, known, path, split)
@@ -278,17 +266,14 @@ class DatasetPart(NamedTuple):
     """One part of a dataset string.
 
     Attributes:
-        path: a file or folder, or a name on the hub.
         config: the data set's configuration; for files, it may name their source. "" if parts have
             none.
-        split: the name of the split, without the slice.
-        bounds: the slice's own text, such as "[:16]"; "" for all records.
     """
 
-    path: str
+    path: str  # a file or folder, or a name on the hub
     config: str
     split: str
-    bounds: str = ""
+    bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
         """The places of the slice among `count` records, by the rules of `datasets`.
@@ -315,12 +300,7 @@ def _place(bound: str | None, count: int, default: int) -> int:
 
 
 def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
-    """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]".
-
-    Args:
-        text: the parts, with semicolons between them.
-        form: of a part, `WITH_CONFIG` or `WITHOUT`.
-    """
+    """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]"."""
     fix = f"write {form}, and a semicolon between parts"
     if not text.strip():
         raise InputError(f"the dataset string is empty; {fix}.")
@@ -359,7 +339,6 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
     layout.
 
     Args:
-        text: see `parse_parts`.
         from_corpus: whether questions without passages of their own are read, too, such as HoVer's.
     """
 

@@ -100,8 +100,6 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
     """Returns the files of one split, in reading order.
 
     Args:
-        path: a folder, or one file; a file is returned as it is.
-        split: "train" or "dev".
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
     """
@@ -182,9 +180,7 @@ def _whole(path: Path, data: bytes) -> list[Any]:
 def _loads(path: Path, number: int | None, data: bytes) -> Any:
     place = f"{path}" if number is None else f"{path}, line {number},"
     try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        return json.loads(_text(place, data))
     except json.JSONDecodeError as error:
         spot = f"line {error.lineno} " * (number is None) + f"column {error.colno}"
         raise InputError(
@@ -242,12 +238,15 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]
 
 def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
     for number, line in enumerate(bounded_files.lines(file, path, "write one row a line"), 1):
-        try:
-            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path}, line {number}, is not UTF-8 at byte {error.start}; save it as UTF-8"
-            ) from None
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield _text(f"{path}, line {number},", line)
+
+
+def _text(place: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
 # ---------------------------------------------------------------- texts
@@ -284,13 +283,12 @@ class HubPath(NamedTuple):
     """A data set of the hub, as a path that a user writes: `hub:NAME[,CONFIG[,SPLIT]]`.
 
     Attributes:
-        config: the data set's configuration; None if it has only one.
         split: the hub's name of the split that is read for everything; None: each split is read
             by its own name.
     """
 
     repo: str
-    config: str | None = None
+    config: str | None = None  # the data set's configuration; None if it has only one
     split: str | None = None
 
     @classmethod
@@ -308,13 +306,7 @@ class HubPath(NamedTuple):
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """Returns an iterator over the records of one split, downloaded once and then cached.
-
-    Args:
-        repo: hub name, e.g. "hotpotqa/hotpot_qa".
-        config: the data set's configuration; None if it has only one.
-        split: the hub's name of the split, e.g. "validation".
-    """
+    """Returns an iterator over the records of one split, downloaded once and then cached."""
     try:
         import datasets  # optional, slow to import
     except ImportError:

@@ -38,22 +38,16 @@ class Layout:
     """How the documents of a set are put together. It is small: every worker has a copy.
 
     Attributes:
-        chunks: C, the number of chunks of a document.
         seeds: what all documents' draws begin from: a seed, the split, the length and the like.
-        numbers: of each document, the last word of its seed.
-        facts: the number of facts of each document.
-        in_order: whether facts stay in their order.
-        shelf: where background is drawn from; None: it is `FILLER`.
-        repeats: how often a document may use one background text; 0 for any number.
     """
 
     chunks: int
     seeds: tuple[int, ...]
-    numbers: Sequence[int]
+    numbers: Sequence[int]  # of each document, the last word of its seed
     facts: Sequence[int]
     in_order: bool
-    shelf: Shelf | None
-    repeats: int
+    shelf: Shelf | None  # where background is drawn from; None: it is `FILLER`
+    repeats: int  # how often a document may use one background text; 0 for any number
 
     @property
     def key(self) -> str:
@@ -90,12 +84,10 @@ class Fit(NamedTuple):
     """How many questions of a split fit documents of a length.
 
     Attributes:
-        fits: number of questions with at most `most` facts.
-        stories: number of all questions.
         most: the limit. If several lengths are scored, it is the smallest length for all of them.
     """
 
-    fits: int
+    fits: int  # number of questions with at most `most` facts
     stories: int
     most: int
 
@@ -116,8 +108,6 @@ class RedrawnSamples(LazySamples):
 
     Args:
         parts: the samples with only their facts as chunks; `support` refers to these chunks.
-        background: `[texts]` array of str.
-        layout: where facts and background texts stand in each document.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -132,15 +122,7 @@ class RedrawnSamples(LazySamples):
 
 
 def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sample:
-    """The sample of a document that is put together from facts and background.
-
-    The sample refers to the given texts and does not copy them.
-
-    Args:
-        facts: a sample with only its facts as chunks.
-        places: `[F]`, the chunk index of each fact.
-        background: `[C - F]`, the texts of the other chunks, in document order.
-    """
+    """The sample of a document that is put together from facts and background."""
     texts = np.empty(len(places) + len(background), object)
     is_background = np.ones(len(texts), bool)
     is_background[places] = False
@@ -152,16 +134,10 @@ def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sampl
 
 @dataclasses.dataclass(frozen=True)
 class RedrawnStore:
-    """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once.
-
-    Attributes:
-        parts: the question and the facts of each sample.
-        background: one sample, whose chunks are the background texts.
-        layout: where facts and background texts stand in each document.
-    """
+    """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once."""
 
     parts: TokenStore
-    background: TokenStore
+    background: TokenStore  # one sample, whose chunks are the background texts
     layout: Layout
 
     def __len__(self) -> int:

@@ -25,17 +25,11 @@ class BadRecord(ValueError):
 
 
 class Page(NamedTuple):
-    """A passage of a question, or a gold page of which only the title (and id) is known.
+    """A passage of a question, or a gold page of which only the title (and id) is known."""
 
-    Attributes:
-        title: "" if it has none.
-        text: what follows the title; "" if it is unknown.
-        id: in the corpus that comes with the data; "" if none does.
-    """
-
-    title: str
-    text: str = ""
-    id: str = ""
+    title: str  # "" if it has none
+    text: str = ""  # what follows the title; "" if it is unknown
+    id: str = ""  # in the corpus that comes with the data; "" if none does
 
     @property
     def whole(self) -> str:
@@ -45,15 +39,10 @@ class Page(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SubQuestion:
-    """One hop.
+    """One hop."""
 
-    Attributes:
-        text: the question; `#1` stands for the answer of the first hop.
-        answers: the answer and its other forms, one at least.
-    """
-
-    text: str
-    answers: tuple[str, ...]
+    text: str  # the question; `#1` stands for the answer of the first hop
+    answers: tuple[str, ...]  # the answer and its other forms, one at least
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -75,12 +64,11 @@ class Decomposition:
     """A question taken apart.
 
     Attributes:
-        hops: the sub-questions in the order in which they can be asked.
         answers: of the whole question. In a chain, the answer of the last hop is one of them; in a
             comparison, the answers of all hops decide which it is.
     """
 
-    hops: tuple[SubQuestion, ...]
+    hops: tuple[SubQuestion, ...]  # the sub-questions in the order in which they can be asked
     answers: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -107,27 +95,22 @@ class Sample:
     """One question.
 
     Attributes:
-        id: unique within its source; written to retrieval logs.
-        question: the question's text.
         chunks: its own passages in document order; () if a corpus has to be searched for them.
         support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
             chunks, it is empty only in data of one's own, which then have answers.
-        answers: the answer followed by its aliases, or see `needs_all`; may be empty.
         source: name of the source the sample came from, e.g. "hotpotqa".
         titles: the title with which each chunk begins, "" for one without; () if none is known.
-        pages: gold pages of a question without chunks.
-        decomposition: None if none is known, or if nobody asked for it.
     """
 
-    id: str
+    id: str  # unique within its source; written to retrieval logs
     question: str
     chunks: tuple[str, ...]
     support: tuple[int, ...]
-    answers: tuple[str, ...]
+    answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
     source: str
     titles: tuple[str, ...] = ()
-    pages: tuple[Page, ...] = ()
-    decomposition: Decomposition | None = None
+    pages: tuple[Page, ...] = ()  # gold pages of a question without chunks
+    decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
 
     @property
     def needs_all(self) -> bool:
@@ -178,8 +161,6 @@ class LazySamples(Sequence[Sample]):
     So a set of long documents needs no memory.
 
     Args:
-        count: number of samples.
-        make: returns the sample of an index from 0 to count - 1, the same at every call.
         content: digest of the texts that samples are made of; "" if it is not known.
     """
 

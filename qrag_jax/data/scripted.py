@@ -63,20 +63,15 @@ class BridgePassage(NamedTuple):
     """One passage of a question.
 
     Attributes:
-        id: its number in the question, from "0".
-        title: the name of what it is about.
-        text: its sentences; the first one begins with the name.
-        is_supporting: whether the question needs it.
         said: for each hop's relation, the object that the passage gives; "" if it gives none.
-        names: all names in the passage without articles; the first is its title.
     """
 
-    id: str
+    id: str  # its number in the question, from "0"
     title: str
-    text: str
-    is_supporting: bool
+    text: str  # its sentences; the first one begins with the name
+    is_supporting: bool  # whether the question needs it
     said: tuple[str, str]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # all names in the passage without articles; the first is its title
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,13 +79,9 @@ class BridgeQuestion:
     """A question whose first passage names the bridge, and whose second passage has the answer.
 
     Attributes:
-        id: unique over splits and seeds.
-        question: the question's text. It names `entity` only.
         entity, bridge: names of the two entities, the titles of the two supporting passages.
         relations: for each hop, the words by which the question asks for it, in their order and
             without function words, such as "company employs".
-        answer: a name or a number in the second supporting passage.
-        passages: in shuffled order.
         chain: positions in `passages` of the two supporting ones, in the order of the hops.
     """
 
@@ -99,8 +90,8 @@ class BridgeQuestion:
     entity: str
     bridge: str
     relations: tuple[str, str]
-    answer: str
-    passages: tuple[BridgePassage, ...]
+    answer: str  # a name or a number in the second supporting passage
+    passages: tuple[BridgePassage, ...]  # in shuffled order
     chain: tuple[int, int]
 
     @property
@@ -129,46 +120,27 @@ class BridgeQuestion:
 
 
 class Clause(NamedTuple):
-    """What a talkative question says about somebody else.
-
-    Attributes:
-        text: the whole sentence.
-        name: of the person, as it stands in the sentence: the whole name or the first word of it.
-        words: what is told of the person, without function words.
-        title: of the passage about the person, which is another question's; the whole name.
-    """
+    """What a talkative question says about somebody else."""
 
     text: str
-    name: str
-    words: str
-    title: str
+    name: str  # of the person, as it stands in the sentence: the whole name or the first word of it
+    words: str  # what is told of the person, without function words
+    title: str  # of the passage about the person, which is another question's; the whole name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TalkativeQuestion:
-    """A question among clauses about others, whose gold passage has its answer.
-
-    Attributes:
-        id: unique over splits and seeds.
-        question: all that is written.
-        plain: the question without the clauses, such as "Which company owns Trarb Mills?".
-        entity: name of the entity that it asks about, the title of the gold passage.
-        relation: the words by which it asks, without function words, such as "company owns".
-        answer: a name or a number in the gold passage.
-        clauses: in the order in which they stand, before or after what is asked.
-        passages: those of the bridge question of this number, in shuffled order.
-        gold: position in `passages` of the one passage that is relevant.
-    """
+    """A question among clauses about others, whose gold passage has its answer."""
 
     id: str
     question: str
-    plain: str
-    entity: str
-    relation: str
-    answer: str
-    clauses: tuple[Clause, ...]
+    plain: str  # the question without the clauses, such as "Which company owns Trarb Mills?"
+    entity: str  # name of the entity that it asks about, the title of the gold passage
+    relation: str  # the words by which it asks, without function words, such as "company owns"
+    answer: str  # a name or a number in the gold passage
+    clauses: tuple[Clause, ...]  # in the order in which they stand, before or after what is asked
     passages: tuple[BridgePassage, ...]
-    gold: int
+    gold: int  # position in `passages` of the one passage that is relevant
 
     @property
     def documents(self) -> tuple[Document, ...]:

@@ -312,16 +312,7 @@ class Columns:
     def parse(cls, text: str) -> Columns:
         """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
-        named: dict[str, str] = {}
-        for part in filter(None, text.split(",")):
-            field, equals, name = (word.strip() for word in part.partition("="))
-            if field not in known or not equals:
-                raise InputError(
-                    f"--columns has {part!r}; write FIELD=NAME with commas between, FIELD being "
-                    f"one of {', '.join(known)}."
-                )
-            named[field] = name
-        return cls(**named)
+        return cls(**fields.named_columns(text, known, known))
 
     def renamed(self) -> dict[str, str]:
         """Optional fields that have another name than usual, and that name."""
@@ -429,20 +420,15 @@ class Source:
     """A data set. A new one is a row in `SOURCES` and a parser.
 
     Attributes:
-        parse: a record → a sample, or it raises BadRecord; also called with `mend` (see `fields`).
-        official: the names of its files.
-        folders: names of its folder in a parent folder that sources share.
-        hub: None: it is not on the hub by itself.
-        rule: how answers are scored, a name in `metrics.answers.RULES`.
         hops: a record and its answers → the sub-questions, or it raises BadRecord; None: it has
             no decompositions.
     """
 
     parse: Callable[..., Sample]
     official: Mapping[Split, tuple[str, ...]]
-    folders: tuple[str, ...]
-    hub: Hub | None = None
-    rule: str = "squad"
+    folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
+    hub: Hub | None = None  # None: it is not on the hub by itself
+    rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     hops: Callable[[dict[str, Any], Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
 
@@ -492,12 +478,9 @@ SOURCES: dict[str, Source] = {
 OPEN_SOURCES: dict[str, Source] = {
     "hover": Source(
         parse_claim,
-        {
-            "train": ("hover_train_release_v1.1.json",),
-            "dev": ("hover_dev_release_v1.1.json",),
-        },
+        {"train": ("hover_train_release_v1.1.json",), "dev": ("hover_dev_release_v1.1.json",)},
         ("hover",),
-    ),
+    )
 }
 
 

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -20,6 +20,11 @@ from qrag_jax.runtime.bounded_files import mapped_array
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
+if TYPE_CHECKING:
+    from qrag_jax.data.redrawn import RedrawnStore
+
+# What training reads: tokens that stay, or that each epoch draws again.
+Tokens: TypeAlias = "TokenStore | RedrawnStore"
 FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
 
@@ -30,27 +35,21 @@ class TextTokenizer:
 
     Attributes:
         backend: encodes plain text; it treats special tokens written in a text as plain text.
-        cls_id: the first token of a row; None if rows begin directly with their text.
-        sep_id: the token that separates (or ends) texts.
-        pad_id: the padding token.
-        vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
     """
 
     backend: tokenizers.Tokenizer
-    cls_id: int | None
-    sep_id: int
+    cls_id: int | None  # the first token of a row; None if rows begin directly with their text
+    sep_id: int  # the token that separates (or ends) texts
     pad_id: int
-    vocab_size: int
+    vocab_size: int  # ids run from 0 to vocab_size - 1, added tokens included
 
     @classmethod
     def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
         Args:
-            folder: the model folder.
             opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
                 begin with their text, and `cls_id` is None even if the tokenizer has the token.
-            lowers: whether texts are made lower case first, if the tokenizer does not do so.
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -100,47 +99,11 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
 
 
 class DocumentTokens(NamedTuple):
-    """One sample as token ids without special tokens.
+    """One sample as token ids without special tokens."""
 
-    Attributes:
-        question: `[length]`.
-        chunks: `[length]` each, in document order.
-        support: `[facts]` chunk indices of the supporting facts.
-    """
-
-    question: np.ndarray
-    chunks: list[np.ndarray]
-    support: np.ndarray
-
-
-class Tokens(Protocol):
-    """The interface through which training reads the tokens of many samples; see `TokenStore`.
-
-    `chunk_lengths` are those of all samples or of some of them. `truncated_chunks` and
-    `chunk_texts` count the chunks that are stored.
-    """
-
-    @property
-    def content_key(self) -> str: ...
-    @property
-    def truncated_questions(self) -> int: ...
-    @property
-    def truncated_chunks(self) -> int: ...
-    @property
-    def chunk_texts(self) -> int: ...
-    @property
-    def chunk_counts(self) -> np.ndarray: ...
-    @property
-    def question_lengths(self) -> np.ndarray: ...
-    @property
-    def chunk_lengths(self) -> np.ndarray: ...
-    @property
-    def longest_chunk(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens; they may differ between epochs."""
+    question: np.ndarray  # `[length]`
+    chunks: list[np.ndarray]  # `[length]` each, in document order
+    support: np.ndarray  # `[facts]` chunk indices of the supporting facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,23 +112,19 @@ class TokenStore:
 
     Attributes:
         tokens: `[total]` int32, all texts one after the other: question, chunks, question, …
-        text_starts: `[texts + 1]` int64, where each text begins in `tokens`.
         sample_starts: `[samples + 1]` int64, the index of each sample's question among the texts.
         support: `[facts]` int32, chunk indices of the supporting facts, sample after sample.
         support_starts: `[samples + 1]` int64, where each sample's facts begin in `support`.
-        truncated_questions: number of questions that were cut to the length limit.
-        truncated_chunks: number of chunks that were cut to the length limit.
-        folder: where the arrays are mapped from; None if they are only in memory.
     """
 
     tokens: np.ndarray
-    text_starts: np.ndarray
+    text_starts: np.ndarray  # `[texts + 1]` int64, where each text begins in `tokens`
     sample_starts: np.ndarray
     support: np.ndarray
     support_starts: np.ndarray
-    truncated_questions: int
-    truncated_chunks: int
-    folder: Path | None = None
+    truncated_questions: int  # number of questions that were cut to the length limit
+    truncated_chunks: int  # number of chunks that were cut to the length limit
+    folder: Path | None = None  # where the arrays are mapped from; None if they are only in memory
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the folder, so that workers map the same files instead of copying them."""
@@ -229,15 +188,7 @@ def tokenise(
     max_chunk_tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """Returns the tokens of the samples, from the cache if it has them already.
-
-    Args:
-        samples: the samples.
-        tokenizer: encodes their texts.
-        max_question_tokens: longer questions are cut and counted.
-        max_chunk_tokens: longer chunks are cut and counted.
-        cache: folder that keeps one store per content, in `tokens/`.
-    """
+    """Returns the tokens of the samples, from the cache if it has them already."""
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
     folder = cache / "tokens" / key
     if not folder.exists():
@@ -329,10 +280,7 @@ def _encode(
         "support_starts": _starts(support_counts),
     }
     questions = int(truncated[sample_starts[:-1]].sum())
-    meta = {
-        "truncated_questions": questions,
-        "truncated_chunks": int(truncated.sum()) - questions,
-    }
+    meta = {"truncated_questions": questions, "truncated_chunks": int(truncated.sum()) - questions}
     return arrays, meta
 
 

@@ -29,7 +29,6 @@ def sentences_of(
     The tokens of a sentence are joined by single blanks.
 
     Args:
-        texts: such as the texts of a corpus; those of one document belong together.
         most_words, least_words: limits of the words of a sentence; tokens without a letter or digit
             do not count. `least_words` is 1 at least.
         together: so many neighbours of one text are one sentence here; those left at its end none.
@@ -66,11 +65,9 @@ def dropped(sentence: str, draw: Draw, share: float, may: Callable[[str], bool] 
     """The sentence without some of its tokens; the others keep their order.
 
     Args:
-        sentence: its tokens are what white space separates.
         draw: as many of its numbers are used as there are tokens, and one more if no word is left.
         share: the probability with which each token is dropped. If no word would be left, one of
             them, drawn uniformly, is all that is left.
-        may: whether a token may be dropped.
     """
     tokens = sentence.split()
     words = [token for token in tokens if _is_word(token)]

@@ -138,12 +138,6 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
 
     Q-RAG's script uses the last word for EM and counts the question's labels in F1. A right answer
     in the template of qa3 has F1 2/3 there; here it has 1.
-
-    Args:
-        prediction: the predicted answer.
-        golds: the gold labels, one per gold answer.
-        task: qa1 to qa5.
-        question: the question's text.
     """
     if task not in BABILONG_LABELS:
         known = ", ".join(BABILONG_LABELS)
@@ -203,7 +197,6 @@ def score(
     """EM and F1 by the rule called `rule`.
 
     Args:
-        rule: a name in `RULES`.
         sample_id, question: only `babilong` uses them; it reads the task from the id.
     """
     if rule == "babilong":

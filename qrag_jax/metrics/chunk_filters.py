@@ -84,7 +84,6 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
     """The filter called `name`, with its parameter bound.
 
     Args:
-        name: a key of `FILTERS`.
         parameters: `threshold` for `qvalue`, a number; `steps` for `retrieval_step`, a whole
             number of at least 0; entries that are None count as not given.
     """
@@ -136,9 +135,6 @@ def until_found(row: Row) -> Row:
     """The row of the episode that ends as soon as all supporting facts are found.
 
     The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
-
-    Args:
-        row: with supporting facts.
     """
     missing, steps = set(row.sf_idx), 0
     for index in row.pred_idx:

@@ -26,10 +26,6 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
 
     Both modes come from one play. If play ended at the last fact, there is no full budget. If no
     question has supporting facts, there is only the full budget.
-
-    Args:
-        played: rows by the retriever's name.
-        in_full: episodes took all their steps.
     """
     cut = {name: [until_found(row) for row in rows if row.sf_idx] for name, rows in played.items()}
     known = all(cut.values())

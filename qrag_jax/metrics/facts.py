@@ -41,14 +41,6 @@ def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
     return 2.0 * len(gold & taken) / (len(gold) + len(taken))
 
 
-def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float:
-    """Share in [0, 1] of the supporting facts among the first `k` chunks taken.
-
-    If fewer than `k` chunks were taken, all of them count.
-    """
-    return fact_recall(support, predicted[:k])
-
-
 def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     """Fact metrics of each row, computed from its indices, not read from its `f1` and `em`.
 
@@ -98,7 +90,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]
     for k in range(1, max((len(row.pred_idx) for row in known), default=0) + 1):
-        columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in known]
+        columns[f"recall@{k}"] = [fact_recall(row.sf_idx, row.pred_idx[:k]) for row in known]
     if "return" in columns:
         columns["return"] = columns.pop("return")  # the last one
     counts = {"samples": len(rows)}

@@ -68,12 +68,7 @@ def gains(
 def table(
     scores: Mapping[str, Mapping[str, Any]], differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """The scores as text, a line for each group; "-": it has no such score. Then votes and passes.
-
-    Args:
-        scores: see `summarised`, each by what it is called.
-        differences: see `gains`, each by what it is called.
-    """
+    """The scores as text, a line for each group; "-": no such score. Then votes and passes."""
 
     def mean(group: Mapping[str, Any], name: str, form: str) -> str:
         return format(group[name]["mean"], form) if name in group else "-"

@@ -94,11 +94,6 @@ def ranking_columns(
     other. A query with relevant documents that has no ranking, or an empty one, scores 0.
     Rankings of queries without judgements do not count.
 
-    Args:
-        rankings: the documents of each query, best first.
-        qrels: relevance of the judged documents of each query.
-        measures: names such as `ndcg@10`, see above.
-
     Returns:
         measure → query → score; the queries in the order of `qrels`.
     """

@@ -29,25 +29,17 @@ class RowLog(Generic[Row]):
     """Logs of one kind of rows.
 
     Attributes:
-        name: what rows of this kind are called.
-        kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
-        lost: what people should give if there is no log to read.
         names: fields that are called otherwise in the file.
-        optional: fields that are not written if they are empty or None.
     """
 
-    name: str
+    name: str  # what rows of this kind are called
     kind: type[Row]
-    lost: str
+    lost: str  # what people should give if there is no log to read
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    optional: Iterable[str] = ()
+    optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
-        """Writes a whole log, and beside it what it depends on.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Writes a whole log, and beside it what it depends on."""
         # The record first: a log without one is nobody's.
         write_whole(record_path(path), json.dumps(record, indent=1) + "\n")
         self.rewrite(path, rows)
@@ -57,13 +49,13 @@ class RowLog(Generic[Row]):
         write_whole(path, "".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
-        """Adds rows at the end of a log and waits until they are on disk.
-
-        Raises:
-            ValueError: a number is NaN or infinite; nothing is written.
-            OSError: the file cannot be written.
-        """
-        append_lines(path, "".join(map(self._line, rows)).encode())
+        """Adds rows at the end of a log and waits until they are on disk."""
+        lines = "".join(map(self._line, rows)).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
 
     def read(self, path: Path) -> list[Row]:
         """Reads a log, also one that is still being written; does not change the file."""
@@ -100,7 +92,6 @@ class RowLog(Generic[Row]):
         What is behind these is dropped.
 
         Args:
-            size: rows of a part.
             count: rows of a finished log, whose last part may be smaller.
             see: is shown each row and its number; rows are not all in memory.
         """
@@ -120,11 +111,7 @@ class RowLog(Generic[Row]):
         return whole
 
     def parsed_row(self, line: bytes | str, place: str) -> Row:
-        """One row.
-
-        Args:
-            place: file and line, for the error.
-        """
+        """One row."""
         try:
             fields = bounded_json.parsed(line)
             for name, written in self.names.items():
@@ -145,19 +132,6 @@ class RowLog(Generic[Row]):
     def _line(self, row: Row) -> str:
         # ASCII alone, so that half surrogate pairs, which models do write, survive.
         return json.dumps(self.to_json(row), allow_nan=False) + "\n"
-
-
-def append_lines(path: Path, lines: bytes) -> None:
-    """Adds lines at the end of a file and waits until they are on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # ---------------------------------------------------------------------------- records
@@ -183,15 +157,7 @@ def object_in(path: Path) -> dict[str, Any]:
 
 
 def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> None:
-    """Keeps the record beside the log, and refuses a log of another one.
-
-    Args:
-        record: all that the log's rows depend on.
-        restart: throw the log away.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Keeps the record beside the log, and refuses a log of another one."""
     if restart:
         log.unlink(missing_ok=True)
     _refuse(log, differing(read_record(log), record))

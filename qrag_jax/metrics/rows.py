@@ -17,26 +17,19 @@ class Row:
     """What a retriever of chunks did on one sample: a row of a retrieval log.
 
     Attributes:
-        id: the sample's id.
-        question, answer: the sample's texts; `answer` may be empty.
-        sf_idx: indices of the supporting facts in the document; empty if nobody knows them.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
         q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
             were not played (the chunk filter `gt`).
-        sf_texts, pred_texts: the texts of the chunks in `sf_idx` and `pred_idx`.
         ret: the episode's discounted return; written as "return". None, and then not written: there
             is none, because it would be that of the supporting facts.
-        text_len: length of the document, in characters.
-        f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
         aliases: other right answers, or the other values that are asked for; written only if there
             are any.
-        source: see `Sample`; "", and then not written, if nobody knows it.
     """
 
     id: str
     question: str
     answer: str
-    sf_idx: list[int]
+    sf_idx: list[int]  # indices of the supporting facts in the document; empty if nobody knows them
     pred_idx: list[int]
     q_values: list[float]
     sf_texts: list[str]
@@ -46,7 +39,7 @@ class Row:
     f1: float | None = None
     em: float | None = None
     aliases: list[str] = dataclasses.field(default_factory=list)
-    source: str = ""
+    source: str = ""  # see `Sample`; "", and then not written, if nobody knows it
 
 
 RETRIEVALS = RowLog(
@@ -65,11 +58,7 @@ def log_name(seed: int, num_chunks: int | None = None) -> str:
 
 
 def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
-    """The rows of a retrieval log that somebody names, of one at least.
-
-    Args:
-        needs_facts: whether a row without supporting facts is refused.
-    """
+    """The rows of a retrieval log that somebody names, of one at least."""
     rows = RETRIEVALS.read(path)
     if not rows:
         raise InputError(f"{path} holds no row; {RETRIEVALS.lost}.")
@@ -90,37 +79,26 @@ class AnswerRow:
     """What a model answered to one question.
 
     Attributes:
-        id, question: id and question of the sample.
-        answers: the gold answers.
-        prediction: the answer extracted from `text`.
-        text: the model's whole text.
-        em, f1: scores of the prediction.
-        rule: the rule that gave these scores.
         chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
             that were cut are included.
         cut_chunks: number of chunks, from the first on, that were left out whole because they did
             not fit.
-        cut_characters: number of characters left out in all.
-        version: version of the model's weights, "" if unknown.
-        finish_reason: as the server reported it.
-        hops: number of facts that the answer needs.
-        type: type of the question, "" if unknown.
     """
 
     id: str
     question: str
     answers: list[str]
-    prediction: str
-    text: str
+    prediction: str  # the answer extracted from `text`
+    text: str  # the model's whole text
     em: float
     f1: float
     rule: str
     chunks: list[int]
     cut_chunks: int
     cut_characters: int
-    version: str
-    finish_reason: str
-    hops: int
+    version: str  # version of the model's weights, "" if unknown
+    finish_reason: str  # as the server reported it
+    hops: int  # number of facts that the answer needs
     type: str
 
 
@@ -137,17 +115,10 @@ class VerdictRow:
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """A question without an answer, or an answer without a verdict.
-
-    Attributes:
-        cause: a short word; misses are counted by cause.
-        message: one sentence.
-        attempts: how often the server was asked.
-        hops, type: as in `AnswerRow`.
-    """
+    """A question without an answer, or an answer without a verdict."""
 
     id: str
-    cause: str
+    cause: str  # a short word; misses are counted by cause
     message: str
     attempts: int
     hops: int
@@ -173,27 +144,20 @@ class AgentRow:
     """How an agent answered one question.
 
     Attributes:
-        id, question: of the data set.
-        golds: right answers.
-        answer: the agent's; "" if it gave up or broke.
-        broken: why the episode has no answer; "": it has one.
         em, f1: of the answer; 0 if there is none. Where the episode `failed`, they tell nothing.
-        recall: share of the gold passages that were found; None: the corpus lacks some.
-        searches: `[hop]`, each with `query`, `names` and `status`.
         right: of several sampled episodes, how many answers are exactly right; None: there was one,
             searched greedily.
-        sampled: number of these episodes that have not failed.
     """
 
     id: str
     question: str
     golds: tuple[str, ...]
-    answer: str
-    broken: str
+    answer: str  # the agent's; "" if it gave up or broke
+    broken: str  # why the episode has no answer; "": it has one
     em: float
     f1: float
-    recall: float | None
-    searches: tuple[Mapping[str, Any], ...]
+    recall: float | None  # share of the gold passages that were found; None: the corpus lacks some
+    searches: tuple[Mapping[str, Any], ...]  # `[hop]`, each with `query`, `names` and `status`
     right: int | None = None
     sampled: int = 0
 
@@ -205,26 +169,16 @@ class AgentRow:
 
 @dataclasses.dataclass(frozen=True)
 class RewardRow:
-    """The rewards of an agent's episodes of one training question.
-
-    Attributes:
-        id, question: of the data set.
-        mean: of the rewards; None if there is none.
-        std: their standard deviation, that of n and not of n − 1; None if there is none.
-        rewards: of each episode; None: it broke, or could not be scored.
-        scored: number of episodes with a reward.
-        broken: why the others have none, in their order.
-        kept: whether `std` is above the threshold.
-    """
+    """The rewards of an agent's episodes of one training question."""
 
     id: str
     question: str
-    mean: float | None
-    std: float | None
-    rewards: list[float | None]
+    mean: float | None  # of the rewards; None if there is none
+    std: float | None  # their standard deviation, that of n and not of n − 1; None if there is none
+    rewards: list[float | None]  # of each episode; None: it broke, or could not be scored
     scored: int
-    broken: list[str]
-    kept: bool
+    broken: list[str]  # why the others have none, in their order
+    kept: bool  # whether `std` is above the threshold
 
 
 AGENTS = RowLog("agents", AgentRow, "give a log of an agent, as `qrag evaluate` writes it")
@@ -239,18 +193,13 @@ class Hop:
     """One hop of a question.
 
     Attributes:
-        query: "" if there was none.
-        outcome: what came of it, or the cause of a failure; "" if no model wrote it.
-        pool: ids of the passages found so far, in the pool's order.
-        scores: of this pool.
-        read, sampled: tokens.
         found: ids and scores of the passages that a model's query found, best first.
     """
 
-    query: str
-    outcome: str
-    pool: tuple[str, ...]
-    scores: Mapping[str, float]
+    query: str  # "" if there was none
+    outcome: str  # what came of it, or the cause of a failure; "" if no model wrote it
+    pool: tuple[str, ...]  # ids of the passages found so far, in the pool's order
+    scores: Mapping[str, float]  # of this pool
     read: int = 0
     sampled: int = 0
     found: tuple[tuple[str, float], ...] = ()
@@ -261,16 +210,13 @@ class Searched:
     """How one question was searched for.
 
     Attributes:
-        id, question, answers: of the data set.
-        pages: keys of its gold pages.
         hops: one after the other; the same number, with the same scores, in all rows of a log.
-        source: of the question; see `data.sample.Sample`.
     """
 
     id: str
     question: str
     answers: tuple[str, ...]
-    pages: tuple[str, ...]
+    pages: tuple[str, ...]  # keys of its gold pages
     hops: tuple[Hop, ...]
     source: str = ""
 
@@ -285,23 +231,16 @@ class RewriteRow:
     """One query, rewritten in one way.
 
     Attributes:
-        id: unique within its collection.
-        collection: "" where there is one without a name.
-        original: the query that was given.
-        query: what was searched for; "" if there is none.
         outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
-        text: what the model wrote.
-        found: ids and scores of documents, best first; None: nothing was searched.
-        sampled: tokens.
     """
 
-    id: str
-    collection: str
+    id: str  # unique within its collection
+    collection: str  # "" where there is one without a name
     original: str
-    query: str
+    query: str  # what was searched for; "" if there is none
     outcome: str = ""
-    text: str = ""
+    text: str = ""  # what the model wrote
     found: tuple[tuple[str, float], ...] | None = ()
     sampled: int = 0
 
@@ -336,12 +275,6 @@ class Prediction:
     """One episode of a language model with tools, with all of its tokens.
 
     Attributes:
-        id, question: of the data set.
-        answers: the gold answers.
-        hops: of the question.
-        draw: number of the episode among those of its question, from 0.
-        prediction: the answer; "" if there is none.
-        reward: None: the episode failed, so it has no reward.
         turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
             `sampled` (what it said) and the texts of the single tokens of both,
             `observed_tokens` and `sampled_tokens`.
@@ -353,9 +286,9 @@ class Prediction:
     question: str
     answers: list[str]
     hops: int
-    draw: int
+    draw: int  # number of the episode among those of its question, from 0
     prediction: str
-    reward: float | None
+    reward: float | None  # None: the episode failed, so it has no reward
     turns: list[dict]
     trajectory: dict
 

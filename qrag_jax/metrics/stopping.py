@@ -5,7 +5,6 @@ The other rules are no stopping, fixed budgets and the oracle.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,43 +48,43 @@ class Part(NamedTuple):
     rows: list[Row]
 
 
-@dataclasses.dataclass(frozen=True)
-class StoppingOptions:
-    """The logs, budgets and objective of the tuning, and the folder of the report.
+def tune(
+    log: Path,
+    *,
+    test_log: Path | None = None,
+    out: Path | None = None,
+    budgets: Sequence[str] | None = None,
+    objective: str = "fact_f1",
+) -> None:
+    """Tunes the threshold, prints the report and writes its files.
 
-    Attributes:
-        log: retrieval log to tune on.
-        test: retrieval log to report on; None: `log` is split into one half for each purpose.
-        out: folder of the report; None: the folder of `log`.
+    Args:
+        test_log: retrieval log to report on; None: `log` is split into one half for each purpose.
         budgets: fixed budgets to compare with; None: 1, 2, …, all.
-        objective: score that threshold and budget maximise, one of `OBJECTIVES`.
     """
-
-    log: Path
-    test: Path | None = None
-    out: Path | None = None
-    budgets: Sequence[str] | None = None
-    objective: str = "fact_f1"
-
-
-def tune(options: StoppingOptions) -> None:
-    """Tunes the threshold, prints the report and writes its files."""
-    log, objective = options.log, options.objective
-    held_out, test = _parts(log, options.test)
+    held_out, test = _parts(log, test_log)
     if not any(row.pred_idx for row in held_out.rows):
         raise InputError(
             f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
             "log of play without stopping"
         )
     longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
-    budgets = _budgets(options.budgets, longest)
+    steps = _budgets(budgets, longest)
     sweep = sweep_thresholds(held_out.rows)
     chosen = choose(sweep.scores[objective], sweep.scores["steps"])
     threshold = float(sweep.thresholds[chosen])
 
-    rules = _rules(budgets, threshold)
-    scores = {part.name: _scores(part.rows, rules) for part in (held_out, test)}
-    budget = budgets[_best([scores[held_out.name][f"budget_{n}"] for n in budgets], objective)]
+    rules = _rules(steps, threshold)
+    # For each part and rule, the values of every metric, one per row.
+    scores: dict[str, dict[str, Columns]] = {
+        part.name: {
+            rule: fact_columns([keep(row) for row in part.rows]) for rule, keep in rules.items()
+        }
+        for part in (held_out, test)
+    }
+    of_budgets = [scores[held_out.name][f"budget_{n}"] for n in steps]
+    means = [[float(np.mean(c[name])) for c in of_budgets] for name in (objective, "steps")]
+    budget = steps[choose(*means)]
     intervals = {
         name: {rule: with_intervals(columns) for rule, columns in of_rules.items()}
         for name, of_rules in scores.items()
@@ -111,7 +110,7 @@ def tune(options: StoppingOptions) -> None:
     for name, part in (("tuned_on", held_out), ("reported_on", test)):
         origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
         summary[name] = {**origin, "scores": intervals[part.name]}
-    _write(options.out or log.parent, summary, sweep, threshold, title)
+    _write(out or log.parent, summary, sweep, threshold, title)
 
 
 def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
@@ -168,16 +167,6 @@ def _rules(budgets: Sequence[int], threshold: float) -> dict[str, Filter]:
     return rules
 
 
-def _scores(rows: Sequence[Row], rules: Mapping[str, Filter]) -> dict[str, Columns]:
-    """For each rule, the values of every metric, one per row."""
-    return {rule: fact_columns([keep(row) for row in rows]) for rule, keep in rules.items()}
-
-
-def _best(candidates: Sequence[Columns], objective: str) -> int:
-    values = [float(np.mean(columns[objective])) for columns in candidates]
-    return choose(values, [float(np.mean(c["steps"])) for c in candidates])
-
-
 def _table(
     intervals: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
     labels: Mapping[str, str],
@@ -207,11 +196,7 @@ def _gain_lines(
 
 
 def _write(
-    out: Path,
-    summary: Mapping[str, Any],
-    sweep: Sweep,
-    threshold: float,
-    title: str,
+    out: Path, summary: Mapping[str, Any], sweep: Sweep, threshold: float, title: str
 ) -> None:
     picture, path = out / "stopping.png", out / REPORT
     curves = {name: values.tolist() for name, values in sweep.scores.items()}
@@ -227,16 +212,12 @@ def _write(
 # ---------------------------------------------------------------------------- thresholds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sweep:
-    """Scores of all thresholds that take different chunks; the first threshold takes nothing.
+class Sweep(NamedTuple):
+    """Scores of all thresholds that take different chunks; the first threshold takes nothing."""
 
-    Attributes:
-        thresholds: `[K]`, falling; at each, play stops at the first step with Q <= threshold.
-        scores: the objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
-    """
-
+    # `[K]`, falling; at each, play stops at the first step with Q <= threshold.
     thresholds: NDArray[np.float64]
+    # The objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
     scores: dict[str, NDArray[np.float64]]
 
 

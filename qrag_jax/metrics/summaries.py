@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from qrag_jax.metrics.bootstrap import columns_text, gains, interval_cells, with_intervals
 from qrag_jax.metrics.rows import AgentRow, AnswerRow, Miss, RewardRow, Searched
@@ -51,16 +51,7 @@ def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
     return {f"{name}_share": count / max(questions, 1) for name, count in counts.items()}
 
 
-class HasCause(Protocol):
-    """A question or an answer that failed for some cause."""
-
-    @property
-    def cause(self) -> str:
-        """A short word for the cause."""
-        ...
-
-
-def causes_text(misses: Iterable[HasCause]) -> str:
+def causes_text(misses: Iterable[Any]) -> str:
     """How often each cause occurs, the most frequent first: `timeout 3, too_long 1`."""
     counts = Counter(miss.cause for miss in misses)
     return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
@@ -75,8 +66,6 @@ def answer_scores(
     """Scores by group: "all", then numbers of hops ("2 hops"), then types of question.
 
     Args:
-        rows: answers, one per question.
-        misses: questions without an answer.
         verdicts: the judge's verdicts by id; None if there was no judge.
 
     Returns:
@@ -201,13 +190,7 @@ def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str
 def reward_row(
     asked: tuple[str, str], rewards: Sequence[float | str], least_std: float = 0.0
 ) -> RewardRow:
-    """The row of a question.
-
-    Args:
-        asked: its id and text.
-        rewards: of each episode; or the cause, if it has none.
-        least_std: the threshold of the standard deviation; equal rewards have exactly 0.
-    """
+    """The row of a question."""
     rounded = [None if isinstance(each, str) else round(each, _DIGITS) for each in rewards]
     known = [each for each in rounded if each is not None]
     row = RewardRow(

@@ -28,12 +28,7 @@ def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qr
     """Writes rankings as a TREC run. Queries without documents have no lines.
 
     Args:
-        path: the file, replaced as a whole.
         run: query → document → score, best first.
-        tag: name of the run.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     _check_names(path, tag)
     lines = []
@@ -76,11 +71,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Writes judgements in TREC's form.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes judgements in TREC's form."""
     lines = []
     for query, judged in qrels.items():
         _check_names(path, query, *judged)

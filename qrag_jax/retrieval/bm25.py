@@ -37,10 +37,7 @@ from qrag_jax.runtime.whole_files import reason
 ENGINE = "bm25"
 VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
-STOP_WORDS = {
-    "english": "STOPWORDS_EN",
-    "english_plus": "STOPWORDS_EN_PLUS",
-}
+STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}
 _OTHERS = "chinese danish dutch french german italian korean norwegian portuguese russian spanish"
 for _other in f"{_OTHERS} swedish turkish".split():
     STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"
@@ -60,18 +57,14 @@ class BM25Config:
     words.
 
     Attributes:
-        k1: how much further occurrences of a word add; at least 0.
-        b: how much long passages are held back, from 0 to 1.
-        variant: one of `VARIANTS`.
         stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
-        stop_words: words left out, one of `STOP_WORDS`; "": none.
     """
 
-    k1: float = 1.5
-    b: float = 0.75
+    k1: float = 1.5  # how much further occurrences of a word add; at least 0
+    b: float = 0.75  # how much long passages are held back, from 0 to 1
     variant: str = "lucene"
     stemmer: str = "english"
-    stop_words: str = "english"
+    stop_words: str = "english"  # words left out, one of `STOP_WORDS`; "": none
 
     @classmethod
     def of_language(cls, language: str) -> BM25Config:
@@ -95,12 +88,7 @@ class BM25Config:
 
 
 def check_words(section: str, settings: Any) -> None:
-    """Refuses values that `BM25Config` would, in any config section that has these fields, too.
-
-    Args:
-        section: its name, for messages.
-        settings: has the fields `k1`, `b`, `stemmer` and `stop_words`.
-    """
+    """Refuses values that `BM25Config` would, in any config section that has these fields, too."""
     check_least(section, settings, k1=0.0, b=0.0)
     if not settings.b <= 1:
         raise InputError(f"config.{section}.b is {settings.b}; it must be at most 1.")

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +34,7 @@ ENGINE = "boolean"
 _BM25 = "bm25"  # folder within the index's
 _METRIC = "BM25 of what matches"
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
+_OPENING = (LEAF, NOT, "(")  # kinds that an operand begins with
 DEEPEST = 50  # NOTs and parentheses within each other; the reader calls itself for each
 _QUOTES = '"\u201c\u201d\u201e\u201f'
 # Each alternative goes on for one class of characters, so that nothing is read twice.
@@ -81,16 +83,12 @@ def parse_boolean(text: str) -> Node:
     digit ends the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as
     PubMed's [tiab] or [MeSH Terms], belongs to the word or phrase before it. Passages have one
     text, so that a field has no effect and is left out of the tree.
-
-    Raises:
-        BooleanError: something is missing or out of place; all words are under NOT; or the query is
-            nested more than `DEEPEST` deep.
     """
     try:
-        reader = _Reader(text)
-        node = reader.either(0)
-        if reader.kind:
-            raise ValueError(f"{reader.kind} belongs to nothing before it")
+        tokens = deque([*_tokens(text), ("", "")])
+        node = _query(tokens, 0)
+        if tokens[0][0]:
+            raise ValueError(f"{tokens[0][0]} belongs to nothing before it")
         if next(sought(node), None) is None:
             raise ValueError("all words are under NOT; give what to look for, too")
     except ValueError as error:
@@ -107,56 +105,43 @@ def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
         yield node
 
 
-class _Reader:
-    """Recursive descent: a method for each line of the grammar."""
+_Tokens = deque[tuple[str, str]]  # kinds and texts that are left; the last one is the end, ("", "")
 
-    def __init__(self, text: str) -> None:
-        self._tokens, self._at = [*_tokens(text), ("", "")], 0
 
-    @property
-    def kind(self) -> str:
-        """Of the next token; "": the end."""
-        return self._tokens[self._at][0]
+def _query(tokens: _Tokens, depth: int, level: int = 0) -> Node:
+    """Recursive descent: level 0 is `query` of the grammar, 1 `and`, 2 `neighbours`."""
+    kind = (OR, AND, AND)[level]
+    nodes = [_operand(tokens, depth) if level == 2 else _query(tokens, depth, level + 1)]
+    while level == 2 and tokens[0][0] in _OPENING:
+        nodes.append(_operand(tokens, depth))
+    while level < 2 and _takes(tokens, kind):
+        nodes.append(_query(tokens, depth, level + 1))
+    return nodes[0] if len(nodes) == 1 else Operator(kind, tuple(nodes))
 
-    def either(self, depth: int) -> Node:
-        return self._joined(OR, self._both, depth)
 
-    def _both(self, depth: int) -> Node:
-        return self._joined(AND, self._neighbours, depth)
-
-    def _neighbours(self, depth: int) -> Node:
-        nodes = [self._operand(depth)]
-        while self.kind in (LEAF, NOT, "("):
-            nodes.append(self._operand(depth))
-        return nodes[0] if len(nodes) == 1 else Operator(AND, tuple(nodes))
-
-    def _joined(self, kind: str, inner: Callable[[int], Node], depth: int) -> Node:
-        nodes = [inner(depth)]
-        while self._takes(kind):
-            nodes.append(inner(depth))
-        return nodes[0] if len(nodes) == 1 else Operator(kind, tuple(nodes))
-
-    def _operand(self, depth: int) -> Node:
-        kind, text = self._tokens[self._at]
-        if kind not in (LEAF, NOT, "("):
-            raise ValueError(f"a word is missing before {kind or 'the end'}")
-        if depth >= DEEPEST and kind != LEAF:
-            raise ValueError(f"there are more than {DEEPEST} NOTs and parentheses in each other")
-        self._at += 1
-        if kind == NOT:
-            return Operator(NOT, (self._operand(depth + 1),))
-        if kind == "(":
-            node = self.either(depth + 1)
-            if not self._takes(")"):
-                raise ValueError("a parenthesis is not closed")
-            return node
-        self._takes(FIELD)
+def _operand(tokens: _Tokens, depth: int) -> Node:
+    kind, text = tokens[0]
+    if kind not in _OPENING:
+        raise ValueError(f"a word is missing before {kind or 'the end'}")
+    if depth >= DEEPEST and kind != LEAF:
+        raise ValueError(f"there are more than {DEEPEST} NOTs and parentheses in each other")
+    tokens.popleft()
+    if kind == NOT:
+        return Operator(NOT, (_operand(tokens, depth + 1),))
+    if kind == LEAF:
+        _takes(tokens, FIELD)
         return Leaf(text)
+    node = _query(tokens, depth + 1)
+    if not _takes(tokens, ")"):
+        raise ValueError("a parenthesis is not closed")
+    return node
 
-    def _takes(self, kind: str) -> bool:
-        taken = self.kind == kind
-        self._at += taken
-        return taken
+
+def _takes(tokens: _Tokens, kind: str) -> bool:
+    if tokens[0][0] != kind:
+        return False
+    tokens.popleft()
+    return True
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -230,10 +215,7 @@ class BooleanIndex:
             (folder / NAME).unlink(missing_ok=True)  # no index until both parts are written
             self._ranking.save(folder / _BM25)
         manifest = Manifest(
-            engine=ENGINE,
-            corpus=self.corpus.digest,
-            count=len(self.corpus),
-            metric=_METRIC,
+            engine=ENGINE, corpus=self.corpus.digest, count=len(self.corpus), metric=_METRIC
         )
         finish(folder, manifest, files)
 

@@ -18,7 +18,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +37,6 @@ ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
 _PIECE = 2**24
 COLUMNS = "columns"
-FIELDS = "fields.json"  # in it: the names of all fields
-_MOST_FIELDS = 10_000  # of a corpus with more of them the names are not kept
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
 
@@ -47,12 +45,6 @@ class StoredCorpus:
     """The passages of a folder; see `protocol.Corpus`.
 
     Nothing grows with their number but maps of files. Several threads may read.
-
-    Args:
-        folder: as `CorpusWriter` has finished it.
-
-    Attributes:
-        digest: SHA-256 of `passages.jsonl`, in hex.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,11 +63,7 @@ class StoredCorpus:
         return self._count
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
-        """The passages with these numbers.
-
-        Raises:
-            IndexError: there is no passage of such a number.
-        """
+        """The passages with these numbers."""
         return [self._passage(int(number)) for number in numbers]
 
     def __iter__(self) -> Iterator[Passage]:
@@ -159,9 +147,6 @@ class CorpusWriter:
     Use as a context manager. Passages are durable every `KEEP_EVERY` and when the block ends; a
     later writer in the same folder goes on after the last durable one, and `len` says how many
     there are. `finish` makes the folder a corpus.
-
-    Args:
-        folder: made if absent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -193,11 +178,7 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        """Appends a passage; returns its number.
-
-        Args:
-            where: names its place in the file that it comes from, for errors.
-        """
+        """Appends a passage; returns its number."""
         where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
         texts = all(isinstance(part, str) for part in (name, text, title))
@@ -308,39 +289,25 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
         return writer.finish()
 
 
-class Column(NamedTuple):
-    """A field of all passages' metadata: a code for each passage, a value for each code.
+# A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
+# where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
+# the codes of the values that have it.
+Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
 
-    codes: int32 `[passages]`; `ABSENT` where a passage has not the field.
-    values: number of codes.
-    codes_of: what a value is found by (see `keys_of`) → the codes of the values that have it.
-    """
 
-    codes: np.ndarray
-    values: int
-    codes_of: Mapping[str, Sequence[int]]
-
-    @classmethod
-    def of(cls, codes: np.ndarray, values: Sequence[Any]) -> Column:
-        """Reads the value of each code."""
-        codes_of: dict[str, list[int]] = {}
-        for code, value in enumerate(values):
-            for key in keys_of(value):
-                codes_of.setdefault(key, []).append(code)
-        return cls(codes, len(values), codes_of)
+def _column(codes: np.ndarray, values: Sequence[Any]) -> Column:
+    codes_of: dict[str, list[int]] = {}
+    for code, value in enumerate(values):
+        for key in keys_of(value):
+            codes_of.setdefault(key, []).append(code)
+    return codes, len(values), codes_of
 
 
 class Columns:
-    """The columns of one corpus.
+    """The columns of one corpus, made when their fields are first asked for.
 
-    A column is made when its field is first asked for, and kept in the folder of the corpus. So are
-    the names of all fields: a field that no passage has is then refused without reading the corpus
-    again.
-
-    Args:
-        folder: the corpus's; columns stay in memory where it may not be written.
-        digest: the corpus's.
-        count: the number of passages.
+    They are kept in the folder of the corpus, or in memory where it may not be written. The names
+    of all fields are known then, so that a field that no passage has is refused without reading.
     """
 
     def __init__(self, folder: Path, digest: str, count: int) -> None:
@@ -351,59 +318,38 @@ class Columns:
     def matching(
         self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
     ) -> np.ndarray:
-        """bool `[passages]`: those whose field has one of the values.
-
-        Args:
-            wanted: a value, or a list, tuple or set of values.
-            metadata: of all passages in order; read if the column is not there yet.
-        """
+        """bool `[passages]`: those whose field has one of the values."""
         column = self._found.get(field)
         if column is None:
             column = self._read(field) or self._make(field, metadata)
             self._found[field] = column
-        good = np.zeros(column.values + 1, bool)  # the last place is that of `ABSENT`
+        codes, count, codes_of = column
+        good = np.zeros(count + 1, bool)  # the last place is that of `ABSENT`
         for key in wanted_keys(wanted):
-            good[list(column.codes_of.get(key, ()))] = True
-        return good[column.codes]
+            good[list(codes_of.get(key, ()))] = True
+        return good[codes]
 
     def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
-        if (there := self._names()) is not None and field not in there:
+        if self._fields is not None and field not in self._fields:
             raise unknown_field(field, self._folder.parent)
         codes = np.full(self._count, ABSENT, _CODE)
         names = set[str]()
         known: dict[str, int] = {}
         values: list[Any] = []
         for number, fields in enumerate(metadata):
-            if len(names) <= _MOST_FIELDS:
-                names.update(fields)
+            names.update(fields)
             if field in fields:
                 value = fields[field]
                 code = known.setdefault(_key(value), len(values))
                 if code == len(values):
                     values.append(value)
                 codes[number] = code
-        if len(names) <= _MOST_FIELDS:
-            self._keep_names(names)
+        self._fields = names
         if not values:
             raise unknown_field(field, self._folder.parent)
         with contextlib.suppress(OSError):
             self._write(field, codes, values)
-        return Column.of(codes, values)
-
-    def _names(self) -> set[str] | None:
-        """The names of all fields; None: unknown."""
-        if self._fields is None:
-            with contextlib.suppress(FileNotFoundError):
-                said = bounded_json.load(self._folder / FIELDS)
-                if said["corpus"] == self._digest:
-                    self._fields = set(said["fields"])
-        return self._fields
-
-    def _keep_names(self, names: set[str]) -> None:
-        self._fields = names
-        said = {"corpus": self._digest, "fields": sorted(names)}
-        with contextlib.suppress(OSError):
-            whole_files.write_whole(self._folder / FIELDS, json.dumps(said))
+        return _column(codes, values)
 
     def _write(self, field: str, codes: np.ndarray, values: Sequence[Any]) -> None:
         stem = self._stem(field)
@@ -420,7 +366,7 @@ class Columns:
             return None
         if (said["field"], said["corpus"]) != (field, self._digest):
             return None
-        return Column.of(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
+        return _column(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
 
     def _stem(self, field: str) -> Path:
         data = field.encode("utf-8", "surrogatepass")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -25,18 +24,11 @@ _BLOCK_BYTES = 2**28  # that are brought to a device at a time
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How passages lie on the devices, in order.
-
-    Attributes:
-        count: number of passages.
-        width: of a vector.
-        rows: of each device; those beyond `count` belong to no passage.
-        storage: one of `STORAGES`.
-    """
+    """How passages lie on the devices, in order."""
 
     count: int
     width: int
-    rows: int
+    rows: int  # of each device; those beyond `count` belong to no passage
     storage: str
 
     @property
@@ -61,7 +53,6 @@ def check_room(layout: Layout, working: int, free: int | None) -> None:
     """Refuses vectors that do not fit.
 
     Args:
-        working: bytes of a device that a search needs besides them.
         free: bytes of a device; None: unknown.
     """
     needed = layout.bytes + working
@@ -80,9 +71,6 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
 
     They go there block by block, so that the host never holds a device's part
     (`jax.make_array_from_callback` would ask for it whole, which may be all that a host has).
-
-    Args:
-        working: as for `check_room`.
     """
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     total = (layout.rows * mesh.size,)
@@ -123,23 +111,18 @@ def _of_device(
 ) -> tuple[jax.Array, jax.Array]:
     """Rows `[R, D]` and scales `[R]` of one device."""
     dtype = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}[layout.storage]
+    size = max(_BLOCK_BYTES // (layout.width * 4), 1)
+    stop = min(start + layout.rows, layout.count)
     with jax.default_device(device):
         rows = jnp.zeros((layout.rows, layout.width), dtype)
         scales = jnp.zeros(layout.rows, jnp.float32)
-        for first, block in _blocks(vectors, layout, start):
-            check_finite(block, "the index", start + first)
+        for first, block in vectors.blocks(start, stop, size):
+            check_finite(block, "the index", first)
             if layout.storage == INT8:
                 block, of_block = to_int8(block)
-                scales = _put(scales, of_block, first)
-            rows = _put(rows, block.astype(dtype), first)
+                scales = _put(scales, of_block, first - start)
+            rows = _put(rows, block.astype(dtype), first - start)
     return rows, scales
-
-
-def _blocks(vectors: Vectors, layout: Layout, start: int) -> Iterator[tuple[int, np.ndarray]]:
-    size = max(_BLOCK_BYTES // (layout.width * 4), 1)
-    stop = min(start + layout.rows, layout.count)
-    for first, block in vectors.blocks(start, stop, size):
-        yield first - start, block
 
 
 @partial(jax.jit, donate_argnums=0)

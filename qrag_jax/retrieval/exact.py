@@ -33,7 +33,7 @@ from qrag_jax.retrieval.device_vectors import (
 )
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
-from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -80,15 +80,7 @@ class ExactSettings:
 
 
 class ExactIndex:
-    """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`.
-
-    Args:
-        corpus: the passages.
-        vectors: theirs, in the same order.
-        mesh: None: all devices.
-        settings: of the search.
-        encoder: a digest of what embedded them, for the manifest.
-    """
+    """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`."""
 
     def __init__(
         self,
@@ -98,9 +90,7 @@ class ExactIndex:
         settings: ExactSettings | None = None,
         encoder: str = "",
     ) -> None:
-        if not isinstance(vectors, Vectors):
-            vectors = Vectors([checked(vectors, "the index")])
-        check_count(len(vectors), len(corpus))
+        vectors = of_passages(vectors, len(corpus))
         self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
         self._mesh = mesh or make_mesh()
         self._vectors = vectors
@@ -114,17 +104,9 @@ class ExactIndex:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        corpus: Corpus,
-        mesh: Mesh | None = None,
-        encoder: str | None = None,
+        cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
     ) -> ExactIndex:
-        """The index of a folder.
-
-        Args:
-            encoder: the digest that its vectors must be of; None: any.
-        """
+        """The index of a folder."""
         wanted = {"engine": ENGINE, "corpus": corpus.digest}
         if encoder is not None:
             wanted["encoder"] = encoder
@@ -180,11 +162,7 @@ class ExactIndex:
 
 @functools.lru_cache(maxsize=64)
 def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Part], Best]:
-    """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers.
-
-    Args:
-        scaled: the part has scales.
-    """
+    """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers."""
 
     def on_device(queries: jax.Array, part: Part) -> Best:
         best = best_of_part(queries, part, plan)

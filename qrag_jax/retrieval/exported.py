@@ -1,22 +1,32 @@
-"""An exported retriever without its models: how rows are composed, and how it searches."""
+"""An exported retriever: how rows are composed, how it searches; towers by torch or a server."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.chunk_positions import Placement
 from qrag_jax.retrieval.multi_step import Rules
 from qrag_jax.retrieval.paths import BeamConfig
-from qrag_jax.retrieval.tower_rows import RowForm
+from qrag_jax.retrieval.scan import Placement
+from qrag_jax.retrieval.tower_rows import RowForm, Rows
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
 
+if TYPE_CHECKING:
+    from qrag_jax.llm.config import ClientConfig
+
 _CARD = "README.md"  # not part of the model
+_TOKENS_AT_ONCE = 16_384  # padding counted
+_ROWS = 32  # of one request
+_NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
 
 
 def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
@@ -43,12 +53,7 @@ def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
 
 
 def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, ...]) -> RowForm:
-    """How rows are composed.
-
-    Args:
-        state: the ids that every state begins with.
-        chunk: those of every chunk row.
-    """
+    """How rows are composed."""
     return RowForm(
         state_opening=state,
         chunk_opening=chunk,
@@ -86,11 +91,139 @@ def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) ->
 
 
 def chunk_digest(folder: Path) -> str:
-    """A digest of an exported tower of chunks: of all its files but the model card.
-
-    Args:
-        folder: that of the tower.
-    """
+    """A digest of an exported tower of chunks: of all its files but the model card."""
     names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _CARD)
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in names}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------- towers
+
+
+class TorchTower:
+    """One tower, as `tower_rows.RowEncoder`.
+
+    Args:
+        device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
+    """
+
+    def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
+        missing = [
+            name
+            for name in ("torch", "sentence_transformers")
+            if importlib.util.find_spec(name) is None
+        ]
+        if missing:
+            raise InputError(
+                f"{' and '.join(missing)} must be installed to embed with torch; install "
+                "sentence-transformers, or choose backend=jax."
+            )
+        import sentence_transformers  # slow to import
+
+        try:
+            self._model = sentence_transformers.SentenceTransformer(
+                str(folder),
+                device=device or None,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
+            ).eval()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            told = str(error).strip().split("\n")[0]
+            raise InputError(
+                f"{folder}: sentence-transformers cannot read the tower ({told}); export the run "
+                "again."
+            ) from None
+        self._pad_id = pad_id
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """float32 `[rows, width]`; rows of like lengths are computed together."""
+        import torch
+
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        parts: list[tuple[list[int], np.ndarray]] = []
+        while order:
+            most = max(_TOKENS_AT_ONCE // len(rows[order[-1]]), 1)
+            chosen, order = order[-most:], order[:-most]
+            with torch.inference_mode():
+                found = self._model(self._padded([rows[i] for i in chosen]))["sentence_embedding"]
+            parts.append((chosen, found.float().cpu().numpy()))
+        width = parts[0][1].shape[1] if parts else 0
+        vectors = np.empty((len(rows), width), np.float32)
+        for places, found in parts:
+            vectors[places] = found
+        return vectors
+
+    def _padded(self, rows: Rows) -> dict[str, Any]:
+        import torch
+
+        longest = max(map(len, rows))
+        ids = np.full((len(rows), longest), self._pad_id)
+        mask = np.zeros((len(rows), longest), np.int64)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+        device = self._model.device
+        return {
+            "input_ids": torch.from_numpy(ids).to(device),
+            "attention_mask": torch.from_numpy(mask).to(device),
+        }
+
+
+class EndpointTower:
+    """One tower, as `tower_rows.RowEncoder`; it sends rows of ids, composed as in training.
+
+    Args:
+        config: the server, the name of the tower's model on it, and how it is asked again.
+        scale: the factor on normalised vectors that the exported folder has in a module of its own,
+            which some servers skip; 1: the weights hold it. Where a server skips it, it is
+            multiplied here.
+    """
+
+    def __init__(self, config: ClientConfig, width: int, scale: float = 1.0) -> None:
+        from qrag_jax.llm.client import Client  # searches by other towers need no client
+
+        self._client, self._width, self._scale = Client(config), width, scale
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """float32 `[rows, width]`."""
+        from qrag_jax.llm.outcomes import Embedded, EmbeddingRequest, Failure
+
+        requests = [
+            EmbeddingRequest(tuple(tuple(map(int, row)) for row in rows[i : i + _ROWS]))
+            for i in range(0, len(rows), _ROWS)
+        ]
+        where = f"{self._client.config.url} (model {self._client.config.model})"
+        found: list[tuple[float, ...]] = []
+        for outcome in self._client.ask_blocking(requests):
+            if isinstance(outcome, Failure):
+                raise InputError(
+                    f"{where} gives no vectors ({outcome.message}); serve an exported tower there "
+                    "with an API for embeddings that takes token ids, as vLLM's does."
+                )
+            assert isinstance(outcome, Embedded)
+            found += outcome.vectors
+        if not len(rows):
+            return np.zeros((0, self._width), np.float32)
+        vectors = np.array(found, np.float32).reshape(len(rows), -1)
+        if vectors.shape[1] != self._width or not np.isfinite(vectors).all():
+            raise InputError(
+                f"{where} gives vectors of {vectors.shape[1]} numbers, and the tower's have "
+                f"{self._width}, none of them NaN or infinite; serve the exported tower."
+            )
+        return self._scaled(vectors, where)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _scaled(self, vectors: np.ndarray, where: str) -> np.ndarray:
+        if self._scale == 1.0:
+            return vectors
+        lengths = np.linalg.norm(vectors, axis=1)
+        for length, factor in ((self._scale, 1.0), (1.0, self._scale)):
+            if all(math.isclose(found, length, rel_tol=_NEAR) for found in lengths):
+                return vectors * np.float32(factor)
+        raise InputError(
+            f"{where} gives vectors of length {lengths[0]:.3g}, but the tower's have the length "
+            f"{self._scale:.3g}; serve the exported tower with its pooling and normalisation."
+        )

@@ -35,9 +35,7 @@ class FaissIndex:
     which more are asked of faiss where the last ones are equal.
 
     Args:
-        corpus: the passages.
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
-        encoder: a digest of what embedded them, for the manifest.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
@@ -49,11 +47,7 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        """The index of a folder.
-
-        Args:
-            encoder: the digest that its vectors must be of; None: any.
-        """
+        """The index of a folder."""
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)

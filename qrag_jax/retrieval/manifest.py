@@ -31,13 +31,7 @@ class Manifest:
     """What is known of an index.
 
     Attributes:
-        engine: the name of the engine that reads it.
-        corpus: the digest of the corpus.
-        count: number of passages in it.
-        encoder: a digest of the encoder and its settings; "" for engines that compare words.
-        width: of a vector; 0 for engines without.
         dtype: of the numbers in the files, as NumPy names it; "" for engines without vectors.
-        metric: what scores are.
         files: bytes of every file of the engine, in the engine's order.
         settings: the engine's own, as JSON has them.
     """
@@ -45,8 +39,8 @@ class Manifest:
     engine: str
     corpus: str
     count: int
-    encoder: str = ""
-    width: int = 0
+    encoder: str = ""  # a digest of the encoder and its settings; "" for engines that compare words
+    width: int = 0  # of a vector; 0 for engines without
     dtype: str = ""
     metric: str = INNER_PRODUCT
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -54,14 +48,7 @@ class Manifest:
 
 
 def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
-    """What a folder's manifest says, if the folder is whole and leads to no file outside of it.
-
-    The one check of such folders, which may be torn or someone else's.
-
-    Args:
-        form: the format that this version reads.
-        what: names what the folder shall hold, in errors.
-    """
+    """What a folder's manifest says, if the folder is whole and leads to no file outside of it."""
     folder = path.parent
     if not path.is_file():
         raise InputError(

@@ -16,8 +16,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.chunk_positions import BY_NUMBER, NO_POSITIONS, RELATIVE, Placement
-from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
+from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig, Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import (
     NONE,
     Hits,
@@ -28,7 +27,7 @@ from qrag_jax.retrieval.protocol import (
     Where,
     row_of,
 )
-from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.scan import BY_NUMBER, RELATIVE, Placement, scan
 from qrag_jax.retrieval.tower_rows import State, Towers
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 
@@ -36,17 +35,10 @@ _STATES = 1024  # encoded and searched for side by side, at most
 
 
 class Hit(NamedTuple):
-    """One passage found.
+    """One passage found."""
 
-    Attributes:
-        step: the step that found it, from 1.
-        score: its Q-value in the state of that step.
-        id: its name in the corpus's file.
-        metadata: its further fields.
-    """
-
-    step: int
-    score: float
+    step: int  # the step that found it, from 1
+    score: float  # its Q-value in the state of that step
     id: str
     title: str
     text: str
@@ -62,20 +54,15 @@ class Rules:
     """How a retriever searches.
 
     Attributes:
-        max_steps: T, the most steps it was trained on.
         sort_by_index: states list passages in the order of the corpus, else in the order taken.
-        beam: how paths are searched, and the threshold on Q at which they end.
-        stop_action: the empty text, embedded as a chunk, is the action STOP.
-        placement: where chunk vectors are rotated.
         per_step: passages found at each step; more than one only if the beam is 1. The best one
             goes into the state, as in training, the others are further results.
-        title_separator: between a passage's title and its text, in states.
     """
 
-    max_steps: int
+    max_steps: int  # T, the most steps it was trained on
     sort_by_index: bool = False
     beam: BeamConfig = dataclasses.field(default_factory=BeamConfig)
-    stop_action: bool = False
+    stop_action: bool = False  # the empty text, embedded as a chunk, is the action STOP
     placement: Placement = dataclasses.field(default_factory=Placement)
     per_step: int = 1
     title_separator: str = TITLE_SEPARATOR
@@ -101,11 +88,7 @@ class Rules:
             )
 
     def changed(
-        self,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
+        self, *, topk: int | None = None, beam: int | None = None, threshold: float | None = None
     ) -> Rules:
         """The rules of a search with settings of its own; None: as here.
 
@@ -134,8 +117,6 @@ class MultiStepSearch:
     Args:
         index: an engine whose vectors are those of the chunk tower, before any rotation. At
             positions other than "none" every step reads all its vectors (`scan`).
-        towers: the retriever's encoders.
-        rules: how it searches.
     """
 
     def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
@@ -156,7 +137,6 @@ class MultiStepSearch:
 
         Args:
             steps: most steps, of all questions or of each; None: as many as in training.
-            where: only passages whose metadata agree are taken.
         """
         limits = self._limits(len(questions), steps)
         size = max(_STATES // self.rules.beam.beam, 1)
@@ -316,12 +296,7 @@ class QuestionEncoder(Protocol):
 
 
 class SingleStepSearch:
-    """Searches an index once for each question.
-
-    Args:
-        index: the engine.
-        encoder: of questions; None: the engine compares words.
-    """
+    """Searches an index once for each question."""
 
     def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
         self.index, self.encoder = index, encoder

@@ -39,7 +39,6 @@ class IndexAt:
     """An index, and what shall search it.
 
     Attributes:
-        folder: as `systems.indexing` wrote it.
         engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
         url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
             built.
@@ -77,15 +76,12 @@ class IndexAt:
                 "another --index."
             )
         engine = self.engine or next((name for name in usable if name in there), "")
-        if not engine:
-            compares = _COMPARES.get(there[0], "vectors")
-            raise InputError(
-                f"the index {self.folder} is one of {there[0]}, which compares {compares}; "
-                f"{otherwise}."
-            )
         if engine not in usable:
-            compares = _COMPARES.get(engine, "vectors")
-            raise InputError(f"the engine {engine} compares {compares}; {otherwise}.")
+            named = f"the engine {engine}"
+            if not engine:
+                named = f"the index {self.folder} is one of {there[0]}, which"
+            compares = _COMPARES.get(engine or there[0], "vectors")
+            raise InputError(f"{named} compares {compares}; {otherwise}.")
         if engine not in there:
             missing = " and ".join(self._missing(engine))
             raise InputError(
@@ -100,11 +96,7 @@ class IndexAt:
         return read_manifest(self._vectors).encoder
 
     def open(self, encoder: str | None = None) -> Index:
-        """Opens it; the engine is settled.
-
-        Args:
-            encoder: the digest that vectors must be of; None: any.
-        """
+        """Opens it; the engine is settled."""
         if encoder is not None and self.engine not in OF_WORDS:
             read_manifest(self._vectors, encoder=encoder)  # refused before anything is loaded
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)

@@ -43,15 +43,12 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 
 class OwnDocument(Protocol):
-    """A document that belongs to a question."""
+    """A document that belongs to a question, and whether the question needs it."""
 
     @property
-    def text(self) -> str:
-        """What is searched."""
-
+    def text(self) -> str: ...
     @property
-    def is_supporting(self) -> bool:
-        """Whether the question needs it."""
+    def is_supporting(self) -> bool: ...
 
 
 D = TypeVar("D", bound=OwnDocument)
@@ -81,9 +78,7 @@ class OwnRetriever:
     """Searches each question's own documents. Several threads may share it.
 
     Args:
-        name: one of `RETRIEVERS`.
         scorer: of `semantic`, `hybrid` and `interleaved`; others do not use it.
-        keep: questions whose BM25 is kept.
     """
 
     def __init__(
@@ -121,29 +116,25 @@ class OwnRetriever:
     def _one(
         self, search: DocumentSearch[D], texts: tuple[str, ...], scores: np.ndarray | None
     ) -> tuple[D, ...] | Failure:
-        by_scores = None
-        if self._name in _SCORED:
-            if scores is None or not np.isfinite(scores).all():
-                count = len(texts)
-                why = f"there are no scores of the {count} documents for {search.query!r}."
-                return Failure("server", why)
-            by_scores = best(np.arange(len(texts)), scores, max(len(texts), 1))
-        places = self._places(search, texts, by_scores)
+        if self._name in _SCORED and (scores is None or not np.isfinite(scores).all()):
+            why = f"there are no scores of the {len(texts)} documents for {search.query!r}."
+            return Failure("server", why)
+        places = self._places(search, texts, scores)
         return tuple(search.documents[place] for place in places[: search.most])
 
     def _places(
-        self, search: DocumentSearch, texts: tuple[str, ...], by_scores: Row | None
+        self, search: DocumentSearch, texts: tuple[str, ...], scores: np.ndarray | None
     ) -> list[int]:
-        if by_scores is None:
+        if scores is None:
             return self._by_words(search.query, texts, search.most).numbers.tolist()
+        scored = best(np.arange(len(texts)), scores, max(len(texts), 1))
         if self._name == SEMANTIC:
-            return by_scores.numbers.tolist()
+            return scored.numbers.tolist()
         if self._name == INTERLEAVED:
             part = search.most // 2 + 1
             words = self._by_words(search.query, texts, part)
-            first = by_scores.numbers[:part].tolist()
-            return list(dict.fromkeys([*first, *words.numbers.tolist()]))
-        scored = Row(by_scores.numbers[:DEPTH], by_scores.scores[:DEPTH])
+            return list(dict.fromkeys([*scored.numbers[:part].tolist(), *words.numbers.tolist()]))
+        scored = Row(scored.numbers[:DEPTH], scored.scores[:DEPTH])
         both = fused([self._by_words(search.query, texts, DEPTH), scored])
         return best(*both, search.most).numbers.tolist()
 
@@ -182,11 +173,8 @@ class EmbeddingScorer:
 class KeptVectors:
     """An embedding function that embeds each text once: `EmbeddingScorer`'s for documents.
 
-    The encoder must not change while it is in use.
-
     Args:
         embed: texts → float `[texts, width]`.
-        keep: texts whose vectors are kept, those used last.
     """
 
     def __init__(self, embed: Embed, keep: int = KEPT_TEXTS) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+NO_POSITIONS = "none"  # a kind of chunk positions: no chunk is rotated
 POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 
 
@@ -21,19 +22,14 @@ class BeamConfig:
     """How actions are searched.
 
     Attributes:
-        beam: W, paths kept at every step; 1 is greedy.
         score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
             best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
             Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
             above one that finds them early. Use these two for documents that need every step.
-        gamma: γ of the sum.
-        alpha: α of the policy.
-        top_k_actions: k of the policy.
         stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
-        batch_size: documents played side by side, at most.
     """
 
-    beam: int = 1
+    beam: int = 1  # W, paths kept at every step; 1 is greedy
     score: str = POLICY
     gamma: float = 0.99
     alpha: float = 0.05
@@ -63,14 +59,10 @@ class Path:
 
 
 class Choices(NamedTuple):
-    """The best actions that a path may take next, each once.
+    """The best actions that a path may take next, each once."""
 
-    values: float32 `[n]`, their Q.
-    actions: int `[n]`.
-    """
-
-    values: np.ndarray
-    actions: np.ndarray
+    values: np.ndarray  # float32 `[n]`, their Q
+    actions: np.ndarray  # int `[n]`
 
     def best_first(self) -> Choices:
         """In order; of equal values the first one given stays first, as with argmax."""

@@ -56,11 +56,10 @@ class Queries:
     """A batch of queries; an engine reads what it searches by.
 
     Attributes:
-        texts: for engines that compare words.
         vectors: float32 `[queries, width]`, for those that compare vectors; None: there are none.
     """
 
-    texts: Sequence[str]
+    texts: Sequence[str]  # for engines that compare words
     vectors: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -94,12 +93,7 @@ class VectorIndex(Index, Protocol):
 
 
 def engine_library(module: str, package: str, extra: str) -> Any:
-    """A module.
-
-    Args:
-        package: that it is installed with, as in `pip install package`.
-        extra: ours that asks for this package; also the engine's name.
-    """
+    """A module."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -125,7 +119,6 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
     Args:
         numbers: int `[n]`, each passage once, in any order.
         scores: float `[n]`, finite; scores tie that are equal in float32.
-        k: at least 1; more than n gives all.
     """
     scores = scores.astype(np.float32, copy=False)
     if k < len(scores):
@@ -165,7 +158,6 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
 
     Args:
         numbers: int `[queries, n]`, each once, or `NONE`.
-        scores: float `[queries, n]`.
     """
     numbers = np.asarray(numbers, np.int64)
     scores = np.where(numbers == NONE, -np.inf, scores).astype(np.float32)
@@ -174,8 +166,7 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     numbers = np.where(scores == -np.inf, NONE, np.take_along_axis(numbers, order, axis=1))
     short = ((0, 0), (0, k - scores.shape[1]))
     return Hits(
-        np.pad(numbers, short, constant_values=NONE),
-        np.pad(scores, short, constant_values=-np.inf),
+        np.pad(numbers, short, constant_values=NONE), np.pad(scores, short, constant_values=-np.inf)
     )
 
 

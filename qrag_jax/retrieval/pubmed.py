@@ -21,15 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError, check_above, check_known, check_least
-from qrag_jax.llm.endpoint import (
-    TooLarge,
-    check_plain,
-    check_size,
-    check_url,
-    is_local,
-    read_key,
-    without_key,
-)
+from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.replies import read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
@@ -40,6 +32,7 @@ PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"
 RELEVANCE, DEFAULT = "relevance", "default"
 KEY_VARIABLE = "NCBI_API_KEY"
 TRIALS_PAGE = 1_000  # studies of a page at most
+_MOST = {PUBMED: 9_999, CLINICAL_TRIALS: 50_000}  # documents that a search can reach
 _DATE = re.compile(r"(\d{4}-\d{2})(-\d{2})?")
 _LONGEST_WAIT = 60.0  # seconds that a service may ask to wait
 _FINAL = ("request", "too_long")  # causes that do not pass
@@ -68,12 +61,12 @@ class RemoteEngineConfig:
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
     def __post_init__(self) -> None:
-        check_known("engine", self, "service", SERVICES)
+        check_known("engine", self, "service", _MOST)
         check_known("engine", self, "sort", (RELEVANCE, DEFAULT))
         check_least("engine", self, requests_per_second=0, at_once=1, most=1, pause=0)
         check_least("engine", self, first_year=1000)
         check_above("engine", self, "timeout")
-        if self.most > (most := SERVICES[self.service].most):
+        if self.most > (most := _MOST[self.service]):
             raise InputError(
                 f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."
             )
@@ -86,12 +79,9 @@ class RemoteEngineConfig:
 
 
 class RemoteSearch(NamedTuple):
-    """A search.
+    """A search; `until` is the last day of a document's date, "YYYY-MM-DD", or "".
 
-    Attributes:
-        query: sent as it is; without a letter or digit it finds nothing, and nothing is sent.
-        most: documents wanted, at least 1; `config.engine.most` caps it.
-        until: last day that a document's date may be, "YYYY-MM-DD"; "": no limit.
+    A query without a letter or digit finds nothing, and nothing is sent.
     """
 
     query: str
@@ -194,43 +184,24 @@ def _study(section: Any) -> tuple[str, str]:
     return section["identificationModule"]["nctId"], day
 
 
-class _Service(NamedTuple):
-    """A service; most: results that a search can give; per_second: requests, without and with key.
-
-    PubMed's ESearch reaches the first 9,999 of a query.
-    """
-
-    title: str
-    url: str
-    most: int
-    per_second: tuple[float, float]
-    search: Callable[[Ask, RemoteEngineConfig, RemoteSearch], Ids | Failure]
-
-
-_NCBI, _TRIALS = (
-    "https://eutils.ncbi.nlm.nih.gov/entrez/eutils",
-    "https://clinicaltrials.gov/api/v2",
-)
-SERVICES = {
-    PUBMED: _Service("PubMed", _NCBI, 9_999, (3.0, 10.0), search_pubmed),
-    CLINICAL_TRIALS: _Service("ClinicalTrials.gov", _TRIALS, 50_000, (0.8, 0.8), search_trials),
+_NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+_TRIALS = "https://clinicaltrials.gov/api/v2"
+# Name, URL, requests a second without and with a key, and what searches it.
+SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids | Failure]]] = {
+    PUBMED: ("PubMed", _NCBI, (3.0, 10.0), search_pubmed),
+    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, (0.8, 0.8), search_trials),
 }
 
 
 class RemoteEngine:
-    """A search service. Any thread may search.
-
-    Attributes:
-        config: as given.
-        title: the service's name, for people.
-    """
+    """A search service. Any thread may search."""
 
     def __init__(self, config: RemoteEngineConfig) -> None:
         import httpx2
 
-        self.config, self._service = config, SERVICES[config.service]
-        self.title, self._url = self._service.title, config.url or self._service.url
-        self._key = ""
+        self.config = config
+        self.title, url, per_second, self._find = SERVICES[config.service]
+        self._url, self._key = config.url or url, ""
         if config.service == PUBMED and os.environ.get(KEY_VARIABLE, "").strip():
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
@@ -238,15 +209,12 @@ class RemoteEngine:
                 f"the key in {KEY_VARIABLE} would go to {self._url} unencrypted; give an https "
                 "address, or unset the variable."
             )
-        per_second = config.requests_per_second or self._service.per_second[bool(self._key)]
-        self._limit = _limit_of(urllib.parse.urlsplit(self._url).netloc, 1 / per_second)
-        # A redirect is not followed, so that the key goes nowhere else.
+        gap = 1 / (config.requests_per_second or per_second[bool(self._key)])
+        self._limit = _limit_of(urllib.parse.urlsplit(self._url).netloc, gap)
         self._client = httpx2.Client(
-            headers={
-                "Accept-Encoding": "identity"
-            },  # a small packed body could expand to a huge one
+            headers={"Accept-Encoding": "identity"},  # a small packed body could become a huge one
             timeout=config.timeout,
-            follow_redirects=False,
+            follow_redirects=False,  # so that the key goes nowhere else
             trust_env=not is_local(self._url),
         )
 
@@ -284,7 +252,7 @@ class RemoteEngine:
         # ClinicalTrials.gov would give all studies for an empty query.
         if out_of_time or not any(map(str.isalnum, wanted.query)):
             return ()
-        found = self._service.search(self._ask, self.config, wanted)
+        found = self._find(self._ask, self.config, wanted)
         if isinstance(found, Failure):
             return dataclasses.replace(found, message=f"{self.title}: {found.message}")
         return tuple(dict.fromkeys(found))
@@ -305,25 +273,16 @@ class RemoteEngine:
         secret = {"api_key": self._key} if self._key else {}
         sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
         self._limit.wait()
-        until, body = time.monotonic() + self.config.timeout, bytearray()
         try:
-            with self._client.stream(method, self._url + path, **sent) as reply:
-                check_plain(reply.headers)
-                for part in reply.iter_raw():
-                    body += part
-                    check_size(len(body))
-                    if time.monotonic() > until:  # the client's own limit is of each part
-                        raise httpx2.ReadTimeout("the answer has not ended")
+            reply = self._client.request(method, self._url + path, **sent)
         except httpx2.TimeoutException:
             return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
-        except TooLarge as error:
-            return Failure("malformed", str(error))
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
             return Failure("connection", shorten(why))
         if reply.status_code in (429, 503):
             self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
-        text = without_key(body.decode(errors="replace"), self._key)
+        text = without_key(reply.content.decode(errors="replace"), self._key)
         if reply.status_code != 200:
             return read_error(reply.status_code, text)
         try:
@@ -353,7 +312,6 @@ class _RateLimit:
         self._gap, self._free, self._lock = gap, 0.0, threading.Lock()
 
     def wait(self) -> None:
-        """Returns when a request may be sent."""
         with self._lock:
             time.sleep(max(self._free - time.monotonic(), 0.0))
             self._free = time.monotonic() + self._gap

@@ -36,20 +36,19 @@ from qrag_jax.retrieval.protocol import (
     check_k,
     engine_library,
 )
-from qrag_jax.retrieval.vectors import Vectors, check_count, check_numbers, checked, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
 from qrag_jax.runtime.typed_json import made
 
 ENGINE = "qdrant"
 KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
+ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _QUERIES, _POINTS = 64, 1000  # in one request
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
-_LAYOUT = ("shards", "replicas", "int8", "on_disk", "m", "ef_construct")
-# HTTP's statuses and gRPC's codes with which the same call may succeed later.
-_PASSING = (408, 429, 500, 502, 503, 504, "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
-_REFUSED = (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED")
+_LAYOUT = ("shards", "replicas", "int8", "m", "ef_construct")
+_OVERSAMPLING = 2.0  # this many times k are found by 8 bits, to be scored again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +62,19 @@ class QdrantSettings:
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
     collection: str = "passages"
     replace: bool = False  # a collection of this name is deleted before it is filled
-    grpc: bool = False  # points are sent by gRPC, which is faster than JSON
-    grpc_port: int = 6334
     batch: int = 256  # passages that are sent at a time
     workers: int = 1  # processes that send; with more, a script needs its `__main__` guard
-    attempts: int = 4  # to ask for one thing, while the server cannot be reached or is broken
     timeout: int = 60  # seconds for one attempt
 
     shards: int = 1  # parts that are searched side by side, and spread over a cluster's nodes
     replicas: int = 1  # nodes that hold each part
-    int8: bool = True  # searches read numbers of 8 bits, which stay in memory
-    on_disk: bool = True  # the float32 numbers are read from disk where they are needed
+    # Searches read numbers of 8 bits, which stay in memory; the best are scored again in float32.
+    int8: bool = True
     m: int = 16  # links of a vector in the HNSW graph; 0: every search reads all vectors
     ef_construct: int = 100  # candidates for these links
 
     exact: bool = False  # all vectors are compared in float32; else passages may be missed
     ef: int = 0  # candidates of the search in the graph; 0: as the server has it
-    rescore: bool = True  # hits by 8 bits are scored again in float32; scores are else coarse
-    oversampling: float = 2.0  # this many times k are found by 8 bits for this
     ties: int = 10_000  # the most passages asked for to put those with equal scores in order
 
     def __post_init__(self) -> None:
@@ -92,9 +86,8 @@ class QdrantSettings:
                 f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
                 "hyphens and underscores."
             )
-        ones = ("grpc_port", "batch", "workers", "attempts", "timeout", "shards", "replicas")
-        check_least("qdrant", self, **dict.fromkeys(ones, 1), m=0, ef_construct=4)
-        check_least("qdrant", self, ef=0, oversampling=1.0, ties=1)
+        ones = ("batch", "workers", "timeout", "shards", "replicas", "ties")
+        check_least("qdrant", self, **dict.fromkeys(ones, 1), m=0, ef_construct=4, ef=0)
 
     @classmethod
     def parse(cls, text: str, **strings: Any) -> QdrantSettings:
@@ -114,10 +107,9 @@ class QdrantSettings:
 class QdrantIndex:
     """All passages' vectors in a collection of Qdrant; see `protocol.VectorIndex`.
 
-    `build` and `open` make one. Passages of equal scores come in the order of their numbers: more
-    than k are asked for until the score falls, up to `ties`. What is left to the server: which of
-    more than so many equal passages it gives, and, in a search by graph, which passages it looks
-    at; `exact` leaves it only the former.
+    Passages of equal scores come in the order of their numbers: more than k are asked for until the
+    score falls, up to `ties`. Which of more equal passages there are, and which passages a search
+    by graph looks at, is left to the server.
     """
 
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
@@ -130,8 +122,6 @@ class QdrantIndex:
             url=settings.url,
             port=443 if settings.url.startswith("https:") else 6333,  # where the URL has none
             api_key=self._key or None,
-            prefer_grpc=settings.grpc,
-            grpc_port=settings.grpc_port,
             timeout=settings.timeout,
             check_compatibility=False,  # it asks the server before anything is wanted of it
             trust_env=not is_local(settings.url),  # proxies
@@ -149,18 +139,12 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there. Until `indexed` says that it has ended, searches give
-        good hits, but slowly.
+        its graph when all passages are there; until `indexed`, searches are good, but slow.
 
         Args:
-            vectors: of the passages in the same order, `[passages, width]`.
-            encoder: a digest of what embedded the passages; "": unknown.
-            report: called with the number of passages that were handed to the client; what it
-                raises breaks the upload off.
+            report: is called with the number of passages sent; what it raises ends the upload.
         """
-        if not isinstance(vectors, Vectors):
-            vectors = Vectors([checked(vectors, "the index")])
-        check_count(len(vectors), len(corpus))
+        vectors = of_passages(vectors, len(corpus))
         kept = dataclasses.asdict(dataclasses.replace(settings, replace=False))
         manifest = Manifest(
             engine=ENGINE,
@@ -179,13 +163,12 @@ class QdrantIndex:
         else:
             index._create(vectors)
         if index._count() != len(corpus):
-            points = index._points(vectors, range(len(corpus)), report)
             index._ask(
                 "upload_points",
-                points=points,
+                points=index._points(vectors, range(len(corpus)), report),
                 batch_size=settings.batch,
                 parallel=settings.workers,
-                max_retries=settings.attempts - 1,
+                max_retries=ATTEMPTS - 1,
                 wait=True,
             )
         report(len(corpus))
@@ -204,9 +187,7 @@ class QdrantIndex:
         """The index of a folder.
 
         Args:
-            url: where the collection is now; "": where it was when the index was saved; if that is
-                another machine, no API key may be exported, which would go there.
-            encoder: the digest that its vectors must be of; None: any.
+            url: where the collection is now; "": where it was when the index was saved.
         """
         wanted = {} if encoder is None else {"encoder": encoder}
         manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **wanted)
@@ -277,7 +258,7 @@ class QdrantIndex:
         self._ask(
             "create_collection",
             vectors_config=models.VectorParams(
-                size=vectors.width, distance=models.Distance.DOT, on_disk=settings.on_disk
+                size=vectors.width, distance=models.Distance.DOT, on_disk=True
             ),
             shard_number=settings.shards,
             replication_factor=settings.replicas,
@@ -322,9 +303,7 @@ class QdrantIndex:
         """The scored points of each query, best first."""
         models, settings = self._models, self.settings
         coarse = models.QuantizationSearchParams(
-            ignore=settings.exact,
-            rescore=settings.rescore,
-            oversampling=settings.oversampling if settings.rescore else None,
+            ignore=settings.exact, rescore=True, oversampling=_OVERSAMPLING
         )
         params = models.SearchParams(
             exact=settings.exact,
@@ -346,8 +325,7 @@ class QdrantIndex:
         """Qdrant's filter with the meaning of `Corpus.matching`."""
 
         def of(terms: list[list[str]]) -> Any:
-            # gRPC has no empty list of words; no passage has the empty word.
-            matches = [self._models.MatchAny(any=some or [""]) for some in terms]
+            matches = [self._models.MatchAny(any=some) for some in terms]
             field = self._models.FieldCondition
             return self._models.Filter(must=[field(key=TERMS, match=match) for match in matches])
 
@@ -363,51 +341,34 @@ class QdrantIndex:
 
         The upload has the client's own retries.
         """
-        settings, attempt = self.settings, 0
-        attempts = 1 if method == "upload_points" else settings.attempts
-        while True:
-            attempt += 1
+        from qdrant_client.common.client_exceptions import QdrantException
+        from qdrant_client.http.exceptions import ApiException
+
+        settings, why, status = self.settings, "", 0
+        for attempt in range(1 if method == "upload_points" else ATTEMPTS):
+            time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
             try:
                 return getattr(self._client, method)(settings.collection, **arguments)
-            except Exception as error:
-                code, why = _failure(error)
-            if code not in _PASSING or attempt >= attempts:
+            # The last one: a process of several that send has ended.
+            except (ApiException, QdrantException, RuntimeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                status = getattr(error, "status_code", None) or 500
+            if status < 500 and status not in (408, 429):
                 break
-            time.sleep(PAUSE * 2 ** (attempt - 1))
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
         fix = "start it, give the url of one that runs, or change the setting that it names"
-        if code in _REFUSED:
+        if status in (401, 403):
             fix = f"export its API key in the environment variable {KEY_VARIABLE}"
         raise InputError(
             f"the Qdrant server at {settings.url} does not {method} for the collection "
-            f"{settings.collection} ({code}: {why}); {fix}."
+            f"{settings.collection} ({why}); {fix}."
         )
 
 
 def library() -> Any:
     """The module `qdrant_client`."""
     return engine_library("qdrant_client", "qdrant-client", ENGINE)
-
-
-def _failure(error: Exception) -> tuple[int | str, str]:
-    """The code and the text of an error of the server; another error is raised."""
-    import grpc
-    from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
-    from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code or 0, error.content.decode("utf-8", "replace")
-    if isinstance(error, ResourceExhaustedResponse):
-        return 429, error.message
-    if isinstance(error, ResponseHandlingException):
-        return "UNAVAILABLE", f"{type(error.source).__name__}: {error.source}"
-    if isinstance(error, grpc.RpcError):
-        code = getattr(getattr(error, "code", lambda: None)(), "name", "UNKNOWN")
-        return code, getattr(error, "details", lambda: "")()
-    if isinstance(error, RuntimeError):  # one of several processes that send has ended
-        return "UNAVAILABLE", str(error)
-    raise error
 
 
 def _key() -> str:

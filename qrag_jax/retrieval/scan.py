@@ -2,35 +2,82 @@
 
 A passage's score is `<s, R(p)a>`, and its position p may depend on what was taken, so no engine
 holds the vectors to search for. They are read block by block, and only the best stay.
+
+Positions are those of `models.compute.rope.rotate`: each half of a vector (width H) is rotated by
+itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64, so
+they are exact to float32 at any position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, intervals, rotated
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, check_k, ranked
-from qrag_jax.retrieval.vectors import Vectors, check_count, checked, open_vectors, query_vectors
+from qrag_jax.retrieval.paths import NO_POSITIONS
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, VectorIndex, Where, check_k, ranked
+from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
 
+RELATIVE = "relative"
+BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
 EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 
-class VectorsOf(Protocol):
-    """A corpus and its vectors, as a `protocol.VectorIndex` has them."""
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where passages stand.
 
-    corpus: Corpus
+    Attributes:
+        kind: "none"; "absolute" or "random", the number; "relative", see `intervals`.
+    """
 
-    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`."""
+    kind: str = NO_POSITIONS
+    theta: float = 10_000.0
+    step: int = 20  # of "relative": positions from the start of one interval to that of the next
+    span: int = 18  # of "relative": the position of an interval's last passage within it
+
+
+def intervals(
+    placement: Placement, taken: Sequence[int], count: int
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, position): intervals of one position that a corpus is cut into, in order.
+
+    As `environments.positions.relative`: the taken passages cut the corpus into segments, and the m
+    passages of segment j have the positions ⌊step·j + linspace(0, span, m)⌋.
+    """
+    for j, (first, last) in enumerate(itertools.pairwise([0, *sorted(taken), count])):
+        gaps = max(last - first - 1, 1)
+        # Place i has the position span·i // gaps, so position p begins at i = ⌈p·gaps / span⌉.
+        starts = [first - (-p * gaps // placement.span) for p in range(placement.span + 1)]
+        for p, (start, stop) in enumerate(itertools.pairwise([*starts, last])):
+            if start < min(stop, last):
+                yield start, min(stop, last), placement.step * j + p
+
+
+def rotated(
+    vectors: np.ndarray, positions: np.ndarray | int, theta: float, *, back: bool = False
+) -> np.ndarray:
+    """Vectors `[n, 2H]` rotated at the positions `[n]`, float32.
+
+    `back` undoes a rotation: `<s, R(p)a> = <R(-p)s, a>`.
+    """
+    half = vectors.shape[-1] // 2
+    frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    angles = np.asarray(positions, np.float64)[..., None] * frequency
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cos, sin = cos[..., None, :], (-sin if back else sin)[..., None, :]  # the same for both halves
+    pairs = vectors.astype(np.float32).reshape(*vectors.shape[:-1], 2, -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return turned.reshape(vectors.shape)
 
 
 def scan(
-    index: VectorsOf,
+    index: VectorIndex,
     states: np.ndarray,
     taken: Sequence[Sequence[int]],
     placement: Placement,
@@ -81,10 +128,8 @@ def _turned_back(
     """`<s, R(p)a>` equals `<R(-p)s, a>`, and the passages of an interval share their p."""
     if placement.kind != RELATIVE:
         return np.zeros(1, np.int64), state[None]
-    cut = list(intervals(placement, taken, count))
-    places = np.array([interval.position for interval in cut])
-    starts = np.array([interval.start for interval in cut])
-    spread = np.broadcast_to(state, (len(cut), len(state)))
+    starts, _, places = np.array([*intervals(placement, taken, count)], np.int64).reshape(-1, 3).T
+    spread = np.broadcast_to(state, (len(starts), len(state)))
     return starts, rotated(spread, places, placement.theta, back=True)
 
 
@@ -105,17 +150,10 @@ class ScanIndex:
     """An engine that scans vectors on the host; see `protocol.VectorIndex`. It needs no jax.
 
     Its folders are those of the engine "exact".
-
-    Args:
-        corpus: the passages.
-        vectors: theirs, in the same order, `[passages, width]`.
-        encoder: a digest of what embedded them, for the manifest.
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:
-        if not isinstance(vectors, Vectors):
-            vectors = Vectors([checked(vectors, "the index")])
-        check_count(len(vectors), len(corpus))
+        vectors = of_passages(vectors, len(corpus))
         self.corpus, self.encoder, self._vectors = corpus, encoder, vectors
 
     @classmethod

@@ -27,49 +27,33 @@ _COARSE = 16  # neighbouring groups whose maxima are first compared with others
 class Plan(NamedTuple):
     """How a part is searched; one program for each plan.
 
-    k: passages that are kept at most.
-    groups: groups that are kept.
-    group: passages of a group; it divides the part.
-    block: passages scored at a time; whole groups.
-    span: blocks whose maxima are kept until the best are taken.
-    gathered: passages that are scored again at a time, of all queries together.
-    half: the factors of a block's products are bfloat16, else float32.
     unrolled: blocks are written out one after the other. A GPU's product then reads its block in
         place; in a loop it reads a copy.
     """
 
-    k: int
-    groups: int
-    group: int
-    block: int
-    span: int
-    gathered: int
-    half: bool = False
+    k: int  # passages that are kept at most
+    groups: int  # groups that are kept
+    group: int  # passages of a group; it divides the part
+    block: int  # passages scored at a time; whole groups
+    span: int  # blocks whose maxima are kept until the best are taken
+    gathered: int  # passages that are scored again at a time, of all queries together
+    half: bool = False  # the factors of a block's products are bfloat16, else float32
     unrolled: bool = False
 
 
 class Part(NamedTuple):
-    """The vectors of a device.
+    """The vectors of a device."""
 
-    rows: float32, bfloat16 or int8 `[R, D]`.
-    scales: float32 `[R]`, by which rows are multiplied; None: by 1.
-    allowed: bool `[R]`; other passages are not found.
-    """
-
-    rows: jax.Array
-    scales: jax.Array | None
-    allowed: jax.Array
+    rows: jax.Array  # float32, bfloat16 or int8 `[R, D]`
+    scales: jax.Array | None  # float32 `[R]`, by which rows are multiplied; None: by 1
+    allowed: jax.Array  # bool `[R]`; other passages are not found
 
 
 class Best(NamedTuple):
-    """The best passages of each query, best first.
+    """The best passages of each query, best first."""
 
-    scores: float32 `[B, k]`; `NOTHING` where there are fewer passages.
-    places: int32 `[B, k]`, rows of the part.
-    """
-
-    scores: jax.Array
-    places: jax.Array
+    scores: jax.Array  # float32 `[B, k]`; `NOTHING` where there are fewer passages
+    places: jax.Array  # int32 `[B, k]`, rows of the part
 
 
 class _Groups(NamedTuple):

@@ -7,7 +7,7 @@ Every part is tokenised and cut by itself, so no text is joined and tokenised ag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,10 +18,7 @@ Rows = Sequence[Sequence[int]]
 
 
 class State(NamedTuple):
-    """What a state says.
-
-    chunks: texts of the chunks taken, in the order in which the state lists them.
-    """
+    """What a state says."""
 
     question: str
     chunks: tuple[str, ...] = ()
@@ -34,35 +31,22 @@ class Encode(Protocol):
         """Token ids of each text, without special tokens and not cut."""
 
 
-class RowEncoder(Protocol):
-    """One tower: rows of token ids, special tokens included → float32 `[rows, width]`."""
-
-    def __call__(self, rows: Rows) -> np.ndarray: ...
+# One tower: rows of token ids, special tokens included → float32 `[rows, width]`.
+RowEncoder = Callable[[Rows], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowForm:
-    """How rows are composed.
+    """How rows are composed."""
 
-    Attributes:
-        state_opening: ids that every state begins with, such as [CLS] and a prefix.
-        chunk_opening: those of every chunk.
-        sep_id: [SEP], behind every part.
-        max_question_tokens: longer questions are cut.
-        max_chunk_tokens_in_state: longer chunks are cut inside a state.
-        state_tokens: length of the longest state, special tokens counted.
-        chunk_tokens: of the longest chunk row; longer chunks are cut.
-        max_chunks: most chunks of a state.
-    """
-
-    state_opening: tuple[int, ...]
-    chunk_opening: tuple[int, ...]
+    state_opening: tuple[int, ...]  # ids that every state begins with, such as [CLS] and a prefix
+    chunk_opening: tuple[int, ...]  # those of every chunk
     sep_id: int
     max_question_tokens: int
-    max_chunk_tokens_in_state: int
-    state_tokens: int
-    chunk_tokens: int
-    max_chunks: int
+    max_chunk_tokens_in_state: int  # longer chunks are cut inside a state
+    state_tokens: int  # length of the longest state, special tokens counted
+    chunk_tokens: int  # of the longest chunk row; longer chunks are cut
+    max_chunks: int  # most chunks of a state
 
     @property
     def question_tokens(self) -> int:
@@ -92,14 +76,7 @@ class RowForm:
 
 @dataclasses.dataclass(frozen=True)
 class Towers:
-    """A trained retriever's two encoders.
-
-    Attributes:
-        tokenizer: of both.
-        form: how their rows are composed.
-        state: the tower of states.
-        chunk: the tower of chunks.
-    """
+    """A trained retriever's two encoders."""
 
     tokenizer: Encode
     form: RowForm

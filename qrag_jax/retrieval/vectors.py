@@ -58,11 +58,7 @@ class Vectors:
                 yield at, part[at - int(first) : min(at + size, high) - int(first)]
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the vectors of these numbers.
-
-        Raises:
-            IndexError: there is no vector of such a number.
-        """
+        """float32 `[len(numbers), width]`: the vectors of these numbers."""
         wanted = check_numbers(numbers, len(self))
         found = np.empty((len(wanted), self.width), np.float32)
         of_part = np.searchsorted(self._starts, wanted, side="right") - 1
@@ -76,7 +72,6 @@ def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
     """The vectors as an array `[n, width]` of a dtype of `DTYPES`; other floats become float32.
 
     Args:
-        what: names them in errors.
         width: theirs; None: any.
     """
     array = np.asarray(vectors)
@@ -95,13 +90,7 @@ def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    """Refuses NaN and infinite numbers.
-
-    Args:
-        vectors: `[n, width]`.
-        what: names them in the error.
-        first: the number of the first.
-    """
+    """Refuses NaN and infinite numbers."""
     size = max(_PIECE // vectors.shape[1], 1)
     for start in range(0, len(vectors), size):
         finite = np.isfinite(vectors[start : start + size]).all(axis=1)
@@ -120,6 +109,14 @@ def check_count(vectors: int, passages: int) -> None:
             f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
             "and in order."
         )
+
+
+def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
+    """The vectors of a corpus of so many passages, checked unless they are mapped from files."""
+    if not isinstance(vectors, Vectors):
+        vectors = Vectors([checked(vectors, "the index")])
+    check_count(len(vectors), passages)
+    return vectors
 
 
 def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
@@ -152,11 +149,7 @@ class Stored(NamedTuple):
 
 
 def open_vectors(folder: Path, **wanted: str | int) -> Stored:
-    """The vectors of a folder.
-
-    Args:
-        wanted: as `manifest.read_manifest` has them.
-    """
+    """The vectors of a folder."""
     manifest = read_manifest(folder, **wanted)
     dtype, width = DTYPES[manifest.dtype], manifest.width
     parts = [
@@ -168,16 +161,11 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
 
 
 class PartNote(NamedTuple):
-    """What is kept of a finished part.
+    """What is kept of a finished part."""
 
-    passages: number of them.
-    tokens: of all rows, special ones included.
-    cut: number of passages that were longer than a row.
-    """
-
-    passages: int
-    tokens: int
-    cut: int
+    passages: int  # number of them
+    tokens: int  # of all rows, special ones included
+    cut: int  # number of passages that were longer than a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,16 +175,12 @@ class VectorParts:
     Attributes:
         made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
             refused.
-        count: number of passages.
-        part: passages of a part; the last one has the rest.
-        width: of a vector.
-        dtype: of the numbers in the files, a name of `vectors.DTYPES`.
     """
 
     folder: Path
     made_of: Mapping[str, Any]
     count: int
-    part: int
+    part: int  # passages of a part; the last one has the rest
     width: int
     dtype: str
 
@@ -249,11 +233,7 @@ class VectorParts:
         whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
 
     def finish(self, manifest: Manifest) -> None:
-        """Writes the manifest, which names the parts in order, and deletes the notes.
-
-        Raises:
-            ValueError: a part is missing.
-        """
+        """Writes the manifest, which names the parts in order, and deletes the notes."""
         found = self.finished()
         if len(found) < len(self.numbers):
             raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")

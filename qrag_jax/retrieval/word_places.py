@@ -35,23 +35,14 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WordPlaces:
-    """The occurrences of all words; those of word w lie from `ends[w]` to `ends[w + 1]`.
-
-    Attributes:
-        count: number of passages.
-        ends: int64 `[words + 1]`; the first is 0.
-        passages: int32 `[occurrences]`: the passage of each, in order within a word.
-        places: int32 `[occurrences]`: its place there, in order within a passage.
-        forms: in order, each once, without stop words.
-        words: int32 `[forms]`: the word that each counts as.
-    """
+    """The occurrences of all words; those of word w lie from `ends[w]` to `ends[w + 1]`."""
 
     count: int
-    ends: np.ndarray
-    passages: np.ndarray
-    places: np.ndarray
-    forms: Sequence[str]
-    words: np.ndarray
+    ends: np.ndarray  # int64 `[words + 1]`; the first is 0
+    passages: np.ndarray  # int32 `[occurrences]`: the passage of each, in order within a word
+    places: np.ndarray  # int32 `[occurrences]`: its place there, in order within a passage
+    forms: Sequence[str]  # in order, each once, without stop words
+    words: np.ndarray  # int32 `[forms]`: the word that each counts as
 
     @classmethod
     def of(cls, index: BM25Index) -> WordPlaces:

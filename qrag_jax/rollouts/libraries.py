@@ -13,7 +13,7 @@ from qrag_jax.environments.tasks import document_text
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage

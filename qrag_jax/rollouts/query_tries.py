@@ -23,7 +23,7 @@ from qrag_jax.environments.queries import (
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 

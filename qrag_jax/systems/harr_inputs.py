@@ -20,7 +20,7 @@ from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform

@@ -27,8 +27,7 @@ from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
-from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
-from qrag_jax.retrieval.paths import BeamConfig
+from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import (

@@ -24,7 +24,7 @@ from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.gold_names import pooled
+from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage

@@ -24,11 +24,16 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, overload
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.exported import chunk_digest, read_rows, rules_of
+from qrag_jax.retrieval.exported import (
+    EndpointTower,
+    TorchTower,
+    chunk_digest,
+    read_rows,
+    rules_of,
+)
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import VectorIndex, Where
-from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
@@ -99,8 +104,6 @@ class DeployedTowers:
                 for tower in (self.config.state, self.config.chunk)
             )
         else:
-            from qrag_jax.retrieval.endpoint_tower import EndpointTower  # slow to import
-
             at = endpoints.client(endpoints.state_model, endpoints.url)
             state = EndpointTower(at, self.config.state.width, self.config.state.scale)
             at = endpoints.client(endpoints.chunk_model, endpoints.chunk_url or endpoints.url)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.corpora import Columns, Document, read_corpus, split_contents
-from qrag_jax.data.queries import is_collection, qrels_path, read_queries
+from qrag_jax.data.queries import read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.systems.indexing import CorpusSource
 
@@ -84,26 +84,6 @@ def test_contents_of_wiki18_hold_the_title_in_quotes(tmp_path: Path) -> None:
     assert (whole.title, whole.text) == ("", record["contents"])
 
 
-def test_corpora_of_the_deepretrieval_remake(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text('[{"doc_id": "d1", "text": "first"}, {"doc_id": 2, "text": "t", "title": "T"}]')
-    assert documents(path)[0] == Document("d1", "first", "", {})
-    assert documents(path)[1].name == "2"
-    # A document's own id goes before that of what it is a part of.
-    written(tmp_path / "parts.jsonl", [{"id": "a#1", "doc_id": "a", "text": "t"}])
-    assert documents(tmp_path / "parts.jsonl") == [Document("a#1", "t", "", {"doc_id": "a"})]
-
-
-@pytest.mark.parametrize("text", ["text", "contents"])
-def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
-    """Also one after the first."""
-    records: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
-    records += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
-    for order in (records, records[::-1]):
-        titles = {d.name: d.title for d in documents(written(tmp_path / "c.jsonl", order))}
-        assert titles == {"a": "", "b": "B", "c": "C" if text == "contents" else "", "d": ""}
-
-
 def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None:
     rows = [{"docid": 7, "body": "A"}, {"docid": 8, "head": "H", "body": "B", "text": "else"}]
     path = written(tmp_path / "c.jsonl", rows)
@@ -152,29 +132,6 @@ def test_records_are_refused_with_their_line(tmp_path, record, named) -> None:
     refused(written(tmp_path / "c.jsonl", [first, record]), "c.jsonl:2", f"'{named}'")
 
 
-def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.jsonl", [{"docid": "1", "body": "b"}])
-    refused(path, "'docid'", "'body'", "--columns")
-    refused(path, "'txt'", id="docid", text="txt")
-    for given in ("id", "name=x", "text=", "=x"):
-        with pytest.raises(InputError, match="--columns"):
-            Columns.parse(given)
-
-
-def test_what_is_no_corpus(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere")
-    refused(tmp_path, "corpus.jsonl")
-    (tmp_path / "c.tsv").write_text("id\ttext\n")
-    refused(tmp_path / "c.tsv")
-    table = tmp_path / "c.parquet"
-    written(table, [{"id": n, "text": f"text {n * n}"} for n in range(4000)])
-    whole = table.read_bytes()
-    for data in (b"", b"PAR1", whole[:-9], whole[:200] + bytes(2000) + whole[2200:]):
-        table.write_bytes(data)
-        refused(table)
-    refused(written(table, []))
-
-
 def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
     rows = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]
     written(tmp_path / "queries.jsonl", rows)
@@ -185,19 +142,3 @@ def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
         written(tmp_path / "queries.jsonl", [*rows, wrong])
         with pytest.raises(InputError, match=r"queries\.jsonl:3"):
             read_queries(tmp_path)
-
-
-def test_what_shows_that_a_folder_is_a_collection(tmp_path: Path) -> None:
-    for name in ("corpus.jsonl", "train.jsonl"):
-        written(tmp_path / name, PLAIN)
-    assert not is_collection(tmp_path)
-    (tmp_path / "qrels").mkdir()
-    for name in ("queries.jsonl", "queries_dev.jsonl.gz", "qrels_dev.tsv", "qrels/test.tsv.gz"):
-        (tmp_path / name).touch()
-        assert is_collection(tmp_path)
-        if name.startswith("queries"):
-            (tmp_path / name).unlink()
-    assert qrels_path(tmp_path, "dev") == tmp_path / "qrels_dev.tsv"
-    assert qrels_path(tmp_path, "test") == tmp_path / "qrels" / "test.tsv.gz"
-    with pytest.raises(InputError, match=r"qrels_train\.tsv"):
-        qrels_path(tmp_path, "train")

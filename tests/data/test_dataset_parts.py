@@ -79,21 +79,3 @@ def test_files_are_read_with_titles(folder: Path) -> None:
     assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
     assert samples[0].chunks[1] == "Ada Berg She sails there. Often."
     assert len(read_parts(f"{folder / 'train.jsonl'},,anything[:1]")[0]) == 1
-
-
-def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
-    file = folder / "train.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    file.write_text("\n".join([lines[0], '{"id": "odd"}', *lines]), encoding="utf-8")
-    samples, (report,) = read_parts(f"{file},,train[:4]")
-    assert [each.id for each in samples] == ["train0", "train1"]
-    assert [*report.skipped.values()] == [1, 1]
-    # Nothing usable, no such split, no such records, no such path: the hub is not asked.
-    for part, named in (
-        (f"{file},,train[1:2]", "train"),
-        (f"{folder},,test", "'test'"),
-        (f"{folder},,train[20:]", "14 records"),
-        *((f"{path},,train", path[-3:]) for path in ("./musiqe", "a/b/c", "../b")),
-    ):
-        with pytest.raises(InputError, match=named):
-            read_parts(part)

@@ -21,7 +21,7 @@ from absl import flags
 from qrag_jax.data import episodes
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
-from qrag_jax.data.sample import LazySamples, drawn, joined
+from qrag_jax.data.sample import drawn
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
@@ -141,14 +141,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_rows_that_fill_up_a_batch_are_empty() -> None:
-    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
-    for place in (1, 2):
-        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
-            np.testing.assert_array_equal(field[place], empty)
-    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
-
-
 STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
 NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
@@ -225,22 +217,3 @@ def test_resumes_over_the_border_of_an_epoch(stores) -> None:
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
         for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
-
-
-def test_lazy_samples_and_mixtures_of_them_are_sequences() -> None:
-    stories, needles = samples(STORIES), samples(NEEDLES)
-    fixed = LazySamples(2, lambda i: stories.parts[i])
-    assert joined([fixed]) is fixed
-    mixture = joined([[stories.parts[4]], stories, fixed, needles])
-    assert isinstance(mixture, LazySamples)
-    whole = [stories.parts[4], *stories, *fixed, *needles]
-    for part in (slice(None), slice(2, 9, 3), slice(None, None, -1)):
-        assert [*mixture[part]] == whole[part]
-    assert mixture[-1] == whole[-1]
-    for index in (len(whole), -len(whole) - 1):
-        with pytest.raises(IndexError):
-            mixture[index]
-    assert drawn(mixture, 0, 5) == stories.parts[4]  # the same in every epoch
-    assert drawn(mixture, 3, 5) == drawn(stories, 2, 5) != drawn(stories, 2, 4)
-    assert drawn(mixture, 12, 5) == stories.parts[1]
-    assert drawn(mixture, 18, 5) == drawn(needles, 5, 5)

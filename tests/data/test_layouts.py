@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord, Page, Sample
 from qrag_jax.data.sources import SOURCES, parse_claim, parse_musique, parse_open
 from qrag_jax.data.sources import parse_niah as parse_needles
-from tests.data.real_data import real
-from tests.support.worlds import record_of
 
 parse_hotpot, parse_two_wiki = SOURCES["hotpotqa"].parse, SOURCES["two_wiki"].parse
 HOTPOT: dict[str, Any] = {
@@ -63,32 +60,6 @@ def test_other_layouts_of_hotpotqa() -> None:
         assert parse_hotpot(record) == HOTPOT_SAMPLE
     aliases = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
     assert parse_hotpot(aliases).answers == ("Oslo", "Kristiania")
-
-
-@pytest.mark.parametrize("fact", [["Dusk", 2], ["Dusk", -1], ["Nothing", 0]])
-def test_wrong_sentence_index_keeps_the_paragraph(fact: list[Any]) -> None:
-    record = hotpot(supporting_facts=[fact])
-    titles = [title for title, _ in record["context"]]
-    faults: list[str] = []
-    assert parse_hotpot(record, faults.append).support == (titles.index(fact[0]),)
-    assert faults == ["sentence index out of range, paragraph kept"]
-    hub = {"title": [fact[0]], "sent_id": [fact[1]]}
-    assert parse_hotpot(hotpot(supporting_facts=hub)) == parse_hotpot(record)
-    parse_hotpot(HOTPOT, faults.append)
-    assert len(faults) == 1
-
-
-def test_a_title_that_stands_twice_supports_once() -> None:
-    """As in 2WikiMultihopQA, whose layout is HotpotQA's."""
-    twice = hotpot(context=[*HOTPOT["context"], HOTPOT["context"][2]])
-    sample = parse_two_wiki(twice)
-    assert (sample.support, len(sample.chunks), sample.source) == ((2, 0), 5, "two_wiki")
-    count = 0
-    for _, record in read_records(real("2wikimultihopqa/train.jsonl.gz")):
-        titles = [title for title, _ in record["context"]]
-        assert len(set(parse_two_wiki(record).chunks)) == len(set(titles))
-        count += len(set(titles)) < len(titles)
-    assert count == 13
 
 
 CLAIM: dict[str, Any] = {
@@ -179,35 +150,6 @@ OPEN: dict[str, Any] = {
     "supporting_facts": [["Web", 1], ["Max Varn", 1], ["Web", 0]],
     "answer": "1925",
 }
-WEB = (Page("Web"), Page("Max Varn"))
-OPEN_QUESTION = Sample("8813", OPEN["question"], (), (), ("1925",), "", pages=WEB)
-
-
-def test_gold_pages_are_known_by_title() -> None:
-    assert parse_open(OPEN) == OPEN_QUESTION
-    titles = OPEN | {"supporting_facts": None, "supporting_titles": ["Web", "Max Varn"]}
-    assert parse_open(titles) == OPEN_QUESTION
-
-
-def test_the_corpus_that_comes_with_the_data_has_ids() -> None:
-    found = parse_open(OPEN | {"gold_doc_ids": ["d4", "d0"]})
-    assert found.gold == (Page("Web", id="d4"), Page("Max Varn", id="d0"))
-
-
-def test_real_records_are_sound() -> None:
-    folder = real("2wikimultihopqa")
-    corpus = (record for _, record in read_records(folder / "open_corpus.jsonl.gz"))
-    titles = {record["_id"]: record["title"] for record in corpus}
-    for _, record in read_records(folder / "open_dev.jsonl.gz"):
-        gold = parse_open(record).gold
-        assert all(titles[page.id] == page.title for page in gold)
-    for _, record in read_records(real("hotpotqa/dev.jsonl.gz")):
-        sample = parse_hotpot(record)
-        parts = (sample.id, sample.question, sample.answers[0], record["context"], sample.support)
-        assert parse_hotpot(record_of("hotpotqa", *parts)) == sample
-    for _, record in read_records(real("musique/dev.jsonl.gz")):
-        by_marks = parse_musique(record | {"question_decomposition": []})
-        assert by_marks.support == tuple(sorted(parse_musique(record).support))
 
 
 NEEDLES = [
@@ -243,18 +185,6 @@ def ruler_record(text: str, suffix: str = "", **fields: Any) -> dict[str, Any]:
     return {"index": 4, "input": prompt, "outputs": ["4410", "7712"], "length": 40} | fields
 
 
-def test_sentences_already_split() -> None:
-    sample = parse_needles(split_record())
-    assert (sample.id, sample.source) == ("niah_multivalue-4", "niah")
-    assert sample.question == ASKED
-    assert sample.chunks == tuple(NEEDLES)
-    assert sample.support == (3, 1)
-    assert sample.answers == ("4410", "7712")
-    assert parse_needles(split_record(supporting=None)).support == (3, 1)
-    begun = split_record(input_suffix=f"\n{ASKED} The special magic numbers for red-fox are")
-    assert parse_needles(begun) == sample
-
-
 def test_rulers_own_prompt() -> None:
     expected = parse_needles(split_record())
     for text in (" ".join(NEEDLES), "\n".join(NEEDLES), "\n\n".join(NEEDLES) + "\n"):
@@ -269,17 +199,6 @@ def test_rulers_own_prompt() -> None:
     plain = {"index": 4, "input": f"{text}\n{ASKED}", "outputs": ["9081"]}
     assert parse_needles(plain).chunks == ("Why?", *NEEDLES)
     assert parse_needles(plain).support == (5,)
-
-
-def test_outputs_are_words_of_their_own() -> None:
-    text = ["The magic word for a is: calm-sea.", "A calm-sea-bird flew.", "So calm-seas came."]
-    record = ruler_record(" ".join(text), outputs=["calm-sea"])
-    assert parse_needles(record).support == (0,)
-
-
-def test_half_a_surrogate_pair_in_rulers_prompt_is_a_reason() -> None:
-    with pytest.raises(BadRecord):
-        parse_needles(ruler_record("half a pair \ud83d"))
 
 
 @pytest.mark.parametrize(

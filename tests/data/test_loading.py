@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig, mix_weights
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
-from qrag_jax.data.long_docs import BabilongConfig
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.retriever_config import passage_text
-from tests.data.real_data import ROOT, real
+from tests.data.real_data import real
 from tests.support.worlds import record_of
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
@@ -61,58 +56,10 @@ def test_bad_records_are_skipped_counted_and_placed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["two_wiki", "2wikimultihopqa"])
-def test_one_parent_folder_serves_a_mixture(tmp_path: Path, folder: str) -> None:
-    path = put(tmp_path / folder / "train.jsonl", two_facts("two_wiki", 1))
-    assert load_samples("two_wiki", str(tmp_path), "train")[1].files == (str(path),)
-    own = put(tmp_path / "train.jsonl", two_facts("two_wiki", 2))
-    assert load_samples("two_wiki", str(tmp_path), "train")[1].files == (str(own),)
-
-
 def test_real_data_is_kept_whole() -> None:
     for source, kept in (("hotpotqa", 189 + 465), ("musique", 221), ("two_wiki", 152)):
         samples, report = load_samples(source, str(real("README.md").parent), "dev")
         assert len(samples) == report.read == report.kept == kept
-
-
-def test_shares_by_size() -> None:
-    """Those of HotpotQA, MuSiQue and 2WikiMultihopQA, whole, as one heap."""
-    sizes = {"hotpotqa": 90_447, "musique": 19_938, "two_wiki": 167_454}
-    shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
-    assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
-    assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
-    for weight in (0, -1.0, float("nan"), float("inf"), "1", None, True):
-        with pytest.raises(InputError, match="'b'"):
-            mix_weights({"a": 1.0, "b": weight})
-    with pytest.raises(InputError, match=r"data\.sources"):
-        mix_weights({})
-
-
-@pytest.mark.parametrize("name", ["hotpotqa", "musique", "two_wiki"])
-def test_titles_of_a_corpus_are_joined_as_those_of_the_training(name: str) -> None:
-    (record,) = two_facts(name, 1)
-    separator = DataConfig(sources={name: 1.0}).passage_separator
-    chunks = SOURCES[name].parse(record).chunks
-    assert chunks[0] == passage_text("Dusk", "By Ada.", separator)
-
-
-def test_workers_import_no_jax() -> None:
-    code = "import sys, qrag_jax.data.loading; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_what_is_fatal(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.jsonl", [*two_facts("musique", 2), {"question": "Who?"}])
-    with pytest.raises(InputError, match=r"a\.jsonl:1: .*'context'") as caught:
-        load_samples("hotpotqa", str(path), "train")
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    # A limit stops reading before what is broken.
-    path.write_bytes(path.read_bytes() + b"broken")
-    assert load_samples("musique", str(path), "train", limit=2)[1].read == 2
-    for source in ("squad", "babilong", "hover"):
-        with pytest.raises(InputError, match=f"'{source}'"):
-            load_samples(source, str(tmp_path), "train")
 
 
 def config(sources: Mapping[str, float], path: str = "", limit: int = 0) -> DataConfig:
@@ -185,11 +132,3 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     assert "config.eval.path" in refusal(alone, empty, tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)
     assert "data.sources" in refusal(config({}, "a"), "train", tmp_path)
-
-
-def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:
-    stories = BabilongConfig(chunks=15, train=40, dev=40)
-    settings = dataclasses.replace(config({"babilong": 1}), babilong=stories)
-    train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
-    assert {s.question for s in train.all} & {s.question for s in dev.all}
-    assert len(without_questions(train, [*dev.all]).all) == 40

@@ -7,23 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qrag_jax.data.long_docs import (
-    FILLER,
-    FIRST,
     PRESETS,
-    SECOND,
     BabilongConfig,
     NiahConfig,
     babilong_documents,
-    distinct,
     niah_documents,
     stories,
 )
-from qrag_jax.data.noise import SHARED, NoiseConfig, noise
-from qrag_jax.data.sample import SPLITS, Sample, drawn
+from qrag_jax.data.noise import NoiseConfig, noise
+from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import InputError
 
 
@@ -95,34 +90,6 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
         story_documents(dataclasses.replace(settings, chunks=1), "train")
 
 
-def test_what_cannot_be_drawn_from_is_refused(tmp_path: Path) -> None:
-    books = tmp_path / "books"
-    books.mkdir()
-    for fields in ({"task": "qa7"}, {"task": "qa7x", "stories": folder(tmp_path)}):
-        with pytest.raises(InputError, match=f"'{fields['task']}'"):
-            story_documents(story_config(**fields), "train")
-    with pytest.raises(InputError, match="books"):
-        story_documents(story_config(noise=str(books)), "train")
-    (books / "a.txt").write_text("One here. Two here. Three here.")
-    both = {"noise": str(books), "noise_dev": SHARED}
-    for fields in ({"noise": str(books)}, both):  # one book for two splits; too few sentences
-        with pytest.raises(InputError, match="books"):
-            story_documents(story_config(**fields), "train")
-    # Where every story leaves little room for noise, few sentences are enough.
-    assert len(story_documents(story_config(**both, task="qa4", chunks=5), "dev")) == 10
-
-
-def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
-    settings = story_config(chunks=20, train=60)
-    seen = {text for s in story_documents(settings, "train") for text in s.chunks}
-    pool = set(noise(settings.background, "train", 20).sentences)
-    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
-    assert seen - facts <= pool
-    for length in (20, 500):
-        for sample in story_documents(settings, "dev", length):
-            assert not (set(sample.chunks) - facts) & pool
-
-
 def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     settings = story_config(task="qa2", chunks=40)
     train, dev = story_documents(settings, "train"), story_documents(settings, "dev")
@@ -192,82 +159,3 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
         assert len({key for _, key, _ in found.values()}) == total // knobs.values
         is_uuid = knobs.key_type == "uuids"
         assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
-
-
-def test_what_the_needles_lie_in(tmp_path) -> None:
-    repeated = needle_documents(needle_config("single_1"), "train")[0]
-    hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
-    assert hay == (list(FILLER) * 6)[:29]
-    pool = set(noise(NoiseConfig(), "train", 26).sentences)
-    essay = needle_documents(needle_config("multivalue"), "train")[0]
-    assert sum(text in pool for text in essay.chunks) == 26
-    places = [
-        i
-        for s in needle_documents(needle_config("multivalue", train=200), "train")
-        for i in s.support
-    ]
-    assert {*places} == {*range(30)}
-    # Knobs go before the preset.
-    sample = needle_documents(needle_config("multiquery", queries=2, keys=6), "dev")[0]
-    assert len(asked(sample)) == len(sample.support) == 2
-    assert len(needles(sample)) == 6
-    (long,) = needle_documents(needle_config("multivalue", chunks=0, tokens=2000), "train", count=1)
-    assert 0.6 < sum(len(text) + 1 for text in long.chunks) / 4 / 2000 < 1.6
-    with pytest.raises(InputError, match="11 chunks"):
-        needle_documents(needle_config("multivalue", keys=3), "train", 11)
-    (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match=str(tmp_path)):
-        needle_documents(needle_config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
-
-
-@pytest.mark.parametrize("preset", ["single_1", "multivalue", "multikey_3"])
-def test_an_epoch_draws_another_haystack_around_the_same_needles(preset: str) -> None:
-    train = needle_documents(needle_config(preset), "train")
-    epochs = [[drawn(train, i, epoch).chunks for i in range(8)] for epoch in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    for number in range(8):
-        first, second = drawn(train, number, 0), drawn(train, number, 1)
-        assert first == train[number]
-        assert (first.question, first.answers) == (second.question, second.answers)
-        texts = [{s.chunks[i] for i in s.support} for s in (first, second)]
-        assert texts[0] == texts[1]
-        assert sorted(needles(first).values()) == sorted(needles(second).values())
-    fixed = needle_documents(needle_config(preset, redraw=False), "train")
-    assert drawn(fixed, 3, 1) == fixed[3]
-
-
-@pytest.mark.parametrize("preset", ["single_1", "multivalue", "multikey_3"])
-def test_dev_documents_of_every_length_ask_the_same(preset: str) -> None:
-    short, long = (needle_documents(needle_config(preset), "dev", length) for length in (20, 300))
-    for one, other in zip(short, long, strict=True):
-        assert (one.question, one.answers) == (other.question, other.answers)
-        assert [len(one.chunks), len(other.chunks)] == [20, 300]
-        texts = [{s.chunks[i] for i in s.support} for s in (one, other)]
-        assert texts[0] == texts[1]
-        assert len(set(needles(other).values())) == len(needles(other))
-
-
-FORMS = {"words": r"[a-z]+-[a-z]+(-[a-z]+)?", "numbers": r"[1-9]\d{6}", "uuids": r"[0-9a-f-]{36}"}
-
-
-def draw(kind: str, count: int, seed: int = 0) -> list[str]:
-    return distinct(kind, np.random.default_rng(seed), count)
-
-
-@pytest.mark.parametrize("kind", FORMS)
-def test_distinct_and_well_formed(kind: str) -> None:
-    for count in (0, 1, 2000):
-        texts = draw(kind, count)
-        assert len(set(texts)) == len(texts) == count
-        assert all(re.fullmatch(FORMS[kind], text) for text in texts)
-        assert draw(kind, count) == texts
-    assert draw(kind, count, seed=1) != texts
-
-
-def test_words_grow_when_pairs_run_out() -> None:
-    pairs = len(FIRST) * len(SECOND)
-    assert len({*FIRST, *SECOND}) == len(FIRST) + len(SECOND)
-    assert {text.count("-") for text in draw("words", pairs)} == {1}
-    assert {text.count("-") for text in draw("words", pairs + 1)} == {2}
-    with pytest.raises(InputError, match=r"config\.data"):
-        draw("words", pairs * len(FIRST) + 1)

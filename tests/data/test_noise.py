@@ -11,7 +11,6 @@ import pytest
 
 from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
 from qrag_jax.data.sample import Split
-from qrag_jax.errors import InputError
 
 
 def book(name: str, count: int) -> str:
@@ -29,11 +28,6 @@ def pool_of(sizes: list[int]) -> Noise:
     return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), starts)
 
 
-def shared(path: str, count: int, repeats: int = 1, source: str = "babilong") -> Noise:
-    """The noise of all books of a folder."""
-    return noise(NoiseConfig(path, SHARED, repeats, source=source), "train", count)
-
-
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
@@ -49,24 +43,6 @@ def test_sentences() -> None:
         *("'Tis late.", "The wind 'gan to blow.", "‘Come in.", "Sit,’ he said."),
         *("It is Ada's.", "'No.", "So be it."),
     ]
-
-
-def test_books_of_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "books"
-    for name, text in (("", ""), ("readme.md", "None here."), ("c.txt", " \n 17 \n")):
-        with pytest.raises(InputError, match="books"):
-            shared(str(folder), 1)  # not there, empty, without a book
-        folder.mkdir(exist_ok=True)
-        (folder / (name or "x.md")).write_text(text)
-    path = shelf(folder, {"b": 3, "a": 2})
-    pool = shared(path, 1)
-    assert pool.starts.tolist() == [0, 2, 5]
-    assert noise(NoiseConfig(path, SHARED, seed=7), "dev", 1).sentences is pool.sentences
-    (folder / "d.txt").write_text("One more.")
-    assert shared(path, 1).starts.tolist() == [0, 2, 5, 6]
-    (folder / "e.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(InputError, match=r"e\.txt"):
-        shared(path, 1)
 
 
 @pytest.mark.parametrize("repeats", [1, 5])
@@ -107,23 +83,6 @@ def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     )
 
 
-def test_books_of_their_own_for_dev(tmp_path: Path) -> None:
-    for name, sizes in {"train": {"a": 30}, "dev": {"b": 20, "c": 4}}.items():
-        (tmp_path / name).mkdir()
-        shelf(tmp_path / name, sizes)
-    (tmp_path / "dev" / "d.txt").write_text(book("a", 30))  # training's book again
-    config = NoiseConfig(str(tmp_path / "train"), str(tmp_path / "dev"))
-    assert len(noise(config, "train", 30).sentences) == 30  # one book is enough
-    dev = noise(config, "dev", 24)
-    assert (dev.left_out, dev.starts.tolist()) == (30, [0, 20, 24])
-    assert dev.name == str(tmp_path / "dev")
-    # Invented sentences in training, books in dev.
-    assert len(noise(NoiseConfig("", str(tmp_path / "dev")), "dev", 54).sentences) == 54
-    same = NoiseConfig(str(tmp_path / "train"), str(tmp_path / "train"), source="niah")
-    with pytest.raises(InputError, match=r"config\.data\.sources\.niah\.noise_dev"):
-        noise(same, "dev", 1)
-
-
 def test_invented_worlds_of_the_splits_share_no_sentence() -> None:
     pool, more = noise(NoiseConfig(), "train", 4000), noise(NoiseConfig(), "train", 8000)
     assert (len(pool.sentences), len(more.sentences)) == (5000, 10_000)
@@ -137,19 +96,3 @@ def test_invented_worlds_of_the_splits_share_no_sentence() -> None:
         assert len(dev.sentences) >= (9000 if repeats else 1)
     before = noise(NoiseConfig(dev=SHARED), "dev", 4000)  # all are dev's
     assert (before.left_out, len(before.sentences)) == (0, 5000)
-
-
-def test_what_gives_too_few_sentences_is_refused(tmp_path: Path) -> None:
-    path = shelf(tmp_path, {"a": 20, "b": 30})
-    shared(path, 100, 2)
-    with pytest.raises(InputError, match=r"config\.data\.sources\.niah\.noise_repeats") as caught:
-        shared(path, 101, 2, "niah")
-    assert path in str(caught.value)
-    with pytest.raises(InputError, match="51"):
-        shared(path, 51)
-    # One book cannot be split.
-    (tmp_path / "b.txt.gz").unlink()
-    for split in ("train", "dev"):
-        with pytest.raises(InputError, match=r"config\.data\.sources\.babilong\.noise_dev"):
-            noise(NoiseConfig(path), split, 1)  # type: ignore[arg-type]
-    assert len(shared(path, 1).sentences) == 20

@@ -15,8 +15,6 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import Columns, parse_own
 from qrag_jax.errors import InputError
-from qrag_jax.validate_data import main as convert
-from tests.support.worlds import record_of
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who?", "chunks": ["Ada is.", "Bo is."], "support": [0]},
@@ -106,32 +104,6 @@ def lists(split):
 def nothing(split):
     return ()
 """
-
-
-def test_conversion_of_any_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paragraphs = [("Dusk", ["By Ada."]), ("Dawn", ["A film."])]
-    record = record_of("hotpotqa", "h1", "Who?", "Ada", paragraphs, [0])
-    path, out = jsonl(tmp_path / "dev.jsonl", [record, {}]), tmp_path / "out.jsonl"
-    flags = ["--source=hotpotqa", f"--path={tmp_path}", "--split=dev"]
-    assert convert([*flags, f"--out={out}"]) == 1
-    assert "dev.jsonl" in capsys.readouterr().out
-    neutral = {"id": "h1", "question": "Who?", "chunks": ["Dusk By Ada.", "Dawn A film."]}
-    neutral |= {"support": [0], "answers": ["Ada"]}
-    assert [json.loads(line) for line in out.read_text().splitlines()] == [neutral]
-    (sample,) = load_samples("own", str(out), "train")[0]
-    (original,) = load_samples("hotpotqa", str(path), "dev")[0]
-    assert sample.chunks == original.chunks
-    assert sample.support == original.support
-    for wrong in (path, tmp_path / "o.csv"):
-        assert convert([*flags, f"--out={wrong}"]) == 2
-        assert str(wrong) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("field", ["question", "chunks", "support", "answers", "id"])
-def test_an_unknown_column_is_named_with_those_that_are_there(tmp_path: Path, field: str) -> None:
-    path = jsonl(tmp_path / "mine.jsonl", RECORDS)
-    with pytest.raises(InputError, match=rf"mine\.jsonl:1: .*'other'.*'chunks'.*{field}"):
-        load_samples("own", str(path), "train", columns=Columns(**{field: "other"}))
 
 
 def test_columns() -> None:

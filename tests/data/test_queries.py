@@ -6,7 +6,6 @@ import calendar
 import datetime
 import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +48,6 @@ def test_a_row_of_deepretrieval() -> None:
     assert judged_row(PLACE, PICO | {"pico": {"C": "none"}}).text == "Comparison: none"
 
 
-def test_rows_without_an_id_get_one_from_place_and_content() -> None:
-    bare = {key: value for key, value in QUERY.items() if key != "id"}
-    name = judged_row(PLACE, bare).id
-    assert re.fullmatch(r"row-17-[0-9a-f]{8}", name)
-    assert judged_row(PLACE, bare).id == name
-    others = [
-        judged_row("train.jsonl:18", bare).id,
-        judged_row("dev.jsonl:17", bare).id,
-        judged_row(PLACE, bare | {"query": "Does it harm?"}).id,
-        judged_row(PLACE, bare | {"relevant_doc_ids": ["d2"]}).id,
-        judged_row(PLACE, bare | {"id": None, "relevant_doc_ids": ["d3"]}).id,
-    ]
-    assert len({name, *others}) == 6
-
-
 DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00Z|2015 Oct 7
 2015-10-07 08:30:00|2015-Oct-07|7 October 2015|07-Oct-2015|7th Oct. 2015|October 7, 2015|oct 7 2015
  Oct.  7th, 2015 """
@@ -89,15 +73,6 @@ def test_dates() -> None:
 def rows(path: Path, *given: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     return path
-
-
-def test_a_query_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "asked.txt"
-    path.write_bytes("\ufeffwhere is  Oslo?\r\n\n  why \u2028 not?".encode())
-    assert read_query_list(path) == [
-        Query("1", "where is Oslo?"),
-        Query("3", "why not?"),
-    ]
 
 
 def test_rows(tmp_path: Path) -> None:

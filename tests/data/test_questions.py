@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 
-from examples.worlds.scripts import bridge_question
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
-from qrag_jax.data.reading import load_samples, read_parts, without_asked
-from qrag_jax.data.records import read_records
-from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
-from qrag_jax.environments.rag.scripted import named
+from qrag_jax.data.reading import read_parts
+from qrag_jax.data.sample import Decomposition, Page, SubQuestion
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
 from tests.support import worlds
 from tests.support.worlds import record_of
 
@@ -64,40 +60,6 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
     ]
     assert [report.kept for report in reports] == [1, 1, 1, 1]
     assert PAGES[0].whole == "J. R. R. Lake It is deep. Old."
-
-
-def test_questions_without_gold_pages_are_skipped_and_counted(tmp_path: Path) -> None:
-    none = [CLAIM | {"uid": f"h{number}", "supporting_facts": []} for number in (1, 2)]
-    path = write(tmp_path / "hover.jsonl", *none, CLAIM, {"uid": "h3"})
-    found, (report,) = read_parts(f"{path},,dev", from_corpus=True)
-    assert [each.id for each in found] == ["h0"]
-    assert sorted(report.skipped.values()) == [1, 2]
-    with pytest.raises(InputError, match="'h0'"):  # twice
-        read_parts(f"{path},,dev;{path},,dev", from_corpus=True)
-    with pytest.raises(InputError, match=r"hover\.jsonl"):
-        read_parts(f"{write(path, *none)},,dev", from_corpus=True)
-    # HoVer's folder, by its official names.
-    folder = tmp_path / "hover"
-    folder.mkdir()
-    for split, count in (("train", 3), ("dev", 2)):
-        claims = [CLAIM | {"uid": f"{split}{number}"} for number in range(count)]
-        (folder / f"hover_{split}_release_v1.1.json").write_text(json.dumps(claims))
-    for place in (tmp_path, folder):
-        found, _ = read_parts(f"{place},hover,train[1:];{place},hover,validation", from_corpus=True)
-        assert [each.id for each in found] == ["train1", "train2", "dev0", "dev1"]
-
-
-def test_gold_pages_of_the_invented_world_are_in_the_order_of_the_hops() -> None:
-    made = bridge_question(0, "train", 0)
-    found = made.query
-    assert (found.id, found.question, found.answers) == (made.id, made.question, (made.answer,))
-    assert [page.title for page in found.gold] == [made.entity, made.bridge]
-    assert [page.whole for page in found.passages] == list(made.sample.chunks)
-    # Questions of both splits are evaluated on alone.
-    same, other, dev = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
-    assert without_asked([same, other], [dev]) == [other]
-    with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
-        without_asked([same], [dev])
 
 
 def own(name: str = "chains") -> DataConfig:
@@ -204,14 +166,6 @@ def two_wiki(kind: str, answer: str, *evidences: tuple[str, str, str], ids: Any 
     }
 
 
-def test_a_chain_by_name() -> None:
-    facts = (("Dusk (film)", "director", "Ada Berg"), ("ada berg", "place of birth", "Oslo"))
-    record = two_wiki("compositional", "Oslo", *facts) | {"answer_aliases": ["Kristiania"]}
-    director = SubQuestion("What is the director of Dusk (film)?", ("Ada Berg",))
-    birth = SubQuestion("What is the place of birth of #1?", ("Oslo", "Kristiania"))
-    assert of_two_wiki(record, ("Oslo", "Kristiania")) == (director, birth)
-
-
 def test_a_chain_by_wikidata_id_or_by_order() -> None:
     evidences = (("Dusk", "director", "A. Berg"), ("Ada Berg (actor)", "mother", "Eva Berg"))
     ids = (("Q1", "director", "Q2"), ("Q2", "mother", "Q3"))
@@ -221,44 +175,3 @@ def test_a_chain_by_wikidata_id_or_by_order() -> None:
         assert [hop.needs for hop in found] == [(), (0,)]
         assert found[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
     assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}, ("yes",))] == [(), ()]
-
-
-def test_records_that_cannot_be_taken_apart_are_counted(tmp_path: Path) -> None:
-    whole, none, later = (
-        record_of("musique", name, f"{name}: where?", "Norway", PARAGRAPHS, [0, 1])
-        for name in ("whole", "none", "later")
-    )
-    for record in (whole, later):
-        for step in record["question_decomposition"]:
-            step |= {"question": "Where?", "answer": "Norway"}
-    none["question_decomposition"] = []
-    later["question_decomposition"][0]["question"] = "#1?"  # a step that needs its own answer
-    path = write(tmp_path / "train.jsonl", whole, none, later)
-    samples, report = load_samples("musique", str(path), "train", apart=True)
-    assert [each.decomposition is not None for each in samples] == [True, False, False]
-    assert [*report.mended.values()] == [1, 1]
-    assert sorted(report.first.values()) == ["train.jsonl:2", "train.jsonl:3"]
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [("musique", "musique/dev.jsonl.gz"), ("two_wiki", "2wikimultihopqa/train.jsonl.gz")],
-)
-def test_the_passages_of_real_records_have_the_answers(source: str, name: str) -> None:
-    samples, report = load_samples(source, str(real(name)), "train", apart=True)
-    assert report.skipped == report.mended == {}
-    found = {each.id: each.decomposition for each in samples}
-    hops = answered = 0
-    for _, record in read_records(real(name)):
-        if source == "musique":
-            gold = {step["paragraph_support_idx"] for step in record["question_decomposition"]}
-            chosen = [each for each in record["paragraphs"] if each["idx"] in gold]
-            texts = [f"{each['title']} {each['paragraph_text']}" for each in chosen]
-        else:
-            titles = {title for title, _ in record["supporting_facts"]}
-            context = [each for each in record["context"] if each[0] in titles]
-            texts = [f"{title} {' '.join(text)}" for title, text in context]
-        for hop in found[record.get("_id") or record["id"]].hops:
-            hops += 1
-            answered += bool(named(hop.answers, texts))
-    assert 0.98 < answered / hops < 1

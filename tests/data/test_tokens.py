@@ -49,9 +49,6 @@ def write_tokenizer(
     return folder
 
 
-ARRAYS = [f for f in dataclasses.fields(TokenStore) if f.type == "np.ndarray"]
-
-
 class CountingTokenizer(TextTokenizer):
     """The real tokenizer, which also remembers how many texts it was given."""
 
@@ -131,11 +128,6 @@ def test_truncation_is_counted_and_named(tokenizer, tmp_path) -> None:
         )
 
 
-def arrays(store: TokenStore) -> dict[str, np.ndarray]:
-    fields = {f.name: getattr(store, f.name) for f in dataclasses.fields(store)}
-    return {name: np.asarray(value) for name, value in fields.items()}
-
-
 def test_anything_that_matters_makes_another_entry(tokenizer, tmp_path) -> None:
     read(SAMPLES, tokenizer, tmp_path)
     changes = [
@@ -156,34 +148,6 @@ def test_anything_that_matters_makes_another_entry(tokenizer, tmp_path) -> None:
     np.testing.assert_array_equal(
         store.tokens, np.tile(read(SAMPLES, tokenizer, tmp_path).tokens, 400)
     )
-
-
-def test_another_tokenizer_makes_another_entry(tokenizer, tmp_path) -> None:
-    pieces = [*PIECES[:11], "b", "a", *PIECES[13:]]  # two ids exchanged
-    other = TextTokenizer.load(write_tokenizer(tmp_path / "other", pieces=pieces))
-    swapped = {"cls_token": "[SEP]", "sep_token": "[CLS]", "pad_token": "[PAD]"}
-    special = TextTokenizer.load(write_tokenizer(tmp_path / "special", names=swapped))
-    assert len({t.fingerprint() for t in (tokenizer, other, special)}) == 3
-    first, second = read(SAMPLES, tokenizer, tmp_path), read(SAMPLES, other, tmp_path)
-    assert not np.array_equal(first.tokens, second.tokens)
-    np.testing.assert_array_equal(read(SAMPLES, tokenizer, tmp_path).tokens, first.tokens)
-
-
-def test_a_killed_run_leaves_no_entry(tokenizer, tmp_path) -> None:
-    expected = read(SAMPLES, tokenizer, tmp_path)
-    (entry,) = (tmp_path / "tokens").iterdir()
-    kept = {name: np.array(value) for name, value in arrays(expected).items()}
-    entry.rename(entry.parent / "tmp1234")  # it was killed before it renamed its folder
-    for name, value in arrays(read(SAMPLES, tokenizer, tmp_path)).items():
-        np.testing.assert_array_equal(value, kept[name])
-
-
-def test_a_full_disk_is_an_error_with_the_field(tokenizer, full_disk: Path) -> None:
-    texts = tuple(f"a b c d {'e ' * 40}" for _ in range(20_000))
-    samples = [Sample("1", "a", texts, (0,), (), "made")]
-    with pytest.raises(InputError, match=r"config\.data\.cache"):
-        read(samples, tokenizer, full_disk)
-    assert not list((full_disk / "tokens").iterdir())
 
 
 def test_rows_without_an_opening_token(tmp_path: Path) -> None:

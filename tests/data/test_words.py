@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from qrag_jax.data.scripted import Draw
-from qrag_jax.data.words import (
-    STREAM,
-    content_words,
-    dropped,
-    frequent_words,
-    is_among,
-    sentences_of,
-    words_of,
-)
+from qrag_jax.data.words import STREAM, dropped, sentences_of, words_of
 
 SENTENCE = "the flow of a gas in a long pipe , as seen here ."
 
@@ -51,27 +42,3 @@ def test_one_word_is_always_left() -> None:
         tokens = iter(SENTENCE.split())
         assert all(token in tokens for token in kept)  # a part, in the same order
         assert re.search(r"\w", " ".join(kept))
-
-
-def test_only_what_may_be_dropped_is_and_with_the_share() -> None:
-    found = dropped(SENTENCE, Draw(0, STREAM, 0), 1.0, lambda t: t in ("the", "of", "a", "in"))
-    assert found == "flow gas long pipe , as seen here ."
-    # Whether a token may be dropped moves none of the draws of the others.
-    whole, part = (
-        dropped(SENTENCE, Draw(0, STREAM, 0), 0.5, may).split()
-        for may in (lambda _: True, lambda each: each != "of")
-    )
-    assert [each for each in part if each != "of"] == [t for t in whole if t != "of"]
-    left = [dropped(SENTENCE, Draw(0, STREAM, index), 0.25).split() for index in range(500)]
-    missing = sum("pipe" not in each for each in left)
-    assert abs(missing - 125) < 4 * math.sqrt(500 * 0.25 * 0.75)
-    texts = ["The flow, the pipe", "the gas", "A flow", "heat"]
-    assert frequent_words(texts, 0.25) == {"the", "flow"}
-    words = frozenset(("the", "of"))
-    for token, frequent in (("The", True), ("(of", True), ("of/the", True), ("of/gas", False)):
-        assert is_among(token, words) == frequent
-
-
-def test_function_words_are_left_out_in_whatever_case() -> None:
-    assert content_words("Which company IS the owner of The Sea?") == ["company", "owner", "Sea"]
-    assert content_words("To be or not to be") == []

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.worlds.stories import generate
-from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
 from qrag_jax.metrics.answers import BABILONG_LABELS, score
@@ -48,13 +45,6 @@ def test_babilong_answers_equal_the_slow_version(task: str, world: int) -> None:
             assert got == (float(counted == {gold}), pytest.approx(float(f1)))
 
 
-def test_every_gold_label_scores_full_in_the_answer_template() -> None:
-    for task in BABILONG_LABELS:
-        for story in generate(task, "dev", 40, seed=5):
-            said = f"{story.question.removesuffix('?')}: {story.answer}."
-            assert answers.babilong(said, [story.answer], task, story.question) == (1.0, 1.0)
-
-
 def test_rulers_string_match_counts_the_values_that_are_said() -> None:
     golds = ["4410", "Low-Tide", "99"]
     for said, scores in [
@@ -65,25 +55,6 @@ def test_rulers_string_match_counts_the_values_that_are_said() -> None:
         ("", (0.0, 0.0)),
     ]:
         assert score("ruler", "x", "", said, golds) == pytest.approx(scores)
-
-
-def test_refusals() -> None:
-    with pytest.raises(InputError, match="'best'"):
-        score("best", "x", "", "Paris", ["Paris"])
-    for gold, task in (("yes", "qa9"), ("moon", "qa1")):
-        with pytest.raises(InputError, match=r"'qa9'|'moon'"):
-            answers.babilong("kitchen", [gold], task, "Where is Mary?")
-
-
-def test_sub_em() -> None:
-    for prediction, golds, expected in (
-        *(("It is Oslo.", ["oslo"], 1), ("the U.S. Navy", ["Army", "US navy"], 1)),
-        ("party", ["art"], 1),
-        ("Os", ["Oslo"], 0),  # the answer in the gold answer does not count
-        *(("", ["Oslo"], 0), ("the", ["Oslo"], 0)),
-        *(("Oslo", ["the"], 0), ("", ["the"], 0)),  # no token is left of it
-    ):
-        assert answers.sub_em(prediction, golds) == expected
 
 
 ROUGE: list[tuple[str, list[str], float]] = [
@@ -196,8 +167,12 @@ def test_scores_by_group_with_failures_beside() -> None:
     assert (causes_text(MISSES), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 
-def test_without_its_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    answers.rouge_scorer.cache_clear()
-    with pytest.raises(InputError, match=r"'qrag_jax\[rouge\]'"):
-        answers.rouge_l("cat", ["cat"])
+def test_sub_em() -> None:
+    for prediction, golds, expected in (
+        *(("It is Oslo.", ["oslo"], 1), ("the U.S. Navy", ["Army", "US navy"], 1)),
+        ("party", ["art"], 1),
+        ("Os", ["Oslo"], 0),  # the answer in the gold answer does not count
+        *(("", ["Oslo"], 0), ("the", ["Oslo"], 0)),
+        *(("Oslo", ["the"], 0), ("", ["the"], 0)),  # no token is left of it
+    ):
+        assert answers.sub_em(prediction, golds) == expected

@@ -7,16 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.metrics import chunk_filters
-from qrag_jax.metrics.chunk_filters import chunk_filter, qvalue, until_found
+from qrag_jax.metrics.chunk_filters import chunk_filter, qvalue
 from qrag_jax.metrics.facts import (
     fact_columns,
     fact_em,
     fact_f1,
     fact_precision,
     fact_recall,
-    recall_at,
     summarise,
 )
 from qrag_jax.metrics.rows import Row
@@ -48,7 +45,6 @@ def test_facts_by_hand() -> None:
     ):
         found = [m(support, taken) for m in (fact_em, fact_precision, fact_recall, fact_f1)]
         assert found == pytest.approx([em, precision, recall, f1])
-    assert [recall_at([5, 2], [9, 5, 2], k) for k in (1, 2, 3, 4)] == [0.0, 0.5, 1.0, 1.0]
 
 
 def test_summary_of_a_small_log() -> None:
@@ -123,34 +119,6 @@ def test_what_is_kept(name: str, parameters: dict, kept: list[int]) -> None:
     assert (empty.pred_idx, empty.q_values, empty.f1, empty.em) == ([], [], 0.0, 0.0)
 
 
-def test_filters_that_know_the_facts() -> None:
-    for taken in ([4, 9], [6, 2], []):  # in the order of the document, whatever was taken
-        result = chunk_filter("gt")(row([6, 2], taken))
-        assert (result.pred_idx, result.pred_texts) == ([2, 6], ["chunk 2", "chunk 6"])
-        assert (result.q_values, result.f1, result.em) == ([], 1.0, 1.0)  # they were not played
-    nothing = row([3], [1, 2])  # all are kept where none is found
-    assert chunk_filters.early_stop(nothing) == dataclasses.replace(nothing, f1=0.0, em=0.0)
-    partly = chunk_filters.early_stop(row([3, 8], [1, 3, 2]))
-    assert (partly.pred_idx, partly.f1, partly.em) == ([1, 3], 0.5, 0.0)
-
-
-def test_what_cannot_be_filtered() -> None:
-    facts = chunk_filter("gt")(PLAYED)  # was not played
-    assert chunk_filter("retrieval_step", {"steps": 1})(facts).pred_idx == [2]
-    with pytest.raises(InputError, match="hotpot-7"):
-        chunk_filter("qvalue", {"threshold": 0.0})(facts)
-    for name, parameters, word in (
-        ("best", {}, "best"),
-        ("qvalue", {}, "threshold"),
-        ("qvalue", {"threshold": float("nan")}, "threshold"),
-        ("qvalue", {"threshold": 0.1, "steps": 2}, "steps"),
-        ("retrieval_step", {"steps": 1.5}, "steps"),
-        ("gt", {"threshold": 0.1}, "threshold"),
-    ):
-        with pytest.raises(InputError, match=word):
-            chunk_filter(name, parameters)
-
-
 def random_rows(seed: int, count: int, ties: bool) -> list[Row]:
     rng = np.random.default_rng(seed)
     rows = []
@@ -206,29 +174,3 @@ def test_candidates_lie_between_running_minima_and_half_a_gap_beyond_them() -> N
         threshold = result.thresholds[choose(result.scores["fact_f1"], result.scores["steps"])]
         assert low <= kind(threshold) < high
         assert by_hand(rows, threshold)["steps"] == 0.5
-
-
-def test_equal_scores_go_to_the_fewest_steps() -> None:
-    assert choose([0.5, 0.7, 0.7, 0.6], [1.0, 3.0, 2.0, 0.0]) == 2
-    assert choose([0.1 + 0.2, 0.3], [2.0, 1.0]) == 1  # equal but for rounding
-    assert choose([0.3 + 1e-8, 0.3], [2.0, 1.0]) == 0
-    rows = [row([0], [0, 1], [0.9, 0.1])]  # recall is 1 from the first step on
-    result = sweep_thresholds(rows)
-    assert choose(result.scores["fact_recall"], result.scores["steps"]) == 1
-
-
-def test_play_that_ends_at_the_last_fact() -> None:
-    for facts, taken, steps, ret in (
-        ([6, 2], [4, 2, 9, 6, 1], 4, 1.0),
-        ([6, 2], [2, 6], 2, 1.0),
-        ([6, 2], [4, 2, 9, 1], 4, 0.0),  # not all were found: played to the end
-        ([6], [], 0, 0.0),
-    ):
-        whole = row(facts, taken)
-        cut = until_found(whole)
-        assert (cut.pred_idx, cut.ret) == (taken[:steps], ret)
-        assert cut.q_values == whole.q_values[:steps]
-        assert cut.pred_texts == whole.pred_texts[:steps]
-        hits = len({*facts} & {*cut.pred_idx})
-        assert cut.f1 == pytest.approx(2 * hits / (len(facts) + steps))
-        assert until_found(cut) == cut

@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.rows import (
-    RETRIEVALS,
-    AgentRow,
-    Hop,
-    Searched,
-    log_name,
-    read_retrievals,
-)
+from qrag_jax.metrics.rows import RETRIEVALS, AgentRow, Hop, Searched, read_retrievals
 from qrag_jax.metrics.summaries import (
     agent_summary,
     hop_gains,
@@ -42,34 +35,6 @@ ROW = dataclasses.replace(
 
 
 # ---------------------------------------------------------------------- retrieval
-
-
-def test_optional_fields_are_written_where_there_are_any(tmp_path: Path) -> None:
-    """And the keys are those that other tools read."""
-    log = tmp_path / "log.jsonl"
-    row = dataclasses.replace(ROW, id="3hop", aliases=["Rhein", "Rhine"], source="musique")
-    stopped = dataclasses.replace(ROW, pred_idx=[], q_values=[], pred_texts=[], f1=0.0)
-    not_played = dataclasses.replace(ROW, q_values=[])
-    RETRIEVALS.append(log, [ROW, row, stopped, not_played])
-    assert read_retrievals(log) == [ROW, row, stopped, not_played]
-    names = log_name(42), log_name(7, num_chunks=400_000)
-    assert names == ("eval_seed42.jsonl", "eval_seed7_ns400000.jsonl")
-    first, second = (json.loads(line) for line in log.read_text().splitlines()[:2])
-    keys = "id question answer sf_idx pred_idx q_values sf_texts pred_texts return text_len f1 em"
-    assert list(first) == keys.split()
-    assert list(second) == [*keys.split(), "aliases", "source"]
-
-
-def test_a_log_with_nothing_to_read_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    for path in (log, tmp_path):
-        with pytest.raises(InputError, match=str(path)):
-            read_retrievals(path)
-    for content in (b"", b'{"id": "q'):
-        log.write_bytes(content)
-        with pytest.raises(InputError, match=r"log\.jsonl"):
-            read_retrievals(log)
-        assert log.read_bytes() == content
 
 
 def test_rows_without_known_facts(tmp_path: Path) -> None:
@@ -163,14 +128,6 @@ def test_mean_and_deviation_of_rewards() -> None:
     assert judged(judged(row, 1.0), 0.0) == row
 
 
-def test_equal_rewards_do_not_vary() -> None:
-    """np.std of these is above 0 by rounding."""
-    for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
-        row = reward_row(ASKED, [value] * count)
-        assert (row.std, row.kept) == (0.0, False)
-    assert not reward_row(ASKED, [0.3, 0.1 + 0.2]).kept
-
-
 def test_an_episode_without_reward_is_not_0() -> None:
     row = reward_row(ASKED, [0.5, "timeout", 0.5, "too_long"])
     assert (row.mean, row.std, row.kept) == (0.5, 0.0, False)
@@ -182,3 +139,11 @@ def test_an_episode_without_reward_is_not_0() -> None:
     told = " ".join(" ".join(lines).split())
     for part in ("1 of 3", "0.500 of 4", "3 timeout", "1 too_long"):
         assert part in told
+
+
+def test_equal_rewards_do_not_vary() -> None:
+    """np.std of these is above 0 by rounding."""
+    for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
+        row = reward_row(ASKED, [value] * count)
+        assert (row.std, row.kept) == (0.0, False)
+    assert not reward_row(ASKED, [0.3, 0.1 + 0.2]).kept

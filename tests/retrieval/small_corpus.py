@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +13,7 @@ import numpy as np
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
-from qrag_jax.retrieval.protocol import (
-    NONE,
-    Corpus,
-    Hits,
-    Passage,
-    Queries,
-    Row,
-    Where,
-    as_hits,
-    best,
-)
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import PartNote, VectorParts
 
 WIDTH = 13
@@ -141,20 +130,3 @@ def save_vectors(
         parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
     parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
     return read_manifest(folder)
-
-
-@dataclasses.dataclass
-class TableIndex:
-    """A real engine that looks its scores up: query → passage → score; others are no hits."""
-
-    corpus: Corpus
-    table: Mapping[str, Mapping[int, float]]
-
-    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        allowed = self.corpus.matching(where) if where else np.ones(len(self.corpus), bool)
-        rows = []
-        for text in queries.texts:
-            scores = {n: s for n, s in self.table.get(text, {}).items() if allowed[n]}
-            numbers = np.array(list(scores), np.int64)
-            rows.append(best(numbers, np.array(list(scores.values()), np.float64), k))
-        return as_hits([Row(*row) for row in rows], k)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import string
@@ -16,7 +15,6 @@ import pytest
 
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.queries import qrels_path, read_queries
-from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
@@ -49,52 +47,6 @@ def test_scores_are_those_of_the_formula(variant: str, k1: float, b: float, tmp_
         np.testing.assert_allclose(scores[: len(found)], slow[found], rtol=1e-5)
         assert np.all(np.diff(scores[: len(found)]) <= 0)
         assert np.all(scores[len(found) :] == -np.inf)
-
-
-def test_ties_go_by_number_whatever_k_is(tmp_path: Path) -> None:
-    """Three kinds of passages, mixed, so that each cut but few goes through a tie."""
-    draw = random.Random(1)
-    texts = [draw.choice(("cat", "cat dog", "dog dog dog")) for _ in range(60)]
-    index = BM25Index.build(stored(tmp_path / "c", texts), BM25Config(**PLAIN))
-    for k in (1, 2, 3, 8, 20, 59, 60, 61, 1000):
-        hits = index.search(Queries(["cat", "dog", "dog cat"]), k)
-        for query, numbers in zip(("cat", "dog", "dog cat"), hits.numbers):
-            slow = slow_bm25([t.split() for t in texts], query.split(), index.config).round(9)
-            order = [n for n in sorted(range(60), key=lambda n: (-slow[n], n)) if slow[n] > 0][:k]
-            assert numbers.tolist() == order + [NONE] * (k - len(order))
-
-
-def test_nothing_is_ranked_where_bm25_says_nothing(tmp_path: Path) -> None:
-    texts = ["the heat of wings", "the flow", "...", "The THE the"]
-    index = BM25Index.build(stored(tmp_path / "c", texts), BM25Config())
-    hits = index.search(Queries(["", "  ", "the", "unknown", "?!", "heat"]), 2)
-    assert hits.numbers.tolist() == [[NONE, NONE]] * 5 + [[0, NONE]]
-    with pytest.raises(InputError, match="corpus"):
-        BM25Index.build(stored(tmp_path / "d", ["...", "the a of"]))
-
-
-def test_settings_name_their_field(tmp_path: Path) -> None:
-    for field, value in (("b", 2.0), ("k1", -1.0), ("stemmer", "x")):
-        with pytest.raises(InputError, match=rf"config\.bm25\.{field}"):
-            BM25Config(**{field: value})
-    index = BM25Index.build(stored(tmp_path / "c", ["cat", "dog"]))
-    index.save(tmp_path / "i")
-    whole = json.loads((tmp_path / "i" / "manifest.json").read_bytes())
-    assert {*whole["settings"]["versions"]} == {"bm25s", "PyStemmer"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (PLAIN, "the running dogs naïve ray of 3d straße"),
-        ({}, "run dog naïv ray 3d straße"),
-    ],
-)
-def test_words_are_read_as_the_settings_say(settings: dict[str, Any], words: str) -> None:
-    text = "The Running DOGS' naïve x-ray of 3D Straße"
-    assert Words(BM25Config(**settings))(text) == words.split()
-    german = Words(BM25Config(stemmer="german", stop_words="german"))
-    assert german("Die Häuser und der Wald") == ["haus", "wald"]
 
 
 @pytest.mark.parametrize(
@@ -168,12 +120,3 @@ def test_the_quality_on_real_collections_is_that_of_the_books(
     }
     (column,) = ranking_columns(run, read_qrels(qrels_path(folder, "dev")), ["ndcg@10"]).values()
     assert least < np.mean([*column.values()]) < least + 0.02
-
-
-def test_titles_are_searched_too_and_are_followed_by_the_text(tmp_path: Path) -> None:
-    passages = [Passage("1", "of Oslo", "The bank"), Passage("2", "bank")]
-    index = BM25Index.build(write_corpus(tmp_path, passages))
-    assert index.search(Queries(["oslo"]), 2).numbers.tolist() == [[0, NONE]]
-    assert index.search(Queries(["banks"]), 1).numbers.tolist() == [[1]]
-    phrase = BooleanIndex.over(index).search(Queries(['"bank of Oslo"']), 2)
-    assert phrase.numbers.tolist() == [[0, NONE]]

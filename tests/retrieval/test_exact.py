@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,12 +11,10 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import scan as scanning
-from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
-from qrag_jax.retrieval.device_vectors import STORAGES, Layout
-from qrag_jax.retrieval.exact import GROUP, ExactIndex, ExactSettings, plan_of
-from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.device_vectors import STORAGES
+from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
-from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.scan import Placement, intervals, rotated, scan
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -64,25 +61,6 @@ def test_as_accelerators_search(
         index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), ExactSettings(storage))
         for where in (None, {"kind": [1, 2]}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
-@pytest.mark.parametrize("count", [1, 100, 2049, 21_015_324])
-def test_blocks_cover_a_part_and_hardly_more(count: int, on_cpu: bool) -> None:
-    rows = -(-count // GROUP) * GROUP
-    layout = Layout(count, 1024, rows, "bfloat16")
-    for batch in (1, 64, 1024):
-        plan = plan_of(layout, batch, 100, 200, on_cpu)
-        assert plan.block % GROUP == 0
-        assert plan.block <= rows
-        assert plan.groups <= rows // GROUP
-        blocks = -(-rows // plan.block)
-        in_spans = -(-blocks // plan.span) * plan.span
-        assert in_spans * plan.block <= 1.05 * rows + in_spans * 128
-        if not on_cpu:
-            assert blocks <= 160  # all are written out
-            assert batch * plan.block <= max(2**28 + batch * 128, batch * rows // 100)
-    assert exact.working_bytes(layout, False) < 5 * 2**30
 
 
 def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
@@ -200,15 +178,3 @@ def test_the_best_are_those_of_all_scores(
 
 
 # ---------------------------------------------------------------------- files of faiss
-
-
-def test_a_file_of_another_encoder_and_a_missing_library_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = task_of(tmp_path, 20)
-    FaissIndex(task.corpus, task.vectors, "e0").save(tmp_path)
-    with pytest.raises(InputError, match="field encoder"):
-        FaissIndex.open(tmp_path, task.corpus, "e1")
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(InputError, match=r"qrag_jax\[faiss\]"):
-        FaissIndex.open(tmp_path, task.corpus)

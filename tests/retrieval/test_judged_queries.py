@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig
-from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.loading import load_questions
-from qrag_jax.data.queries import Origin, Query, check_in_corpus
+from qrag_jax.data.queries import Query
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.corpus import write_corpus
-from qrag_jax.retrieval.gold_names import names_of, pooled
-from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, read_judged_queries
-from qrag_jax.retrieval.protocol import Passage
-from tests.data.real_data import real
-from tests.retrieval.array_index import ListedCorpus
+from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, pooled, read_judged_queries
 
 ROWS = [
     {"query": f"query {number}", "relevant_doc_ids": [f"d{number}"], "id": f"q{number}"}
@@ -107,46 +99,6 @@ def test_folders_of_rows_and_several_parts(tmp_path: Path) -> None:
     bare = {"query": "the same", "relevant_doc_ids": ["d"]}
     queries, _ = read_judged_queries(f"{written(tmp_path / 'bare.jsonl', bare, bare)},train")
     assert [each.text for each in queries] == ["the same", "the same"]
-
-
-FROM = Origin("config.queries.train", "the corpus", "name another")
-
-
-@pytest.mark.parametrize(("name", "count"), [("scifact", 150), ("cranfield", 135)])
-def test_real_collections_and_their_corpora(name: str, count: int) -> None:
-    folder = real(f"ir/{name}")
-    queries, (report,) = read_judged_queries(f"{folder},dev")
-    assert (len(queries), report.skipped) == (count, {})
-    known = {read.document.name for read in read_corpus(folder)}
-    assert check_in_corpus(queries, known, FROM) == (queries, "")
-    other = {read.document.name for read in read_corpus(real("ir/cisi"))}
-    with pytest.raises(InputError, match="another"):
-        check_in_corpus(queries, {f"x{each}" for each in other}, FROM, 0.5)
-
-
-def test_titles_and_marks_do_not_matter() -> None:
-    corpus = ListedCorpus(
-        [
-            Passage("a", "It is in Norway.", "Oslo"),
-            Passage("b", "It is in Norway!", "oslo"),  # the same, later
-            Passage("c", "Rome: old"),
-            Passage("d", "", "..."),
-        ]
-    )
-    found = names_of(corpus, ["Oslo. It is in Norway.", "Rome old", "Paris", "Rome: old"])
-    assert found == {"Oslo. It is in Norway.": "a", "Rome old": "c", "Rome: old": "c"}
-
-
-@pytest.mark.slow
-def test_two_wikis_gold_passages_are_in_its_open_corpus(tmp_path: Path) -> None:
-    folder = real("2wikimultihopqa")
-    passages = (Passage(*r.document) for r in read_corpus(folder / "open_corpus.jsonl.gz"))
-    corpus = write_corpus(tmp_path / "corpus", passages)
-    config = DataConfig(path=str(folder), sources={"two_wiki": 1.0})
-    questions = load_questions(config, config, taken_apart=True, max_hops=4)
-    gold = {text for each in (*questions.train, *questions.dev) for text in each.gold}
-    found = names_of(corpus, gold)
-    assert len(found) > 0.99 * len(gold)
 
 
 ADA, LAKE, BARE = Page("Ada Berg", "She sails."), Page("Lake (film)", "Old."), Page("", "No. 7!")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.retrieval.endpoint_tower import EndpointTower
-from qrag_jax.retrieval.own_documents import EmbeddingScorer, EndpointScorer
+from qrag_jax.retrieval.exported import EndpointTower
+from qrag_jax.retrieval.own_documents import EndpointScorer
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
-from tests.llm.asking import eventually
 from tests.llm.model_server import ModelServer, Reply
 
 WIDTH = 4
@@ -67,36 +65,6 @@ def test_rows_of_ids_become_vectors_in_order() -> None:
         assert tower([]).shape == (0, WIDTH)
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        (400, {"error": {"message": "no ids"}}),
-        (200, "<html>"),
-        (200, {"data": []}),
-        (200, data(ROWS[:2], lambda row: [1.0, 2.0])),
-        (200, data(ROWS[:2], lambda row: [float("nan")] * WIDTH)),
-        (200, {"data": data(ROWS[:1])["data"] * 2}),  # one number twice
-        (200, {"data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": [1] * 4}]}),
-    ],
-)
-def test_other_replies_are_refused(reply: tuple[int, Any]) -> None:
-    with tower_of(lambda n, rows: reply) as (tower, _), pytest.raises(InputError, match="chunk"):
-        tower(ROWS[:2])
-
-
-@pytest.mark.parametrize("skipped", [True, False])
-def test_a_factor_that_the_server_skips_is_multiplied(skipped: bool) -> None:
-    def unit(row: list[int]) -> list[float]:
-        found = np.array(vector(row))
-        return ((1.0 if skipped else 3.0) * found / np.linalg.norm(found)).tolist()
-
-    with tower_of(lambda n, rows: (200, data(rows, unit)), scale=3.0) as (tower, _):
-        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
-    tower = tower_of(lambda n, rows: (200, data(rows)), scale=3.0)
-    with tower as (other, _), pytest.raises(InputError, match="export"):
-        other(ROWS[:3])
-
-
 @pytest.fixture
 def model_server() -> Iterator[ModelServer]:
     with ModelServer() as running:
@@ -112,38 +80,6 @@ def client(model_server: ModelServer) -> Iterator[Client]:
     settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
     with Client(ClientConfig(model_server.url, "tiny", **settings), log=lambda line: None) as made:
         yield made
-
-
-def letters(texts: Sequence[str]) -> np.ndarray:
-    """float32 `[texts, 26]`: how often each letter occurs."""
-    return np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
-
-
-def test_each_text_is_embedded_once() -> None:
-    seen: list[Sequence[str]] = []
-
-    def noted(texts: Sequence[str]) -> np.ndarray:
-        seen.append(texts)
-        return letters(texts)
-
-    documents = [["b", "a"], [], ["a", "a", "c"]]
-    found = EmbeddingScorer(letters, noted).scores(["a", "b", "c"], documents)
-    assert seen == [["b", "a", "c"]]
-    assert [None if each is None else each.tolist() for each in found] == [[0, 1], [], [0, 0, 1]]
-
-
-def test_equal_texts_tie_wherever_they_stand() -> None:
-    rng = np.random.default_rng(0)
-    known = {text: rng.standard_normal(61).astype(np.float32) for text in "abcdq"}
-
-    def drawn(texts: Sequence[str]) -> np.ndarray:
-        return np.stack([known[text] for text in texts])
-
-    documents = rng.choice(list("abcd"), 37)
-    (scores,) = EmbeddingScorer(drawn, drawn).scores(["q"], [documents.tolist()])
-    assert scores is not None
-    for letter in "abcd":
-        assert np.unique(scores[documents == letter]).size == 1
 
 
 def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
@@ -191,20 +127,19 @@ def test_a_failure_is_no_scores(
     assert client.counters().failures[cause] == 1
 
 
-def test_a_server_that_comes_back_scores_again_and_is_asked_once(
-    model_server: ModelServer, client: Client, tmp_path: Path
-) -> None:
-    """Scores are cached as answers are."""
-    model_server.kill()
-    scorer = EndpointScorer(client)
-    assert scorer.scores(["blue", "cat"], [TEXTS, TEXTS]) == [None, None]
-    model_server.start()
-    assert eventually(lambda: scorer.scores(["blue"], [TEXTS])[0] is not None)
-    model_server.calls.clear()
-    config = ClientConfig(model_server.url, "tiny", cache=str(tmp_path / "cache.sqlite"))
-    for _ in range(2):
-        with Client(config) as other:
-            (found,) = EndpointScorer(other).scores(["b"], [["a", "b"]])
-            assert found is not None
-            assert found[1] > found[0]
-    assert len(model_server.calls) == 1
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_factor_that_the_server_skips_is_multiplied(skipped: bool) -> None:
+    def unit(row: list[int]) -> list[float]:
+        found = np.array(vector(row))
+        return ((1.0 if skipped else 3.0) * found / np.linalg.norm(found)).tolist()
+
+    with tower_of(lambda n, rows: (200, data(rows, unit)), scale=3.0) as (tower, _):
+        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
+    tower = tower_of(lambda n, rows: (200, data(rows)), scale=3.0)
+    with tower as (other, _), pytest.raises(InputError, match="export"):
+        other(ROWS[:3])
+    for wrong in ([1.0, 2.0], [float("nan")] * WIDTH):  # of another width, no numbers
+        reply = data(ROWS[:2], lambda row, wrong=wrong: wrong)
+        tower = tower_of(lambda n, rows, reply=reply: (200, reply))
+        with tower as (other, _), pytest.raises(InputError, match="chunk"):
+            other(ROWS[:2])

@@ -15,19 +15,17 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import multi_step
-from qrag_jax.retrieval.chunk_positions import Placement
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
-from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
-from qrag_jax.runtime.compilation import CompilationCounter
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.array_index import ArrayIndex, ListedCorpus, of_texts
+from tests.retrieval.array_index import of_texts
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,
@@ -240,49 +238,3 @@ def test_several_passages_a_step() -> None:
             if rules.stop_action:
                 counts.add(len(hits))
     assert {0, 6} <= counts
-
-
-def test_questions_are_cut_as_in_training() -> None:
-    search = search_of(CORPUS, GREEDY)
-    long = "anna went to the old garden " * 3
-    short = " ".join(long.split()[:QUESTION_TOKENS])
-    assert search.towers.cut([long, short, ""]) == [0]
-    same(search.search([long]), search.search([short]))
-    (hits,) = search.search([""])  # a row of special tokens alone, as for the trainer
-    assert len(hits) == 3
-
-
-def test_titles_stand_in_states_as_the_run_had_them() -> None:
-    document, rules = SAMPLES[0], rules_of(title_separator=". ")
-    titled = [(f"w{n}", text) for n, text in enumerate(document.chunks)]
-    joined = [f"{title}. {text}" for title, text in titled]
-    passages = [Passage(f"p{n}", text, title) for n, (title, text) in enumerate(titled)]
-    towers = towers_of(0)
-    index = ArrayIndex(ListedCorpus(passages), towers.chunks(joined))
-    (found,) = MultiStepSearch(index, towers, rules).search([document.question])
-    (expected,) = search_of(joined, rules).search([document.question])
-    assert [hit[:3] for hit in found] == [hit[:3] for hit in expected]
-    assert len(found) > 1
-
-
-@pytest.mark.parametrize(
-    ("rules", "field"),
-    [
-        (rules_of(dataclasses.replace(ROLLOUT, positions="random_published")), "positions"),
-        (rules_of(dataclasses.replace(ROLLOUT, max_steps=0)), "steps"),
-        (rules_of(beam=BeamConfig(beam=3), per_step=2), "per_step"),
-    ],
-)
-def test_rules_that_cannot_be_searched_are_refused(rules: Rules, field: str) -> None:
-    with pytest.raises(InputError, match=field):
-        search_of(["a"], rules)
-
-
-def test_nothing_compiles_after_the_first_calls() -> None:
-    search = search_of(CORPUS, GREEDY)
-    search.search(QUESTIONS * 8)
-    search.search(QUESTIONS[:1])
-    counter = CompilationCounter()
-    search.search([f"{question} again" for question in QUESTIONS * 7])
-    search.search(["bo took"])
-    assert counter.count == 0

@@ -5,8 +5,6 @@ The right ids or a failure, never less.
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -60,16 +58,6 @@ def test_the_fields_of_pubmed() -> None:
     assert not {"sort", "email"} & second.fields.keys()
 
 
-def test_the_fields_of_clinical_trials() -> None:
-    with serving(lambda call: trials_say([study(TWO), study(ONE)])) as server:
-        engine = RemoteEngine(quick(server.url, service=TRIALS))
-        assert one(engine, "a OR b", 9, "2015-03-31") == (TWO, ONE)
-    (call,) = server.calls
-    assert call.fields["query.term"] == "a OR b"
-    assert "AREA[StartDate]RANGE[1970-01-01,2015-03-31]" in call.fields["filter.advanced"]
-    assert (call.fields["pageSize"], call.fields["sort"]) == ("9", "@relevance")
-
-
 @pytest.mark.parametrize("service", [PUBMED, TRIALS])
 def test_a_query_arrives_as_it_is_and_changes_no_other_field(service: str) -> None:
     queries = ["a&retmax=0#", "b&pageSize=1&term=c", '50% + "é"\r\n[tiab]', "half \ud83d of it"]
@@ -84,32 +72,6 @@ def test_a_query_arrives_as_it_is_and_changes_no_other_field(service: str) -> No
     assert server.queries == [*queries[:3], "half \ufffd of it"]
     size = "retmax" if service == PUBMED else "pageSize"
     assert {call.fields[size] for call in server.calls} == {"5"}
-
-
-def test_equal_queries_are_asked_once_and_others_side_by_side() -> None:
-    """With the largest number; and one that fails leaves the others alone."""
-
-    def many(call: Call) -> Say:
-        return pubmed_says([f"{n + 1}" for n in range(int(call.fields["retmax"]))], count=1000)
-
-    asked = [("a", 2, ""), ("b", 1, ""), ("a", 5, ""), ("a", 3, "2010-01-01"), ("a", 9999, "")]
-    together = threading.Barrier(3)
-
-    def script(call: Call) -> Say:
-        if call.nth == 0:
-            together.wait(5.0)  # breaks if they come one after the other
-        return Say(HTML) if call.query == "b" else pubmed_says(["9", "9", "1"])
-
-    with serving(many) as server:
-        found = RemoteEngine(quick(server.url, most=40)).search([RemoteSearch(*s) for s in asked])
-        assert [len(each) for each in found] == [2, 1, 5, 3, 40]  # type: ignore[arg-type]
-        assert len(server.calls) == 3
-        server.script, server.calls[:] = script, []
-        engine = RemoteEngine(quick(server.url, at_once=3))
-        first, second, third = engine.search([RemoteSearch(query, 3) for query in "abc"])
-    assert first == third == ("9", "1")
-    assert isinstance(second, Failure)
-    assert second.cause == "malformed"
 
 
 def test_pages_make_up_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,15 +92,7 @@ def test_pages_make_up_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(server.calls) == -(-min(most, 35) // 10)
         server.script = lambda call: Say(HTML) if call.nth == 0 else registry(call)
         assert one(engine, "b", 35) == tuple(names)
-        server.script = lambda call: (
-            Say(HTML) if call.fields.get("pageToken") == "t20" else registry(call)
-        )
-        assert one(engine, "c", 35).cause == "malformed"
-        # An empty page, and pages without end.
-        server.script = lambda call: (
-            trials_say([study(ONE)]) if "pageToken" in call.fields else trials_say([], "t")
-        )
-        assert one(engine, "d", 10) == (ONE,)
+        # Pages without end.
         server.script = lambda call: trials_say([study(ONE)], f"t{call.nth}")
         assert one(engine, "e", 10).cause == "malformed"
 
@@ -149,17 +103,6 @@ def test_pages_make_up_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(service: str, status: int, body: Any, until: str = "2015-03-31") -> Any:
     with serving(lambda call: Say(body, status=status)) as server:
         return one(RemoteEngine(quick(server.url, service=service)), "a AND b", 3, until)
-
-
-def test_answers_of_pubmed() -> None:
-    for fields, ids in (
-        ({"count": "2", "idlist": ["9", "10"]}, ("9", "10")),
-        ({"count": "700", "idlist": ["9", "10", "8"]}, ("9", "10", "8")),  # three were wanted
-        ({"count": "0", "idlist": [], "errorlist": {"fieldsnotfound": ["[x]"]}}, ()),
-        ({"count": "1", "idlist": ["9"], "errorlist": {"phrasesnotfound": ["b"]}}, ("9",)),
-        ({"ERROR": "Empty term and query_key - nothing todo"}, ()),
-    ):
-        assert read(PUBMED, 200, {"esearchresult": fields}) == ids
 
 
 def test_studies_outside_of_the_limits_are_dropped() -> None:
@@ -222,7 +165,6 @@ def test_a_bad_query_finds_nothing_and_an_outage_is_a_failure() -> None:
         (Say(HTML, status=503), "server"),
         (Say("", status=429, headers={"Retry-After": "0.01"}), "rate_limit"),
         (Say("<html>", drip=1.0), "timeout"),
-        (Say(pubmed_says(RIGHT).body, missing=5), "connection"),
         # These do not pass.
         (Say("", status=302, headers={"Location": "http://127.0.0.1:1/"}), ""),
         (Say("no", status=403), ""),
@@ -236,14 +178,6 @@ def test_what_passes_is_asked_again_once(says: Say, cause: str) -> None:
         found = one(engine, "b")
     assert found.attempts == (2 if cause else 1)
     assert not cause or found.cause == cause
-
-
-def test_requests_keep_their_distance() -> None:
-    with serving(lambda call: pubmed_says(RIGHT)) as server:
-        engine = RemoteEngine(quick(server.url, requests_per_second=20.0))
-        began = time.monotonic()
-        engine.search([RemoteSearch(f"q{n}", 1) for n in range(7)])
-        assert time.monotonic() - began > 6 / 20
 
 
 # ---------------------------------------------------------------------- key, digest, settings
@@ -281,22 +215,3 @@ def test_the_key_is_sent_and_is_nowhere_else(
     monkeypatch.setenv("NCBI_API_KEY", KEY)
     with pytest.raises(InputError, match="https"):
         RemoteEngine(RemoteEngineConfig(url="http://example.invalid"))
-
-
-def test_the_digest_names_what_decides_the_results() -> None:
-    digest = RemoteEngine(RemoteEngineConfig()).digest
-    assert RemoteEngine(RemoteEngineConfig(timeout=1.0, email="a@b.c")).digest == digest
-    for change in ({"service": TRIALS}, {"sort": "default"}, {"first_year": 1971}, {"most": 10}):
-        assert RemoteEngine(RemoteEngineConfig(**change)).digest != digest  # type: ignore[arg-type]
-
-
-def test_last_days_and_fields_that_would_change_the_request_are_refused() -> None:
-    engine = RemoteEngine(quick("http://127.0.0.1:1"))
-    for until in ("2015", "2015-02-30", "2015-01-01]", "20150101"):
-        with pytest.raises(InputError, match="2015"):
-            pubmed.check_day(until, "the last day")
-    with pytest.raises(InputError, match="0"):
-        one(engine, most=0)
-    with pytest.raises(InputError, match=r"config\.engine\.url") as error:
-        RemoteEngineConfig(url="http://me:secret-key-here@a")
-    assert "secret-key-here" not in str(error.value)

@@ -38,13 +38,14 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Say:
-    """An answer; a body that is no text is sent as JSON. missing: bytes that are announced, not
-    sent. drip: seconds before each byte. drop: the connection is closed without an answer."""
+    """An answer; a body that is no text is sent as JSON.
+
+    drip: seconds before each byte. drop: the connection is closed without an answer.
+    """
 
     body: Any = ""
     status: int = 200
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    missing: int = 0
     drip: float = 0.0
     drop: bool = False
 
@@ -92,7 +93,7 @@ def serving(script: Script) -> Iterator[Scripted]:
             data = text.encode()
             with contextlib.suppress(ConnectionError):  # the client may be gone
                 self.send_response(say.status)
-                self.send_header("Content-Length", str(len(data) + say.missing))
+                self.send_header("Content-Length", str(len(data)))
                 for name, value in say.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
