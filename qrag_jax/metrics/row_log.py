@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json, typed_json
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
@@ -30,7 +30,7 @@ class RowLog(Generic[Row]):
 
     Attributes:
         name: what rows of this kind are called.
-        kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
+        kind: the dataclass; its fields are annotated as `bounded_json.typed` knows them.
         lost: what people should give if there is no log to read.
         names: fields that are called otherwise in the file.
         optional: fields that are not written if they are empty or None.
@@ -130,7 +130,7 @@ class RowLog(Generic[Row]):
             for name, written in self.names.items():
                 if isinstance(fields, dict) and written in fields:
                     fields[name] = fields.pop(written)
-            return typed_json.made(self.kind, fields)
+            return bounded_json.typed(self.kind, fields)
         except ValueError as error:
             raise InputError(f"{place}: is no row of this log ({error}); {_FIX}.") from None
 

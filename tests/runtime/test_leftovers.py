@@ -25,14 +25,6 @@ def test_a_run_is_cleaned_of_what_is_half_made(tmp_path: Path) -> None:
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert left == {"config.json", *(f"{name}/file" for name in made)}
     assert len(told) == 3
-    assert f"deleted {tmp_path / '.encoder-1a2b'}, which a process that was killed had left" in told
-
-
-def test_a_folder_is_cleaned_of_half_written_files(tmp_path: Path) -> None:
-    for name in (".vectors.1.9.partial", "vectors.1", ".hidden", "a.partial"):
-        (tmp_path / name).write_text("x")
-    leftovers.clean_partial(tmp_path, lambda _: None)
-    assert {path.name for path in tmp_path.iterdir()} == {"vectors.1", ".hidden", "a.partial"}
 
 
 PUBLISH = """

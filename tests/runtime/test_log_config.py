@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.train_config import KNOWN, LogConfig
+from qrag_jax.runtime.train_config import LogConfig
 
 
 @pytest.mark.parametrize(
@@ -28,32 +29,30 @@ def test_names_as_command_lines_give_them(given: object, to: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    "fields",
     [
-        ({"to": ("wandbb",)}, "config.log.to has 'wandbb'; use some of tensorboard, wandb"),
-        ({"to": (3,)}, "config.log.to has '3'; use some of"),
-        ({"to": ("wandb", "wandb")}, "name each only once"),
-        ({"project": "a/b"}, "config.log.project is 'a/b'; use 1 to 100 letters"),
-        ({"project": ""}, "config.log.project is ''"),
-        ({"name": "x" * 101}, "config.log.name is"),
-        ({"name": "a\nb"}, "at most 100 printable characters"),
-        ({"where": "x"}, "config.log.where is unknown"),
+        {"to": ("wandbb",)},
+        {"to": (3,)},
+        {"to": ("wandb", "wandb")},
+        {"project": "a/b"},
+        {"project": ""},
+        {"name": "x" * 101},
+        {"name": "a\nb"},
     ],
 )
-def test_what_is_refused(fields: dict, told: str) -> None:
-    with pytest.raises(InputError, match="log") as error:
+def test_what_is_refused(fields: dict) -> None:
+    with pytest.raises(InputError, match=rf"config\.log\.{next(iter(fields))} "):
         fill(LogConfig, fields, "log")
-    assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", KNOWN[1:])
-def test_a_library_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == name else found(n))
+def test_a_library_that_is_not_installed_or_is_a_folder_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(InputError, match="which is not installed") as error:
-        trackers.check_usable(LogConfig(to=("tensorboard", name)))
-    assert f"run pip install 'qrag_jax[{name}]'" in str(error.value)
+    for spec in (None, ModuleSpec("wandb", None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        with pytest.raises(InputError, match=r"pip install 'qrag_jax\[wandb\]'"):
+            trackers.check_usable(LogConfig(to=("tensorboard", "wandb")))
 
 
 def test_wandb_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,16 +63,18 @@ def test_wandb_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     file = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
     log = LogConfig(to=("wandb",))
-    with pytest.raises(InputError, match="there is no key for it: set the environment variable"):
-        trackers.check_usable(log)
+    for content in (None, "machine\n"):  # a broken netrc is none
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(InputError, match="there is no key"):
+            trackers.check_usable(log)
     file.write_text("machine api.wandb.ai login user password abc\n")
     file.chmod(0o600)
     trackers.check_usable(log)
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
     with pytest.raises(InputError, match="no key"):
         trackers.check_usable(log)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    trackers.check_usable(log)
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    trackers.check_usable(log)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            trackers.check_usable(log)

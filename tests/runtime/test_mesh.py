@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.mesh import AXES, host_mesh, make_mesh, replicate, shard_batch
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, replicate, shard_batch
 
 DEVICES = len(jax.devices())
 
 
 def test_the_rest_goes_to_the_axis_of_minus_1() -> None:
-    assert dict(make_mesh().shape) == {"data": DEVICES, "fsdp": 1, "tensor": 1}
     assert dict(make_mesh((1, 1, -1)).shape) == {"data": 1, "fsdp": 1, "tensor": DEVICES}
-    assert make_mesh((DEVICES, 1, 1)).axis_names == AXES
+    assert host_mesh((-1, 2, 1)) == make_mesh((-1, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -28,22 +27,13 @@ def test_the_rest_goes_to_the_axis_of_minus_1() -> None:
         (-1, 0, 1),
         (-2, 1, 1),
         (DEVICES, 1),
+        (3, -1, 1),
+        (-2, -4, 1),
     ],
 )
 def test_sizes_that_do_not_cover_the_devices_are_refused(shape) -> None:
     with pytest.raises(InputError, match=r"config\.runtime\.mesh is .* devices"):
         make_mesh(shape)
-
-
-def test_arrays_are_placed_without_change() -> None:
-    mesh = make_mesh()
-    tree = {"a": np.arange(6.0, dtype=np.float32), "b": np.ones((2, 3), np.int32)}
-    placed = replicate(mesh, tree)
-    assert all(leaf.sharding.is_fully_replicated for leaf in placed.values())
-    batch = shard_batch(mesh, np.arange(8 * DEVICES).reshape(-1, 2))
-    np.testing.assert_array_equal(batch, np.arange(8 * DEVICES).reshape(-1, 2))
-    for name, value in tree.items():
-        np.testing.assert_array_equal(placed[name], value)
 
 
 def test_eight_devices() -> None:
@@ -56,15 +46,3 @@ def test_eight_devices() -> None:
     starts = {shard.device.id: int(shard.data[0, 0]) for shard in batch.addressable_shards}
     assert starts == {i: 3 * i for i in range(8)}
     assert replicate(mesh, np.ones(3)).sharding.is_fully_replicated
-
-
-@pytest.mark.parametrize("shape", [(3, -1, 1), (4, 4, 1), (2, 2, 1), (-2, -4, 1)])
-def test_sizes_that_eight_devices_refuse(shape) -> None:
-    with pytest.raises(InputError, match="8 devices"):
-        make_mesh(shape)
-
-
-def test_one_host_alone_has_all_devices() -> None:
-    assert host_mesh((-1, 2, 1)) == make_mesh((-1, 2, 1))
-    with pytest.raises(InputError, match=r"config\.runtime\.mesh"):
-        host_mesh((DEVICES + 1, 1, 1))

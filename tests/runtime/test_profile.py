@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.runtime.profile import PERFETTO_NAME, StepProfile
+from qrag_jax.runtime.step_log import PERFETTO_NAME, StepProfile
 
 SQUARE = jax.jit(lambda x: (x @ x).sum())
 MATRIX = np.ones((64, 64), np.float32)
@@ -46,14 +46,9 @@ def test_the_steps_after_the_first_two_are_traced(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     (line,) = play(folder, traced=3, done=10, until=20)
     assert marked_steps(folder) == [13, 14, 15]
-    names = [event["name"] for event in events(folder)]
-    assert "PjitFunction(<lambda>)" in names
-    assert any("Execute" in name for name in names)  # what ran on the device
-    (board,) = folder.glob("plugins/profile/*/*.xplane.pb")  # what TensorBoard reads
-    data = jax.profiler.ProfileData.from_file(str(board))
-    assert any(plane.name == "/host:CPU" for plane in data.planes)
-    assert line.startswith(f"profile of steps 13 to 15: open {folder}/plugins/profile/")
-    assert line.endswith(f"tensorboard --logdir={folder}")
+    assert any("Execute" in event["name"] for event in events(folder))  # on the device
+    assert len([*folder.glob("plugins/profile/*/*.xplane.pb")]) == 1  # what TensorBoard reads
+    assert line.startswith(f"profile of steps 13 to 15: run tensorboard --logdir={folder}")
 
 
 def test_an_error_in_a_traced_step_closes_the_trace(tmp_path: Path) -> None:
