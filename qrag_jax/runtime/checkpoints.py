@@ -290,7 +290,7 @@ def _restore(
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
         differing = _differing(_step_folder(manager, step) / "state", template, partial)
-        restored = None if differing else manager.restore(step, args=args)
+        restored: Any = None if differing else manager.restore(step, args=args)
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:

@@ -69,7 +69,6 @@ def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path, name: str) -> None
     ("words", "environment", "name"),
     [
         (("2",), {}, "command"),
-        (("two", "true"), {}, "COUNT"),
         (("0", "true"), {}, "COUNT"),
         (("2", "true"), {"RESTARTS": "-1"}, "RESTARTS"),
         (("2", "true"), {"CUDA_VISIBLE_DEVICES": "0"}, "GPU"),

@@ -79,12 +79,10 @@ def test_fields_are_overridden(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--config=small.py", "--config.trian.steps=1"], "--config.trian.steps: the config has"),
         (["--config=small.py", "--config.train.stesp=1"], "no field 'stesp'"),
         (["--config=small.py", "--config.train.steps=1.5"], "--config.train.steps=1.5"),
         (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
         (["--config=small.py", "--workdri=x"], "workdri"),
-        (["--config=small.py", f"--config.train.steps={2**63}"], "--config.train.steps"),
         (["--config=small.py", "--config.rate=nan"], "--config.rate"),
         (["--config=small.py", "--config.seed=-1"], "--config.seed"),
         (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
@@ -103,12 +101,10 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str
 def test_what_the_environment_says_is_told_or_is_no_matter(folder: Path) -> None:
     given = "--config=small.py"
     told = run(folder, given, "--config.fail=devices", JAX_PLATFORMS="cuda")
-    assert told.returncode == 2
+    assert (told.returncode, "Traceback" in told.stderr) == (2, False)
     assert "JAX_PLATFORMS" in told.stderr
-    assert "Traceback" not in told.stderr
     told = run(folder, given, "--config.fail=x64", JAX_ENABLE_X64="1", PYTHONIOENCODING="ascii")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.split()[0] == "float32"
+    assert (told.returncode, told.stdout.split()[0]) == (0, "float32"), told.stderr
 
 
 @pytest.mark.parametrize(

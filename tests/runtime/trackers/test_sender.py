@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import threading
 import time
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
+from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
 from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
@@ -141,3 +145,59 @@ def test_a_failing_tracker_does_not_end_a_training(
     assert (start.name, start.project) == ("my-run", "p")
     assert start.config == {"train": {"steps": 3}, "llm": {"url": "http://host"}}
     assert not (workdir / "tensorboard").exists()
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def test_names_as_command_lines_give_them() -> None:
+    for given, to in (
+        (("wandb", "mlflow"), ("wandb", "mlflow")),
+        (("tensorboard,wandb, trackio",), ("tensorboard", "wandb", "trackio")),
+        ("mlflow", ("mlflow",)),
+        ("", ()),
+    ):
+        assert fill(LogConfig, {"to": given}, "log").to == to
+
+
+def test_what_is_refused() -> None:
+    wrong = {"to": (("wandbb",), (3,), ("wandb", "wandb")), "project": ("a/b", "")}
+    for name, values in (wrong | {"name": ("x" * 101, "a\nb")}).items():
+        for value in values:
+            with pytest.raises(InputError, match=rf"config\.log\.{name} "):
+                fill(LogConfig, {name: value}, "log")
+
+
+def test_a_library_that_is_not_installed_or_is_a_folder_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for spec in (None, ModuleSpec("wandb", None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        with pytest.raises(InputError, match=r"pip install 'qrag_jax\[wandb\]'"):
+            trackers.check_usable(LogConfig(to=("tensorboard", "wandb")))
+
+
+def test_wandb_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(file))
+    log = LogConfig(to=("wandb",))
+    for content in (None, "machine\n"):  # a broken netrc is none
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(InputError, match="there is no key"):
+            trackers.check_usable(log)
+    file.write_text("machine api.wandb.ai login user password abc\n")
+    file.chmod(0o600)
+    trackers.check_usable(log)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    with pytest.raises(InputError, match="no key"):
+        trackers.check_usable(log)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            trackers.check_usable(log)
