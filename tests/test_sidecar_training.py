@@ -37,7 +37,7 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.experience import QuestionOrder
 from qrag_jax.rollouts.server_sampler import ServerSampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
-from qrag_jax.runtime import typed_json
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.served_policy import Versioned, _noisy
 from tests.entry_points import (
@@ -273,7 +273,7 @@ def test_killed_in_the_middle_of_tries(commands: Commands, tmp_path: Path) -> No
     commands.succeed(*words)
     assert path.read_bytes().startswith(whole)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tries = [typed_json.made(Try, row) for row in rows]
+    tries = [bounded_json.typed(Try, row) for row in rows]
     assert len({each.key for each in tries}) == len(tries) == 8 * 2 * 4  # questions, prompts, draws
     assert {each.question for each in tries} == set(range(8))
     assert not any(each.outcome in CAUSES for each in tries)

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import write_whole
 
 NAME = "few_shot.json"
@@ -298,7 +298,7 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
         template: fingerprint of the prompt that is in use.
     """
     try:
-        prompts = made(FewShotPrompts, json.loads(path.read_text(encoding="utf-8")))
+        prompts = typed(FewShotPrompts, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read ({error}); remove it, and make the prompts again."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json, typed_json
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
@@ -117,7 +117,7 @@ class RowLog(Generic[Row]):
             for name, written in self.names.items():
                 if isinstance(fields, dict) and written in fields:
                     fields[name] = fields.pop(written)
-            return typed_json.made(self.kind, fields)
+            return bounded_json.typed(self.kind, fields)
         except ValueError as error:
             raise InputError(f"{place}: is no row of this log ({error}); {_FIX}.") from None
 

@@ -19,7 +19,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.bounded_files import check_links, is_plain
-from qrag_jax.runtime.typed_json import WrongKindError, made
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -87,8 +86,8 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
     """
     path = folder / NAME
     try:
-        manifest = made(Manifest, read_said(path, FORMAT, "index"))
-    except WrongKindError as error:
+        manifest = bounded_json.typed(Manifest, read_said(path, FORMAT, "index"))
+    except bounded_json.BadJSONError as error:
         raise InputError(f"{path} is damaged: {error}; build the index again.") from None
     for name, value in wanted.items():
         if (found := getattr(manifest, name)) != value:

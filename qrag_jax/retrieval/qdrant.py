@@ -38,6 +38,8 @@ from qrag_jax.retrieval.protocol import (
 )
 from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
 from qrag_jax.runtime.typed_json import made
+from qrag_jax.retrieval.vectors import Vectors, check_count, check_numbers, checked, query_vectors
+from qrag_jax.runtime.bounded_json import typed
 
 ENGINE = "qdrant"
 KEY_VARIABLE = "QDRANT_API_KEY"
@@ -95,7 +97,7 @@ class QdrantSettings:
         try:
             pairs = (part.partition("=") for part in text.split(",") if part)
             values = {name: json.loads(value.lower()) for name, _, value in pairs}
-            settings = made(cls, values)
+            settings = typed(cls, values)
         except ValueError as error:
             raise InputError(
                 f"--qdrant_settings is {text!r} ({error}); write NAME=VALUE with commas between "

@@ -49,8 +49,8 @@ from qrag_jax.rollouts.trajectories import (
     segments_to_json,
 )
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.runtime.typed_json import made
 
 
 class Sampler(Protocol):
@@ -366,7 +366,7 @@ def _fields(ended: Ended, number: Callable[[Document], tuple[int, float]]) -> di
 
 def _ended(kind: str, fields: Mapping[str, Any], documents: Sequence[Document]) -> Ended:
     given = {name: value for name, value in fields.items() if name != _FOUND}
-    ended: Ended = made(_KINDS[kind], given)
+    ended: Ended = typed(_KINDS[kind], given)
     if not isinstance(ended, Searched):
         return ended
     found = tuple(documents[n]._replace(score=score) for n, score in fields[_FOUND])

@@ -24,16 +24,8 @@ _PIECE = 2**24
 
 
 def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
-    """The lines of an open file, with their line ends.
-
-    Args:
-        file: the open file.
-        path: the file's path, for the error.
-        fix: says in the error what the user can do.
-    """
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
+    """The lines of an open file, with their line ends; `fix` says what the user can do."""
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:
             raise InputError(
                 f"{path}, line {number}, is longer than {MAX_LINE_BYTES >> 20} MiB; {fix}"
@@ -42,11 +34,7 @@ def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
 
 
 def to_append(path: Path, fix: str) -> BinaryIO | None:
-    """A log that grows, open to be read and cut; None if there is none yet.
-
-    Args:
-        fix: says in the error what the user can do.
-    """
+    """A log that grows, open to be read and cut; None if there is none yet."""
     if not path.exists():
         return None
     try:
@@ -56,12 +44,7 @@ def to_append(path: Path, fix: str) -> BinaryIO | None:
 
 
 def whole(file: BinaryIO, path: Path) -> bytes:
-    """The whole content of an open file, unpacked.
-
-    Args:
-        file: the open file; a gzip file must be open through `gzip`, which unpacks it.
-        path: the file's path; its name ends in `.gz` if the file is gzip.
-    """
+    """The whole content of an open file; one whose path ends in `.gz` is open through `gzip`."""
     most = MAX_WHOLE_BYTES
     if path.name.endswith(".gz"):
         most = min(most, max(MAX_LINE_BYTES, MAX_EXPANSION * path.stat().st_size))
@@ -71,13 +54,12 @@ def whole(file: BinaryIO, path: Path) -> bytes:
     )
     if path.stat().st_size > most:  # nothing of it is read then
         raise InputError(too_large)
-    pieces, total = [], 0
+    content = bytearray()
     while piece := file.read(_PIECE):
-        total += len(piece)
-        if total > most:
+        content += piece
+        if len(content) > most:
             raise InputError(too_large)
-        pieces.append(piece)
-    return b"".join(pieces)
+    return bytes(content)
 
 
 def mapped_array(path: Path) -> np.ndarray:

@@ -25,11 +25,7 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Drops what Orbax logs within, up to warnings: that nothing will be written, for example.
-
-    Commands log nothing of it anyway; this is for programs that load a run by themselves. What
-    absl logs for others, and Orbax's errors, are logged as before.
-    """
+    """Drops what Orbax logs within, up to warnings, for programs that load a run by themselves."""
     logger = logging.getLogger("absl")
     logger.addFilter(_is_other)
     try:
@@ -79,9 +75,33 @@ class Checkpoints:
     ) -> None:
         self.folder = workdir.absolute() / "checkpoints"
         self._log, self._read_only = log, read_only
-        self._digests = {which: _DigestWriter(self.folder / which) for which in ("last", "best")}
-        self._last = _manager(self._digests["last"], keep=2, read_only=read_only)
-        self._best = _manager(self._digests["best"], keep=1, read_only=read_only)
+        self._saving: dict[str, int] = {}  # the step that is being saved, by kind
+        self._managers: dict[str, ocp.CheckpointManager] = {}
+        self._last, self._best = self._manager("last", 2), self._manager("best", 1)
+
+    @quiet_orbax()
+    def _manager(self, which: str, keep: int) -> ocp.CheckpointManager:
+        """Of one kind; a read-only one changes nothing in the folder."""
+        if which not in self._managers:
+            # Several hosts that save one step to two folders wait at barriers of different names.
+            barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=which)
+            writer = functools.partial(self._write_digests, which)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=None if self._read_only else keep,
+                create=not self._read_only,
+                read_only=self._read_only,
+                async_options=ocp.options.AsyncOptions(post_finalization_callback=writer),
+                multiprocessing_options=barriers,
+                lightweight_initialize=True,  # metadata of steps may be damaged
+            )
+            self._managers[which] = ocp.CheckpointManager(self.folder / which, options=options)
+        return self._managers[which]
+
+    def _write_digests(self, which: str) -> None:
+        """Puts the digests into a step just before Orbax renames it to its place."""
+        folder, step = self.folder / which, self._saving[which]
+        (building,) = folder.glob(f"{step}{UNFINISHED_STEP}*")
+        digests.write_digests(building)
 
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Starts saving a training state; it replaces a saved state of the same step.
@@ -105,19 +125,14 @@ class Checkpoints:
         if step not in self._best.all_steps():
             self._save(self._best, step, params, extra)
 
-    @functools.cached_property
-    def _stages(self) -> ocp.CheckpointManager:
-        """Made at first use: most runs have one stage."""
-        writer = self._digests.setdefault(_STAGES, _DigestWriter(self.folder / _STAGES))
-        return _manager(writer, keep=_KEPT_STAGES, read_only=self._read_only)
-
     def save_stage(self, step: int, params: Any) -> None:
         """Starts saving the parameters at a stage's end, unless they are; raises `SaveError`."""
         self.wait()  # a step that is being saved is not among the steps
-        if step in self._stages.all_steps() and _damage(self._stages, step):
-            self._stages.delete(step)
-        if step not in self._stages.all_steps():
-            self._save(self._stages, step, params, {})
+        stages = self._manager(_STAGES, _KEPT_STAGES)  # made at first use: most runs have one stage
+        if step in stages.all_steps() and _damage(stages, step):
+            stages.delete(step)
+        if step not in stages.all_steps():
+            self._save(stages, step, params, {})
 
     def last_step(self) -> int | None:
         """Step of the newest complete training state, None if there is none."""
@@ -132,29 +147,16 @@ class Checkpoints:
 
         Newer damaged steps are logged and, unless `read_only`, moved to `checkpoints/damaged-STEP`.
         """
-        restored, troubles = self._newest_sound(self._last, template, fall_back=True)
-        if self._read_only:
-            self._tell_taken(restored.step, troubles)
-        elif troubles:
-            self._put_aside(restored.step, troubles)
-        return restored
-
-    def _put_aside(self, taken: int, troubles: dict[int, str]) -> None:
-        for step, trouble in troubles.items():
-            aside = self.folder / f"damaged-{step}"
-            if jax.process_index() == 0:
+        restored, troubles = self._newest_sound(self._last, template)
+        if troubles and not self._read_only:
+            for step in troubles if jax.process_index() == 0 else ():
+                aside = self.folder / f"damaged-{step}"
                 shutil.rmtree(aside, ignore_errors=True)
                 (self.folder / "last" / str(step)).rename(aside)
-            self._log(
-                f"checkpoint {step} is damaged ({trouble}): going on from step {taken}; "
-                f"it is now {aside}"
-            )
-        hosts.together("damaged checkpoints are put aside")
-        self._last.reload()
-
-    def _tell_taken(self, taken: int, troubles: dict[int, str]) -> None:
-        for step, trouble in troubles.items():
-            self._log(f"checkpoint {step} is damaged ({trouble}): taking step {taken}")
+                self._log(f"checkpoint {step} is now {aside}")
+            hosts.together("damaged checkpoints are put aside")
+            self._last.reload()
+        return restored
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step.
@@ -168,77 +170,60 @@ class Checkpoints:
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
         if which == "best":
-            restored, _ = self._newest_sound(self._best, template, fall_back=False)
+            restored, _ = self._newest_sound(self._best, template)
             return restored.state, restored.step
-        wanted = {"params": template}
-        restored, troubles = self._newest_sound(self._last, wanted, fall_back=True, partial=True)
-        self._tell_taken(restored.step, troubles)
+        restored, _ = self._newest_sound(self._last, {"params": template}, partial=True)
         return restored.state["params"], restored.step
 
     def restore_params_of(self, step: int, template: Any) -> Any | None:
-        """Online parameters after just this step; None if no sound checkpoint of it is kept.
-
-        Args:
-            step: optimizer steps.
-            template: as for `restore_params`.
-        """
-        managers = [(self._best, False), (self._last, True)]
+        """Online parameters after just this step; None if no sound checkpoint of it is kept."""
+        managers = [self._best, self._last]
         if (self.folder / _STAGES).is_dir():
-            managers.insert(0, (self._stages, False))
-        for manager, of_state in managers:
-            if step not in manager.all_steps() or _damage(manager, step):
-                continue
-            wanted = {"params": template} if of_state else template
-            try:
-                state, _ = _restore(manager, step, wanted, of_state)
-            except _Damaged:
-                continue
-            return state["params"] if of_state else state
+            managers.insert(0, self._manager(_STAGES, _KEPT_STAGES))
+        for manager in managers:
+            whole = manager is self._last
+            with contextlib.suppress(_Damaged):
+                if step in manager.all_steps():
+                    wanted = {"params": template} if whole else template
+                    state = _restore(manager, step, wanted, partial=whole).state
+                    return state["params"] if whole else state
         return None
 
     def _newest_sound(
-        self,
-        manager: ocp.CheckpointManager,
-        template: Any,
-        *,
-        fall_back: bool,
-        partial: bool = False,
+        self, manager: ocp.CheckpointManager, template: Any, *, partial: bool = False
     ) -> tuple[Restored, dict[int, str]]:
         """The newest step that is not damaged, and what is wrong with each newer one.
 
         Every host of a run reads the same files and so finds the same step.
 
         Args:
-            fall_back: goes on with an older step if one is damaged; otherwise that is an error.
             partial: `template` holds only a part of the state.
         """
         troubles: dict[int, str] = {}
         while steps := [step for step in manager.all_steps() if step not in troubles]:
             step = max(steps)
             try:
-                if trouble := _damage(manager, step):
-                    raise _Damaged(trouble)
-                state, extra = _restore(manager, step, template, partial)
+                restored = _restore(manager, step, template, partial=partial)
             except _Damaged as error:
                 if not _step_folder(manager, step).exists():
                     manager.reload()  # a running training has just replaced it by a newer one
                     continue
                 troubles[step] = str(error)
-                if fall_back:
-                    continue
-                raise InputError(
-                    f"{manager.directory}: checkpoint {step} is damaged ({error}); give "
-                    "--checkpoint=last, or restore it from a backup."
-                ) from None
-            return Restored(state, extra, step), troubles
+                continue
+            for other, trouble in troubles.items():
+                self._log(f"checkpoint {other} is damaged ({trouble}): taking step {step}")
+            return restored, troubles
         if not troubles:
             raise InputError(
                 f"{manager.directory} holds no checkpoint; train first or give another --workdir."
             )
-        found = "; ".join(f"{step}: {trouble}" for step, trouble in troubles.items())
+        listed = "; ".join(f"{step}: {trouble}" for step, trouble in troubles.items())
+        otherwise = "delete this folder to train from the beginning"
+        if manager is self._best:
+            otherwise = "give --checkpoint=last"
         raise InputError(
-            f"{manager.directory}: every checkpoint is damaged ({found}); restore one from a "
-            "backup, or delete this folder to train from the beginning."
+            f"{manager.directory}: every checkpoint is damaged ({listed}); restore one from a "
+            f"backup, or {otherwise}."
         )
 
     def check(self) -> None:
@@ -260,21 +245,20 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
         try:
             manager.wait_until_finished()  # also for the earlier step's digests
-            self._digests[Path(manager.directory).name].step = step
+            self._saving[Path(manager.directory).name] = step
             manager.save(step, args=args, force=True)
         except Exception as error:
             raise self._save_error(error) from error
 
     def _guard(self, action: Any) -> None:
-        stages = [self._stages] if "_stages" in self.__dict__ else []
-        for manager in (self._last, self._best, *stages):
+        for manager in self._managers.values():
             try:
                 action(manager)
             except Exception as error:
                 raise self._save_error(error) from error
 
     def _save_error(self, error: Exception) -> SaveError:
-        good = _complete_steps(self.folder / "last")
+        good = [int(path.name) for path in (self.folder / "last").glob("*") if path.name.isdigit()]
         kept = f"the state of step {max(good)} is kept" if good else "none was saved before"
         # The message chains errors and ends with the cause, such as "No space left on device".
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
@@ -282,43 +266,6 @@ class Checkpoints:
             f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: see that the "
             "disk has room, and give the same command to go on."
         )
-
-
-class _DigestWriter:
-    """Puts the digests into a step just before Orbax renames it to its place.
-
-    Attributes:
-        folder: the folder of the steps.
-        step: the step that is being saved.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.step = folder, -1
-
-    def __call__(self) -> None:
-        (building,) = self.folder.glob(f"{self.step}{UNFINISHED_STEP}*")
-        digests.write_digests(building)
-
-
-@quiet_orbax()
-def _manager(writer: _DigestWriter, keep: int, *, read_only: bool) -> ocp.CheckpointManager:
-    if read_only:
-        options = ocp.CheckpointManagerOptions(
-            create=False, read_only=True, lightweight_initialize=True
-        )
-    else:
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=True,
-            enable_async_checkpointing=True,
-            async_options=ocp.options.AsyncOptions(post_finalization_callback=writer),
-            # Several hosts that save one step to two folders wait at barriers of different names.
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                barrier_sync_key_prefix=writer.folder.name
-            ),
-            lightweight_initialize=True,  # metadata of steps may be damaged
-        )
-    return ocp.CheckpointManager(writer.folder, options=options)
 
 
 def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
@@ -331,8 +278,10 @@ def _damage(manager: ocp.CheckpointManager, step: int) -> str:
 
 @quiet_orbax()
 def _restore(
-    manager: ocp.CheckpointManager, step: int, template: Any, partial: bool
-) -> tuple[Any, dict[str, Any]]:
+    manager: ocp.CheckpointManager, step: int, template: Any, *, partial: bool
+) -> Restored:
+    if trouble := _damage(manager, step):
+        raise _Damaged(trouble)
     state_args = ocp.args.PyTreeRestore(
         item=template,
         restore_args=ocp.checkpoint_utils.construct_restore_args(template),
@@ -340,30 +289,26 @@ def _restore(
     )
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
-        _check_shapes(_step_folder(manager, step) / "state", template, partial)
-        restored = manager.restore(step, args=args)
+        differing = _differing(_step_folder(manager, step) / "state", template, partial)
+        restored: Any = None if differing else manager.restore(step, args=args)
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        of_config = isinstance(error, (ValueError, KeyError, TypeError))
-        # If the files passed the check, such an error means that the template does not fit them.
-        if isinstance(error, _OtherShapes) or of_config:
-            raise InputError(
-                f"{manager.directory}: checkpoint {step} was made with another configuration "
-                f"({reason}); give the run's own config, or another --workdir."
-            ) from error
-        if not isinstance(error, OSError):
+        differing = " ".join(str(error).split())[:300]
+        if isinstance(error, OSError):
+            raise _Damaged(f"it cannot be read: {differing}") from error
+        # As the files passed the check, such an error means that the template does not fit them.
+        if not isinstance(error, (ValueError, KeyError, TypeError)):
             raise
-        raise _Damaged(f"it cannot be read: {reason}") from error
-    return restored["state"], restored["extra"]
+    if differing:
+        raise InputError(
+            f"{manager.directory}: checkpoint {step} was made with another configuration "
+            f"({differing}); give the run's own config, or another --workdir."
+        )
+    return Restored(restored["state"], restored["extra"], step)
 
 
-class _OtherShapes(ValueError):
-    """The requested arrays do not match the arrays of a step."""
-
-
-def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
+def _differing(folder: Path, template: Any, partial: bool) -> str:
     """Compares names and shapes before arrays are read: a read that fails midway is noisy."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         saved = ocp.tree.to_flat_dict(checkpointer.metadata(folder).item_metadata.tree, sep="/")
@@ -376,15 +321,10 @@ def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
         is_key = jax.dtypes.issubdtype(wanted[name].dtype, jax.dtypes.prng_key)
         if found != shape and not is_key:
             differing.append(f"{name} has shape {found}, not {shape}")
-    if differing:
-        raise _OtherShapes(", ".join(differing))
+    return ", ".join(differing)
 
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-def _complete_steps(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
 
 
 def _on_cpu(tree: Any) -> bool:

@@ -30,9 +30,9 @@ def run(
 ) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
-    An unknown `--config.field`, a value of the wrong type and every `InputError` print one
-    sentence, without a traceback, and exit with 2. So does a program that does not fit into the
-    devices' memory, with 1. A command goes on when its output is closed (`| head`).
+    Every `InputError` prints one sentence, without a traceback, and exits with 2. So does a program
+    that does not fit into the devices' memory, with 1. A command goes on when its output is closed
+    (`| head`).
 
     Args:
         main: the command; returns the exit status.
@@ -76,10 +76,7 @@ def parse_flags(
     more_help: Callable[[Sequence[str]], str] | None = None,
     words: list[str] | None = None,
 ) -> list[str]:
-    """Parses flags as absl does; the arguments are those of `run`.
-
-    Wrong flags end the process with one sentence and status 2; `--help` ends it with status 0.
-    """
+    """Parses flags as absl does; the arguments are those of `run`."""
     try:
         if define is not None:
             define(argv[1:])
@@ -135,7 +132,9 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
             _leave(wrong)
         from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
 
-        if (shortage := device_memory.shortage(error, _system())) is None:
+        config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+        system = None if config is None else config.get("system", "q_rag")
+        if (shortage := device_memory.shortage(error, system)) is None:
             raise
         print(f"error: {shortage}", file=sys.stderr)
         return 1
@@ -155,12 +154,6 @@ def _wrong_environment(error: Exception) -> str:
                 "install 'qrag_jax[cuda13]' (or cuda12, tpu), or unset the variable."
             )
     return ""
-
-
-def _system() -> str | None:
-    """The system of the config that the command was given; None: it has no config."""
-    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-    return None if config is None else config.get("system", "q_rag")
 
 
 def sentence(error: Exception, argv: Sequence[str]) -> str:

@@ -48,10 +48,11 @@ def _listen() -> None:
 
 
 class CompilationCounter:
-    """Counts the programs this process compiles from the moment the counter is made.
+    """Counts the programs that are made ready to run from the moment the counter is made.
 
-    A jitted function counts once per input shape. So does every single operation outside of jit
-    (`jnp.zeros`, `x + 1`): feed NumPy arrays where the count must be exact.
+    A jitted function counts once per input shape, whether compiled or fetched from the persistent
+    cache. So does every single operation outside of jit (`jnp.zeros`, `x + 1`): feed NumPy arrays
+    where the count must be exact.
     """
 
     def __init__(self) -> None:
@@ -60,20 +61,17 @@ class CompilationCounter:
 
     @property
     def count(self) -> int:
-        """Programs made ready to run, whether compiled or fetched from the persistent cache.
-
-        So the number depends on the code alone, not on the cache that an earlier run left behind.
-        """
+        """Number of programs."""
         return int(_TOTALS["count"] - self._before["count"])
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on these programs: compiling them with XLA, or fetching them."""
+        """Seconds of compiling or fetching them."""
         return _TOTALS["seconds"] - self._before["seconds"]
 
     @property
     def cache_hits(self) -> int:
-        """Number of programs from the persistent cache; `count - cache_hits` were compiled."""
+        """Number of those that were fetched."""
         return int(_TOTALS["cache_hits"] - self._before["cache_hits"])
 
 

@@ -39,12 +39,7 @@ _NAMES = {
 
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
-    """A field of a dataclass that is in no config.
-
-    Args:
-        default: the field's default.
-        factory: makes the default, in place of `default`.
-    """
+    """A field of a dataclass that is in no config, with its default, or what makes it."""
     metadata = {_INTERNAL: True}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
@@ -74,27 +69,26 @@ def fields_of(settings: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
 
 
+def _typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, tuple[Any, ...], Any]]:
+    """Each field, the types of its union, and the dataclass among them, or None."""
+    hints = typing.get_type_hints(settings)
+    for field in fields_of(settings):
+        kinds = _kinds(hints[field.name])
+        yield field, kinds, next(filter(dataclasses.is_dataclass, kinds), None)
+
+
 def section(settings: type, **values: Any) -> ConfigDict:
-    """The config section for a dataclass, with the defaults of the dataclass.
+    """The config section for a dataclass, with its defaults, or `values` in their place.
 
     A field that is a dataclass becomes a nested section, unless it may be None: then it is left
     out.
-
-    Args:
-        settings: the dataclass.
-        values: fields with values that replace the defaults.
     """
     result = ConfigDict()
-    types_of = typing.get_type_hints(settings)
-    for field in fields_of(settings):
-        kinds = _kinds(types_of[field.name])
-        nested = next(filter(dataclasses.is_dataclass, kinds), None)
-        if nested is not None:
-            if type(None) not in kinds:
-                assert isinstance(nested, type)
-                result[field.name] = section(nested)
-        else:
+    for field, kinds, nested in _typed_fields(settings):
+        if nested is None:
             result[field.name] = _typed(kinds, _default(field))
+        elif type(None) not in kinds:
+            result[field.name] = section(nested)
     result.update(values)
     return result
 
@@ -107,19 +101,17 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
     """
     if not isinstance(given, Mapping | ConfigDict):
         raise InputError(f"config.{place} is {_shown(given)}, no section; give its fields.")
-    known = {field.name for field in fields_of(settings)}
-    if unknown := sorted(set(given) - known):
+    known = {field.name: (kinds, nested) for field, kinds, nested in _typed_fields(settings)}
+    if unknown := sorted(set(given) - known.keys()):
         names = ", ".join(sorted(known))
         raise InputError(f"config.{place}.{_shown(unknown[0])} is unknown; there are {names}.")
-    types_of = typing.get_type_hints(settings)
     values: dict[str, Any] = {}
     for name, value in given.items():
-        nested = next(filter(dataclasses.is_dataclass, _kinds(types_of[name])), None)
+        kinds, nested = known[name]
         if nested is not None and value is not None:
-            assert isinstance(nested, type)
             value = fill(nested, value, f"{place}.{name}")
         else:
-            check_type(types_of[name], value, f"{place}.{name}")
+            _check_kinds(kinds, value, f"{place}.{name}")
         values[name] = _tuples(value)
     return settings(**values)
 
@@ -133,7 +125,11 @@ def check_type(hint: Any, value: Any, place: str) -> None:
     Args:
         place: the field's name, for messages: "train.steps".
     """
-    kinds = tuple(typing.get_origin(kind) or kind for kind in _kinds(hint))
+    _check_kinds(_kinds(hint), value, place)
+
+
+def _check_kinds(hints: tuple[Any, ...], value: Any, place: str) -> None:
+    kinds = tuple(typing.get_origin(kind) or kind for kind in hints)
     if not {*kinds} <= _NAMES.keys():
         return
     taken = (*kinds, *((int,) if float in kinds else ()), *((list, str) if tuple in kinds else ()))
@@ -152,15 +148,12 @@ def _shown(value: Any) -> str:
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    types_of, about = typing.get_type_hints(settings), comments(settings)
-    for field in fields_of(settings):
+    for field, _, nested in _typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
-        nested = next(filter(dataclasses.is_dataclass, _kinds(types_of[field.name])), None)
         if nested is not None:
-            assert isinstance(nested, type)
             lines += described(nested, name)
         else:
-            lines.append((name, _default(field), about.get(field.name, "")))
+            lines.append((name, _default(field), comments(settings).get(field.name, "")))
     return lines
 
 

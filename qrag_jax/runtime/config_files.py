@@ -34,9 +34,8 @@ def example(path: str) -> Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-    """Returns the command line, with missing experiment files replaced by the package's own.
+    """The command line, with each missing `configs/NAME.py` replaced by the package's own.
 
-    Only `configs/NAME.py` is replaced, if it is not in the working folder and the package has it.
     After the call, an experiment file in any folder can use `from configs import common`.
     """
     words = list(argv)

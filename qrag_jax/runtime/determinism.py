@@ -51,26 +51,20 @@ def ask(deterministic: bool, *, described: bool = False) -> str:
     """
     if not (described or _can_use_gpus()):
         return ""
-    own = os.environ.get(VARIABLE, "")
-    given = _given(own)
+    own = os.environ.get(VARIABLE, "").strip()
+    known = _options(own)
     if not deterministic:
-        if given.get(DETERMINISTIC):
-            return (
-                f"{VARIABLE} asks for deterministic programs, so "
-                "config.runtime.deterministic=False does nothing"
-            )
-        return ""
-    if own.strip() and not own.lstrip().startswith("-"):
-        return (
-            f"{VARIABLE} names a file, {own.strip()}: add {_text(OPTIONS)} to it, else a resumed "
-            "run may differ from one that was never stopped"
-        )
-    missing = {name: value for name, value in OPTIONS.items() if name not in given}
-    os.environ[VARIABLE] = " ".join(filter(None, [own.strip(), _text(missing)]))
-    if not given.get(DETERMINISTIC, True):
+        asked = f"{VARIABLE} asks for deterministic programs, so config.runtime.deterministic=False"
+        return f"{asked} does nothing" if known.get(DETERMINISTIC) else ""
+    differs = "a resumed run may differ from one that was never stopped"
+    missing = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in known]
+    if own and not own.startswith("-"):
+        return f"{VARIABLE} names a file, {own}: add {' '.join(missing)} to it, else {differs}"
+    os.environ[VARIABLE] = " ".join(filter(None, [own, *missing]))
+    if not known.get(DETERMINISTIC, True):
         return (
             f"{VARIABLE} says --{DETERMINISTIC}=false, so config.runtime.deterministic does "
-            "nothing: a resumed run may differ from one that was never stopped"
+            f"nothing: {differs}"
         )
     return ""
 
@@ -83,7 +77,7 @@ def is_asked() -> bool:
             own = Path(own).read_text()
         except (OSError, UnicodeDecodeError):
             return False  # XLA itself will tell
-    return any(_given(own, _EITHER).values())
+    return any(_options(own, _EITHER).values())
 
 
 def _can_use_gpus() -> bool:
@@ -96,11 +90,7 @@ def _can_use_gpus() -> bool:
     return any(name.startswith(_PLUGINS) for _, name, _ in pkgutil.iter_modules(folders or []))
 
 
-def _given(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
+def _options(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
     """Which of these options the flags set, and to what; the last word of an option holds."""
     words = (word.lstrip("-").partition("=") for word in flags.split())
     return {name: value.lower() not in _OFF for name, _, value in words if name in options}
-
-
-def _text(options: dict[str, bool]) -> str:
-    return " ".join(f"--{name}={str(value).lower()}" for name, value in options.items())

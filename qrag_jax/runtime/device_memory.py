@@ -12,47 +12,42 @@ from typing import Any
 
 import jax
 
-STATUS = Path("/proc/self/status")
 _MESH = "more devices along fsdp (--config.runtime.mesh)"
 
 
-def _encoder(*own: str) -> tuple[str, ...]:
-    return (
-        "a lower --config.encoder.block_tokens",
-        "--config.encoder.remat=layers",
-        *own,
-        "--config.encoder.lora.rank above 0",
-        _MESH,
-    )
-
-
-def _language_model(*own: str) -> tuple[str, ...]:
-    return (
-        "a lower --config.model.block_tokens",
-        "--config.model.remat=layers",
-        "a lower --config.sampling.rows",
-        "a lower --config.sampling.room",
-        *own,
-        "--config.model.lora.rank above 0",
-        _MESH,
-    )
+_ENCODER = (
+    "a lower --config.encoder.block_tokens",
+    "--config.encoder.remat=layers",
+    "{}",
+    "--config.encoder.lora.rank above 0",
+    _MESH,
+)
+_LANGUAGE_MODEL = (
+    "a lower --config.model.block_tokens",
+    "--config.model.remat=layers",
+    "a lower --config.sampling.rows",
+    "a lower --config.sampling.room",
+    "{}",
+    "--config.model.lora.rank above 0",
+    _MESH,
+)
 
 
 # config.system → what needs less, the cheapest first; the first of them change no result.
-SAVING: Mapping[str, tuple[str, ...]] = {
-    "q_rag": _encoder(
-        "a higher --config.train.accumulation",
-        "a lower --config.eval.batch_size",
-        "a lower --config.train.batch_size",
+SAVING: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "q_rag": (
+        _ENCODER,
+        "a higher --config.train.accumulation, a lower --config.eval.batch_size, a lower "
+        "--config.train.batch_size",
     ),
-    "harr": _encoder("a lower --config.state.max_tokens", "a lower --config.train.batch_size"),
-    "rlvr": _language_model("a lower --config.tools.turn_tokens"),
-    "leret": _language_model(
-        "a lower --config.preference.batch_size", "a lower --config.sft.batch_size"
+    "harr": (_ENCODER, "a lower --config.state.max_tokens, a lower --config.train.batch_size"),
+    "rlvr": (_LANGUAGE_MODEL, "a lower --config.tools.turn_tokens"),
+    "leret": (
+        _LANGUAGE_MODEL,
+        "a lower --config.preference.batch_size, a lower --config.sft.batch_size",
     ),
-    "deepretrieval": _language_model("a lower --config.train.batch_size"),
+    "deepretrieval": (_LANGUAGE_MODEL, "a lower --config.train.batch_size"),
 }
-WITHOUT_CONFIG = ("a smaller model", "more devices")
 
 
 def saving(system: str | None) -> str:
@@ -61,11 +56,10 @@ def saving(system: str | None) -> str:
     Args:
         system: field `system` of the config; None: the command has no config.
     """
-    *names, last = SAVING.get(system or "", WITHOUT_CONFIG)
-    return f"{', '.join(names)} or {last} needs less"
-
-
-EXHAUSTED = "RESOURCE_EXHAUSTED"
+    if system is None or system not in SAVING:
+        return "a smaller model or more devices needs less"
+    (*names, last), own = SAVING[system]
+    return f"{', '.join(names)} or {last} needs less".format(own)
 
 
 def shortage(error: Exception, system: str | None = None) -> str | None:
@@ -73,13 +67,9 @@ def shortage(error: Exception, system: str | None = None) -> str | None:
 
     XLA's error has no class of its own: its message begins with the name of the status, be it of
     compiling or of running. JAX puts words before it where a host's array is copied.
-
-    Args:
-        system: field `system` of the config, of which the sentence names fields; None: there is no
-            config.
     """
     text = str(error)
-    if not isinstance(error, jax.errors.JaxRuntimeError) or EXHAUSTED not in text:
+    if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in text:
         return None
     asked = re.search(r"allocat\w+ (?:of )?(\d+) ?bytes", text)
     size = f" ({shown(int(asked[1]))} more were asked for)" if asked else ""
@@ -164,40 +154,20 @@ class FirstCalls:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
-        found = function.lower(*arguments).compile().memory_analysis()
-        if found is None:
+        needs = function.lower(*arguments).compile().memory_analysis()
+        if needs is None:
             return  # this backend tells no bytes
-        more = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
-        free = room(self._devices[0], len(self._devices))
-        self._log(line(name, found.argument_size_in_bytes, more, free, self._system))
-
-
-def line(name: str, there: int, more: int, free: int | None, system: str) -> str:
-    """One line: the bytes that a program needs of each device, beside those that are free.
-
-    Args:
-        there: bytes of its arguments, which are on the device already.
-        more: bytes that it needs besides.
-        free: of the device; None: it does not say.
-    """
-    told = (
-        f"memory of the {name}: {shown(there + more)} per device, {shown(there)} of it there "
-        f"already and {shown(more)} more"
-    )
-    if free is None:
-        return told
-    told += f"; {shown(free)} are free"
-    return told if more <= free else f"{told}, which is too little: {saving(system)}"
-
-
-def peak_bytes() -> int:
-    """The peak memory of this process, in bytes, since its start or since the peak was reset."""
-    if STATUS.exists():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 2**10
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 2**10
+        there = needs.argument_size_in_bytes
+        more = needs.output_size_in_bytes - needs.alias_size_in_bytes + needs.temp_size_in_bytes
+        line = (
+            f"memory of the {name}: {shown(there + more)} per device, {shown(there)} of it there "
+            f"already and {shown(more)} more"
+        )
+        if (free := room(self._devices[0], len(self._devices))) is not None:
+            line += f"; {shown(free)} are free"
+            if more > free:
+                line += f", which is too little: {saving(self._system)}"
+        self._log(line)
 
 
 class PeakMemory:
@@ -212,4 +182,9 @@ class PeakMemory:
 
     def mebibytes(self) -> float:
         """The peak in MiB."""
-        return peak_bytes() / 2**20
+        with contextlib.suppress(OSError):
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            if found:
+                return int(found[1]) / 2**10
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)

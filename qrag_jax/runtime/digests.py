@@ -48,17 +48,21 @@ def damage(folder: Path) -> str:
             sizes = _sizes(folder)
         except (OSError, ValueError):
             return f"file {name} cannot be read"
-    for name in sorted(expected):
+
+    def wrong(name: str) -> str:
+        size, digest = expected[name]
         if name not in sizes:
             return f"file {name} is missing"
-        if sizes[name] != expected[name][0]:
-            return f"file {name} has {sizes[name]} bytes instead of {expected[name][0]}"
+        if sizes[name] != size:
+            return f"file {name} has {sizes[name]} bytes instead of {size}"
+        try:
+            same = sha256(folder / name) == digest
+        except OSError as error:
+            return f"file {name} cannot be read: {whole_files.reason(error)}"
+        return "" if same else f"file {name} is not as it was saved"
+
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        names = sorted(expected)
-        for name, digest in zip(names, pool.map(lambda n: _read(folder / n), names), strict=True):
-            if digest != expected[name][1]:
-                return f"file {name} {digest if ' ' in digest else 'is not as it was saved'}"
-    return ""
+        return next(filter(None, pool.map(wrong, sorted(expected))), "")
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -77,11 +81,3 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex; raises OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(path: Path) -> str:
-    """The digest, or a text that says why the file cannot be read."""
-    try:
-        return sha256(path)
-    except OSError as error:
-        return f"cannot be read: {whole_files.reason(error)}"

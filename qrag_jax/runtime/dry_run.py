@@ -17,31 +17,22 @@ MEMORY_SHARE = 0.92
 
 
 class Program(NamedTuple):
-    """A jitted function and the shapes that it is called with.
-
-    loops: gives the course of its loops over blocks, for its FLOPs.
-    """
+    """A jitted function and the shapes that it is called with."""
 
     name: str
     function: Any
     arguments: tuple[Any, ...]
-    loops: Callable[[], Loops] = dict
+    loops: Callable[[], Loops] = dict  # the course of its loops over blocks, for its FLOPs
 
 
 def program_lines(
     programs: Sequence[Program], described: Devices | None = None, system: str | None = None
 ) -> Iterator[str]:
-    """Compiles each program.
+    """Compiles each program, and gives lines of text: its memory, and FLOPs where peaks are known.
 
     Args:
-        programs: what to compile.
         described: the devices that they are compiled for; None: those of this process.
         system: field `system` of the config, of which a line may name fields; None: of none.
-
-    Yields:
-        One line of text per program, then one line with their number. For devices of known peaks,
-        the FLOPs of each program's products follow it. With `described`, a line says whether the
-        largest one fits into the memory of a device.
     """
     largest = 0
     devices = jax.devices() if described is None else described.devices

@@ -71,10 +71,8 @@ class MappedTable:
 class EmbeddingFiles:
     """One file for each group of texts: their digests, then their embeddings.
 
-    Writes are atomic, and a file's name is a digest of its content. So the name reveals a file
-    that a kill, a full disk or another process left broken; its texts are embedded again. A broken
-    file that may not be deleted, as in a read-only folder, is left there and never used. Several
-    processes may add files at the same time.
+    Writes are atomic, and a file's name is a digest of its content, which reveals a broken one; its
+    texts are embedded again. Several processes may add files at the same time.
 
     Args:
         folder: the folder for one `encoder_key`.
@@ -88,10 +86,7 @@ class EmbeddingFiles:
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """Yields digests of texts and their embeddings `[n, D]` per file.
-
-        Broken files are left out, and deleted if that is allowed.
-        """
+        """Yields digests of texts and their embeddings `[n, D]` per file."""
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             try:

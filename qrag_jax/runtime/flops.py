@@ -31,14 +31,10 @@ SHARE_OF_PEAK = 0.26
 
 
 class Rounds(NamedTuple):
-    """The course of a loop over blocks.
+    """The course of a loop over blocks."""
 
-    rounds: mean number of rounds.
-    shares: share of the rounds that take each branch; (): all branches alike.
-    """
-
-    rounds: float = 1.0
-    shares: tuple[float, ...] = ()
+    rounds: float = 1.0  # mean number
+    shares: tuple[float, ...] = ()  # of the rounds, that take each branch; (): all alike
 
 
 Loops = Mapping[tuple[int, int], Rounds]  # by the rows `[N, L]` that a loop carries
@@ -60,15 +56,13 @@ def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
 
 
 def product_flops(text: str, loops: Loops | None = None) -> dict[str, float]:
-    """FLOPs of one run's matrix products by the type of their factors.
+    """FLOPs of one run's matrix products, by the type of their factors.
+
+    That is "bf16", "f32" and so on; "tf32" are float32 factors that a GPU may round.
 
     Args:
-        text: the program.
         loops: the course of loops without a known count; others take one round, and all branches
             of one alike.
-
-    Returns:
-        By "bf16", "f32" and so on; "tf32" are float32 factors that a GPU may round.
     """
     module, courses = Module.of(text), loops or {}
 

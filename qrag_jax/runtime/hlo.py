@@ -34,21 +34,14 @@ Array = tuple[str, tuple[int, ...]]  # element type and shape
 
 
 class Instruction(NamedTuple):
-    """One line of a program.
+    """One line of a program."""
 
-    computation: the name of the computation that it stands in.
-    type: what it gives.
-    op: such as "dot", "fusion", "while".
-    operands: names of the instructions that it takes.
-    line: the whole text.
-    """
-
-    computation: str
+    computation: str  # the name of that in which it stands
     name: str
-    type: str
-    op: str
-    operands: tuple[str, ...]
-    line: str
+    type: str  # what it gives
+    op: str  # such as "dot", "fusion", "while"
+    operands: tuple[str, ...]  # names of the instructions that it takes
+    line: str  # the whole text
 
     @property
     def is_root(self) -> bool:
@@ -92,23 +85,14 @@ class Instruction(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A program.
-
-    computations: the instructions of each computation, in their order; a compiled program's are in
-        the order in which they are run.
-    entry: the name of the computation that is run first.
-    """
+    """A program; the instructions of a compiled one are in the order in which they are run."""
 
     computations: dict[str, dict[str, Instruction]]
-    entry: str
+    entry: str  # the name of the computation that is run first
 
     @classmethod
     def of(cls, text: str) -> Module:
-        """The program of a text.
-
-        Raises:
-            ValueError: the text has no entry computation.
-        """
+        """The program of a text; a ValueError if it has no entry computation."""
         computations: dict[str, dict[str, Instruction]] = {}
         for line in instructions(text):
             computations.setdefault(line.computation, {})[line.name] = line

@@ -1,8 +1,7 @@
 """Several hosts that compute together, one process on each: how they meet, wait and fail.
 
-JAX ends a process that waits in vain, by a signal and with a page of C++. So we end it before, with
-a sentence. A process that fails ends without waiting for the others, which then fail, too. Only if
-the first host is killed, another one may be slower than JAX, which aborts it at once.
+JAX's heartbeat ends those that wait for a host that has died. A process that fails ends without
+waiting for the others, which then fail, too.
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # its service keeps texts; jax.distributed does not show that
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.lifelines import Gate, Lifelines, connected
 from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
@@ -37,9 +33,8 @@ AUTO = "auto"
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
-_GRACE = 5.0  # seconds in which a host may see by itself that another one has ended
-_GATE = "qrag_jax/lifelines"  # where JAX keeps the first host's invitation
-_ENDING = threading.Lock()  # held by the thread that ends the process because of a failure
+_HEARTBEAT = 25  # seconds without one until a host is dead
+_GRACE = 5.0  # seconds that a failed process has for its own end
 _LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
 _PEER = re.compile(r"\[([\w.:%-]+)\]:\d+")  # whom Gloo has lost
@@ -51,23 +46,24 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
     """Joins the other hosts for the block; it comes before JAX looks for devices.
 
     Args:
-        text: ADDRESS:PORT of the first host, their count, and this one's number, with commas
-            between them; "auto": as SLURM, Open MPI, Kubernetes or a TPU says; "": this host is
-            alone.
+        text: see `HELP`; "": this host is alone.
         patience: seconds to wait for the others.
-
-    Raises:
-        SystemExit: another host ended while this one waited for it.
     """
     if not text:
         yield
         return
     settings = _settings(text)
-    late = threading.Timer(patience, _give_up, [text, patience])
-    late.daemon = True
-    late.start()
+    alone = (
+        f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
+        "each, with the same address and count, and a number of its own."
+    )
+    late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
     try:
-        jax.distributed.initialize(**settings, initialization_timeout=_LONGER)
+        jax.distributed.initialize(
+            **settings,
+            initialization_timeout=_LONGER,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"--hosts={text}: the other hosts cannot be found ({error}); start the command by "
@@ -80,30 +76,27 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
             f"--hosts={text} counts other hosts than the first one, which counts "
             f"{jax.process_count()}; give all of them the same ADDRESS and COUNT."
         )
-    lifelines = _lifelines()
     try:
         yield
     except BaseException as error:
         if _ALL in getattr(error, "__notes__", ()):
-            lifelines.close()
             raise
-        _ENDING.acquire()  # another thread that holds it ends the process
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _end_without_waiting(2 if isinstance(error, InputError) else status, lifelines)
+        _end_without_waiting(2 if isinstance(error, InputError) else status)
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
-            print(_another_has_ended(peer[1] if peer else ""), file=sys.stderr)
+            named = f" ({peer[1]})" if peer else ""
+            print(
+                f"error: another host{named} has ended, and may say why; give the same command on "
+                "all hosts to go on.",
+                file=sys.stderr,
+            )
             raise SystemExit(1) from None
         raise
-    lifelines.close()
 
 
 def first_does(do: Callable[[], None]) -> None:
-    """Lets the first host do something; all others wait, and fail with its sentence if it fails.
-
-    Raises:
-        InputError, Stopped: as `do` on the first host.
-    """
+    """Lets the first host do something; all others wait, and fail with its sentence if it fails."""
     if jax.process_count() == 1:
         do()
         return
@@ -120,11 +113,9 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
     """Lets all hosts fail if one of them has a failure; all hosts call this together.
 
     Args:
-        failure: of this host; None: it has none.
-        other: what is raised where another host has a failure, with that one's sentence.
-
-    Raises:
-        Exception: the failure of this host, or `other`, or `Stopped` if another host has stopped.
+        failure: of this host, which is raised here; None: it has none.
+        other: what is raised where another host has a failure, with that one's sentence; `Stopped`
+            is passed on as it is.
     """
     if jax.process_count() == 1:
         if failure is not None:
@@ -167,12 +158,7 @@ def of_all(tree: Any) -> Any:
 
 
 def copied(tree: Any, shardings: Any) -> Any:
-    """Arrays of all hosts' devices, whole, on those of this host; all hosts call this together.
-
-    Args:
-        tree: arrays on one mesh.
-        shardings: where each goes, on this host.
-    """
+    """Arrays on one mesh of all hosts, whole, placed on this one; all hosts call this together."""
 
     def put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(leaf.addressable_data(0), sharding)
@@ -247,83 +233,27 @@ def _check_address(host: str, port: int, *, listens: bool) -> None:
             trial.listen()
 
 
-def _give_up(text: str, patience: float) -> None:
-    end_process(
-        f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
-        "each, with the same address and count, and a number of its own.",
-        1,  # no bad input: a launcher may try again
-    )
-
-
-def _lifelines() -> Lifelines:
-    """Connects the hosts; all of them call this together."""
-    client: Any = distributed.global_state.client
-    is_first = jax.process_index() == 0
-    address = str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
-    peers: list[socket.socket] = []
-    late = "a host that dies may be seen after 100 s only."
-    try:
-        if is_first:
-            peers = _let_in(address, client)
-            if missing := jax.process_count() - 1 - len(peers):
-                print(f"note: {missing} of the other hosts cannot connect to {address}: {late}")
-        else:
-            invitation = client.blocking_key_value_get(_GATE, int(1000 * _PATIENCE))
-            peers = [connected(address, invitation)] if invitation else []
-    except OSError as error:
-        print(f"note: this host cannot connect to the first one at {address} ({error}): {late}")
-    lifelines = Lifelines(peers, is_first=is_first)
-    lifelines.watch(functools.partial(_end_after, lifelines))
-    return lifelines
-
-
-def _let_in(address: str, client: Any) -> list[socket.socket]:
-    """The other hosts' connections to this one, which is the first; none if it has no such port."""
-    try:
-        gate = Gate(address)
-    except OSError:
-        client.key_value_set(_GATE, "")
-        return []
-    client.key_value_set(_GATE, gate.invitation)
-    return gate.accepted(jax.process_count() - 1)
-
-
-def _end_after(lifelines: Lifelines, peer: str, at_once: bool) -> None:
-    """Ends this process because another one has ended, if it does not see that by itself.
-
-    That is better: it leaves what it does in good order.
-    """
-    time.sleep(0 if at_once else _GRACE)
-    if _ENDING.acquire(blocking=False):
-        lifelines.end_others(_GRACE)
-        end_process(_another_has_ended(peer), 1)  # a launcher may try again
-
-
-def _another_has_ended(peer: str) -> str:
-    named = f" ({peer})" if peer else ""
-    return (
-        f"error: another host{named} has ended, and may say why; give the same command on all "
-        "hosts to go on."
-    )
-
-
-def _end_without_waiting(status: int, lifelines: Lifelines) -> None:
+def _end_without_waiting(status: int) -> None:
     """Sees to the process's end, which would wait for the other hosts, as they now do for it.
 
     JAX waits for them at the exit. Before that, Python waits for threads, and one of them may save
     a checkpoint together with them.
     """
-    atexit.register(_end_now, status, lifelines)
-    late = threading.Timer(_GRACE, _end_now, [status, lifelines])
-    late.daemon = True
-    late.start()
+    atexit.register(_end_now, status)
+    _later(_GRACE, _end_now, status)
 
 
-def _end_now(status: int, lifelines: Lifelines) -> None:
+def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, do, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end_now(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    lifelines.end_others(2 * _GRACE)
     os._exit(status)
 
 
@@ -369,7 +299,6 @@ def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:
     Args:
         sizes: of the whole mesh.
         own: the devices that play.
-        staleness: updates between playing a batch and learning from it.
     """
     count = jax.process_count()
     if count == 1:

@@ -22,12 +22,9 @@ Log = Callable[[str], None]
 
 def clean_run(workdir: Path, log: Log) -> None:
     """Deletes unfinished files in a run's folder; only the holder of its lock may call this."""
-    found = [
-        *workdir.glob(f"{BUILDING_ENCODER}*"),
-        *workdir.glob(f".*{whole_files.PARTIAL}"),
-        *workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*"),
-    ]
-    _delete(found, log)
+    clean_partial(workdir, log)
+    _delete([*workdir.glob(f"{BUILDING_ENCODER}*")], log)
+    _delete([*workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*")], log)
 
 
 def clean_partial(folder: Path, log: Log) -> None:

@@ -40,9 +40,8 @@ def log_locks(*logs: Path) -> Iterator[None]:
 def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     """Holds the lock of the file `path`, which is made if absent and never deleted.
 
-    The lock is released when the block ends. If the process ends first, even by `kill -9`, the
-    kernel releases it. The file says who holds the lock. On a file system without locks (some NFS)
-    one line warns, and nothing is locked.
+    If the process ends before the block, even by `kill -9`, the kernel releases the lock. The file
+    says who holds it. On a file system without locks (some NFS) one line warns.
 
     Args:
         path: the lock file.

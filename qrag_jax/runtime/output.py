@@ -6,14 +6,13 @@ import contextlib
 import errno
 import os
 import sys
-import threading
-import weakref
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 # EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
 _GONE = (errno.EPIPE, errno.EIO)
-_SETTLES = 1.0  # seconds in which a write ends, unless nobody reads
+_SETTLES = 0.05  # seconds in which a write that has begun ends
 
 
 class LastingOutput:
@@ -25,10 +24,6 @@ class LastingOutput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        # A stream without a buffer (PYTHONUNBUFFERED) has no lock of its own. This one may be
-        # taken again by its thread, which a signal can interrupt.
-        self._lock = threading.RLock()
-        _WRITTEN.add(self)
 
     def write(self, text: str) -> int:
         """Writes the text, or drops it if the reader is gone.
@@ -37,34 +32,22 @@ class LastingOutput:
         """
         encoding = self._stream.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
-        with self._lock:
-            try:
-                return self._stream.write(text)
-            except OSError as error:
-                self._give_up(error)
-                return len(text)
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
 
     def writelines(self, lines: Any) -> None:
         """As `write`, line by line."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def flush(self) -> None:
         """Flushes the stream, or drops its buffer if the reader is gone."""
-        with self._lock:
-            try:
-                self._stream.flush()
-            except OSError as error:
-                self._give_up(error)
-
-    def settle(self) -> None:
-        """Waits until no other thread is writing, for a second at most."""
-        if self._lock.acquire(timeout=_SETTLES):
-            self._lock.release()
-
-    def renew(self) -> None:
-        """Forgets who was writing, in a process that was forked."""
-        self._lock = threading.RLock()
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -79,32 +62,16 @@ class LastingOutput:
         self._stream.flush()  # the buffered text goes to the null device
 
 
-_WRITTEN: weakref.WeakSet[LastingOutput] = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for each in _WRITTEN:
-        each.renew()
-
-
-os.register_at_fork(after_in_child=_renew_all)
-
-
 def end_process(line: str, status: int) -> NoReturn:
     """Ends the process at once; `line`, after a blank line, is the last one on standard error.
 
-    No thread is waited for, except while it writes to a `LastingOutput`. What threads write later,
-    in Python or in a library of another language, goes to the null device.
-
-    Args:
-        line: the line, without its end.
-        status: the exit status.
+    No thread is waited for. What threads write later, in Python or in a library of another
+    language, goes to the null device.
     """
     with contextlib.suppress(OSError):  # nobody may read it
         ours = os.dup(sys.stderr.fileno())
         _silence(sys.stderr.fileno())
-        if isinstance(sys.stderr, LastingOutput):
-            sys.stderr.settle()  # what is being written still goes to the old descriptor
+        time.sleep(_SETTLES)
         # A thread may be in the middle of a line.
         os.write(ours, f"\n{line}\n".encode(errors="backslashreplace"))
     os._exit(status)

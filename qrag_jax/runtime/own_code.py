@@ -23,17 +23,11 @@ SUFFIX = ".py"
 
 @dataclasses.dataclass(frozen=True)
 class OwnCode:
-    """A user's function.
+    """A user's function."""
 
-    Attributes:
-        spec: as it was named, FILE:FUNCTION.
-        function: what the file calls so.
-        digest: of the file's content.
-    """
-
-    spec: str
+    spec: str  # FILE:FUNCTION
     function: Callable[..., Any]
-    digest: str
+    digest: str  # of the file's content
 
 
 def is_own_code(path: str) -> bool:
@@ -60,7 +54,6 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     """Runs the file, and returns its function.
 
     Args:
-        spec: FILE.py:FUNCTION.
         field: the config's field that names it, for errors.
         takes: names of the arguments that the function will be called with.
     """

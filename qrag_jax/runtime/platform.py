@@ -17,14 +17,10 @@ AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
 
 
 class Platform(NamedTuple):
-    """The devices of a mesh, which are all alike.
+    """The devices of a mesh, which are all alike."""
 
-    kind: "cpu", "gpu" or "tpu".
-    capability: NVIDIA's compute capability, such as (9, 0); None for other devices.
-    """
-
-    kind: str = CPU
-    capability: tuple[int, int] | None = None
+    kind: str = CPU  # or "gpu", "tpu"
+    capability: tuple[int, int] | None = None  # NVIDIA's, such as (9, 0)
 
     @classmethod
     def of(cls, mesh: Mesh) -> Platform:

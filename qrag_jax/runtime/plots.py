@@ -13,125 +13,88 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_EM, _F1, _LOSS, _Q = "#1f77b4", "#2ca02c", "#d62728", "#7f4fbf"
-_RECALL = "#17a2b8"
+Rows = Sequence[Mapping[str, float | None]]
+
 # Of Q-RAG's evaluations, and of those of agents.
 _EVALUATED = {
-    "eval/fact_em": ("Fact EM", _EM),
-    "eval/fact_f1": ("Fact F1", _F1),
-    "eval/answer_found": ("Answer in a chunk taken", _RECALL),
-    "eval/em": ("Answer EM", _EM),
-    "eval/f1": ("Answer F1", _F1),
-    "eval/recall": ("Recall of gold passages", _RECALL),
+    "eval/fact_em": "Fact EM",
+    "eval/fact_f1": "Fact F1",
+    "eval/answer_found": "Answer in a chunk taken",
+    "eval/em": "Answer EM",
+    "eval/f1": "Answer F1",
+    "eval/recall": "Recall of gold passages",
 }
 _BASELINES = {
-    "untrained/fact_em": ("Fact EM, untrained", "#888888"),
-    "single_step/fact_em": ("Fact EM, single step", "#e08a00"),
-    "untrained/answer_found": ("Answer in a chunk taken, untrained", "#888888"),
-    "untrained/f1": ("Answer F1, untrained", "#888888"),
+    "untrained/fact_em": "Fact EM, untrained",
+    "single_step/fact_em": "Fact EM, single step",
+    "untrained/answer_found": "Answer in a chunk taken, untrained",
+    "untrained/f1": "Answer F1, untrained",
 }
 _STOPPED = {
-    "fact_f1": ("Fact F1", "#2ca02c", 2.0),
-    "fact_precision": ("Fact precision", "#7f4fbf", 1.2),
-    "fact_recall": ("Fact recall", "#1f77b4", 1.2),
-    "fact_em": ("Fact EM", "#e08a00", 1.2),
+    "fact_f1": "Fact F1",
+    "fact_precision": "Fact precision",
+    "fact_recall": "Fact recall",
+    "fact_em": "Fact EM",
 }
-_STEPS, _CHOSEN = "#d62728", "#000000"
-_ON_THE_RIGHT = {"train/mean_q": "mean Q", "train/return": "mean return"}
 
 
-def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: str) -> None:
+def plot_curve(metrics: Rows, out: Path, title: str) -> None:
     """Draws a PNG against the optimizer step: evaluation above, training below.
 
-    Above: fact EM and F1, or an agent's answer EM and F1 and its recall, with dashed lines at the
-    last values of what they are compared with. Below: `train/loss`, raw and smoothed, and
-    `train/mean_q` on a second axis; of agents, `train/entropy` of the first passage drawn and
-    `train/return`, because the loss of a policy that has just acted is 0 by its making. Needs no
-    display. Values that are missing, None, NaN or infinite are left out.
+    Below are `train/loss`, raw and smoothed, and `train/mean_q` on a second axis; of agents,
+    `train/entropy` of the first passage drawn and `train/return`, because the loss of a policy that
+    has just acted is 0 by its making. Values that are not finite are left out.
 
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
-        out: the PNG to write; its folder is made if absent.
-        title: shown above the panels.
     """
     figure = _figure(7.0, title)
     top, bottom = figure.subplots(2, 1, sharex=True)
-    _draw_evaluation(top, metrics)
+    for name, label in _EVALUATED.items():
+        steps, values = _series(metrics, name)
+        if steps:
+            top.plot(steps, values, marker="o", markersize=3.5, label=label)
+    for number, (name, label) in enumerate(_BASELINES.items()):
+        _, values = _series(metrics, name)
+        if values:
+            label, colour = f"{label} ({values[-1]:.3f})", f"C{6 + number}"
+            top.axhline(values[-1], linestyle="--", linewidth=1.2, color=colour, label=label)
+    top.set_ylim(-0.02, 1.02)
+    top.set_ylabel("score")
+    top.grid(alpha=0.3)
+    if top.get_legend_handles_labels()[0]:
+        top.legend(loc="best", fontsize="small")
     _draw_training(bottom, metrics)
     bottom.set_xlabel("optimizer step")
     _save(figure, out)
 
 
-def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
-    drawn = False
-    for name, (label, colour) in _EVALUATED.items():
-        steps, values = _series(metrics, name)
-        if steps:
-            axes.plot(steps, values, marker="o", markersize=3.5, color=colour, label=label)
-            drawn = True
-    for name, (label, colour) in _BASELINES.items():
-        _, values = _series(metrics, name)
-        if values:
-            label = f"{label} ({values[-1]:.3f})"
-            axes.axhline(values[-1], linestyle="--", linewidth=1.2, color=colour, label=label)
-    if not drawn:
-        axes.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=axes.transAxes)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("score")
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", fontsize="small")
-
-
-def _draw_training(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
+def _draw_training(axes: Axes, metrics: Rows) -> None:
+    left, right = ("train/loss", "loss"), ("train/mean_q", "mean Q")
     # Q-RAG has entropy and return as well, which tell less of it than loss and mean Q.
-    of_agent = not _series(metrics, "train/mean_q")[0] and bool(
-        _series(metrics, "train/entropy")[0]
-    )
-    of_left, label = ("train/entropy", "entropy, nats") if of_agent else ("train/loss", "loss")
-    of_right = "train/return" if of_agent else "train/mean_q"
-    steps, values = _series(metrics, of_left)
-    if steps:
-        axes.plot(steps, values, color=_LOSS, alpha=0.25, linewidth=0.8, label=label)
-        smooth = f"{label}, smoothed"
-        axes.plot(steps, _smoothed(values), color=_LOSS, linewidth=1.6, label=smooth)
-    else:
-        axes.text(0.5, 0.5, "no training yet", ha="center", va="center", transform=axes.transAxes)
-    axes.set_ylabel(label)
+    if not _series(metrics, right[0])[0] and _series(metrics, "train/entropy")[0]:
+        left, right = ("train/entropy", "entropy, nats"), ("train/return", "mean return")
+    steps, values = _series(metrics, left[0])
+    axes.plot(steps, values, color="C3", alpha=0.25, linewidth=0.8, label=left[1])
+    axes.plot(steps, _smoothed(values), color="C3", linewidth=1.6, label=f"{left[1]}, smoothed")
+    axes.set_ylabel(left[1])
     axes.grid(alpha=0.3)
-    handles, labels = axes.get_legend_handles_labels()
-    steps, values = _series(metrics, of_right)
+    handles = axes.get_legend_handles_labels()[0]
+    steps, values = _series(metrics, right[0])
     if steps:
-        right, name = axes.twinx(), _ON_THE_RIGHT[of_right]
-        right.plot(steps, values, color=_Q, linewidth=1.2, label=f"{name} (right)")
-        right.set_ylabel(name)
-        handles += right.get_legend_handles_labels()[0]
-        labels += right.get_legend_handles_labels()[1]
-    if handles:
-        # Above the panel, because the right axis is drawn over everything inside the left one.
-        axes.legend(
-            handles,
-            labels,
-            loc="lower center",
-            bbox_to_anchor=(0.5, 1.0),
-            ncols=3,
-            fontsize="small",
-            frameon=False,
-        )
+        other = axes.twinx()
+        handles += other.plot(steps, values, color="C4", linewidth=1.2, label=f"{right[1]} (right)")
+        other.set_ylabel(right[1])
+    # Above the panel, because the right axis is drawn over everything inside the left one.
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
+    axes.legend(handles=handles, fontsize="small", frameon=False, **place)
 
 
-def _series(
-    metrics: Sequence[Mapping[str, float | None]], name: str
-) -> tuple[list[float], list[float]]:
+def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
     """Steps and values of the rows in which `name` is a finite number."""
-    steps: list[float] = []
-    values: list[float] = []
-    for row in metrics:
-        step, value = row.get("step"), row.get(name)
-        if step is not None and value is not None and math.isfinite(value):
-            steps.append(step)
-            values.append(value)
-    return steps, values
+    pairs = [(row.get("step"), row.get(name)) for row in metrics]
+    known = [(s, v) for s, v in pairs if s is not None and v is not None and math.isfinite(v)]
+    return [step for step, _ in known], [value for _, value in known]
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -140,8 +103,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     total, weight = 0.0, 0.0
     averages = []
     for value in values:
-        total = keep * total + value
-        weight = keep * weight + 1.0
+        total, weight = keep * total + value, keep * weight + 1.0
         averages.append(total / weight)
     return averages
 
@@ -162,23 +124,16 @@ def plot_thresholds(
     """
     figure = _figure(6.5, title)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    for name, (label, colour, width) in _STOPPED.items():
-        # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
-        top.plot(
-            thresholds,
-            scores[name],
-            color=colour,
-            linewidth=width,
-            label=label,
-            drawstyle="steps-mid",
-        )
+    # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
+    for name, label in _STOPPED.items():
+        top.plot(thresholds, scores[name], label=label, drawstyle="steps-mid")
     top.set_ylim(-0.02, 1.02)
     top.set_ylabel("mean over the questions")
-    bottom.plot(thresholds, scores["steps"], color=_STEPS, drawstyle="steps-mid")
+    bottom.plot(thresholds, scores["steps"], drawstyle="steps-mid")
     bottom.set_ylabel("chunks taken, mean")
     bottom.set_xlabel("stop at the first step with Q at most this")
     for axes in (top, bottom):
-        axes.axvline(chosen, color=_CHOSEN, linestyle="--", label=f"chosen: {chosen:.4g}")
+        axes.axvline(chosen, color="black", linestyle="--", label=f"chosen: {chosen:.4g}")
         axes.grid(alpha=0.3)
     top.legend(loc="best", fontsize="small")
     _save(figure, out)
@@ -192,15 +147,13 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
             two scores, `seconds_per_episode` and `peak_memory_mib` (the last two may be None).
     """
     figure = _figure(9.0, title)
-    accuracy, seconds, memory = figure.subplots(3, 1, sharex=True)
+    accuracy, seconds, memory = panels = figure.subplots(3, 1, sharex=True)
     lengths = [result["chunks"] for result in results]
     for name, label in (("fact_em", "Fact EM"), ("fact_f1", "Fact F1")):
-        values = [result[name] for result in results]
         ends = [result["intervals"][name] for result in results]
-        accuracy.plot(lengths, values, marker="o", label=label)
-        accuracy.fill_between(
-            lengths, [e["low"] for e in ends], [e["high"] for e in ends], alpha=0.2
-        )
+        accuracy.plot(lengths, [result[name] for result in results], marker="o", label=label)
+        low, high = ([end[which] for end in ends] for which in ("low", "high"))
+        accuracy.fill_between(lengths, low, high, alpha=0.2)
     accuracy.set_ylim(-0.02, 1.02)
     accuracy.set_ylabel("accuracy, 95 % interval")
     accuracy.legend(loc="best", fontsize="small")
@@ -209,11 +162,10 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
         (memory, "peak_memory_mib", "peak memory, MiB"),
     ):
         known = [(r["chunks"], r[name]) for r in results if r[name] is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), marker="o")
+        axes.plot([length for length, _ in known], [value for _, value in known], marker="o")
         axes.set_ylabel(label)
     seconds.set_yscale("log")
-    for axes in (accuracy, seconds, memory):
+    for axes in panels:
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
     memory.set_xlabel("chunks of a document")
@@ -232,6 +184,5 @@ def _figure(height: float, title: str) -> Figure:
 
 
 def _save(figure: Figure, out: Path) -> None:
-    """Writes a PNG; its folder is made if absent."""
     with replacing(out) as file:
         figure.savefig(file, format="png")

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json, typed_json
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.whole_files import reason, write_whole
 
@@ -43,36 +43,24 @@ def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tower:
-    """One of the two models.
+    """One of the two models."""
 
-    Attributes:
-        folder: its folder beside the file, as sentence-transformers reads it.
-        prefix: the text that its rows begin with; the tokenizer in the folder adds it.
-        max_tokens: length of its longest row, in tokens, special ones included; longer rows are
-            cut by its tokenizer.
-        width: D, of its vectors; even, each half is one critic.
-        scale: factor on the vectors that only the module Dense of the folder holds; 1: there is no
-            such module. A server that skips it gives vectors too short by this factor.
-        weights: SHA-256 of each file of weights in the folder, by its name.
-    """
-
-    folder: str
-    prefix: str
-    max_tokens: int
-    width: int
+    folder: str  # beside the file, as sentence-transformers reads it
+    prefix: str  # the text that its rows begin with; the tokenizer in the folder adds it
+    max_tokens: int  # of its longest row, special ones included; its tokenizer cuts longer ones
+    width: int  # D, of its vectors; even, each half is one critic
+    # Factor on the vectors that only the module Dense of the folder holds; 1: there is no such
+    # module. A server that skips it gives vectors too short by this factor.
     scale: float
-    weights: Mapping[str, str]
+    weights: Mapping[str, str]  # SHA-256 of each file of weights in the folder, by its name
 
     def __post_init__(self) -> None:
-        _check_texts(self.prefix)
+        _check_texts(self, "prefix")
         _check_least(self, max_tokens=1, width=2)
-        if not PLAIN.fullmatch(self.folder):
-            raise ValueError(f"folder is {self.folder!a:.80}, no name of a folder beside the file")
-        if not self.scale > 0:
-            raise ValueError(f"scale is {self.scale}, and must be above 0")
+        _check(PLAIN.fullmatch(self.folder), f"folder is {self.folder!a:.80}, no plain name")
+        _check(self.scale > 0, f"scale is {self.scale}, and must be above 0")
         sound = all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in self.weights.items())
-        if not sound:
-            raise ValueError("weights must give each file of weights its SHA-256 in hex")
+        _check(sound, "weights must give each file of weights its SHA-256 in hex")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,18 +70,14 @@ class Positions:
     Each half of a vector (width H = D/2) is rotated by itself: its pair (2j, 2j+1) turns by the
     angle p·theta^(-2j/H), p the chunk's position. States are not rotated.
 
-    Attributes:
-        kind: "none": no rotation; "absolute" and "random" (in a search the same): p = 0, 1, 2, …;
-            "relative": the m chunks between two taken ones stand at step·j + ⌊linspace(0, span,
-            m)⌋, j the number of taken ones up to there; "random_published": 0, 1, 2, … with an
-            indent drawn for each of `parts` parts, for documents of at most `most_chunks` chunks.
-        theta: base of the angles.
-        step, span: of "relative".
-        parts, most_chunks: of "random_published".
+    Kind "none": no rotation; "absolute" and "random" (in a search the same): p = 0, 1, 2, …;
+    "relative": the m chunks between two taken ones stand at step·j + ⌊linspace(0, span, m)⌋, j the
+    number of taken ones up to there; "random_published": 0, 1, 2, … with an indent drawn for each
+    of `parts` parts, for documents of at most `most_chunks` chunks.
     """
 
     kind: str
-    theta: float
+    theta: float  # base of the angles
     step: int
     span: int
     parts: int
@@ -101,108 +85,70 @@ class Positions:
 
     def __post_init__(self) -> None:
         _check_least(self, step=1, span=1, parts=1, most_chunks=1)
-        if self.kind not in POSITIONS:
-            raise ValueError(f"kind is {self.kind!a:.80}, none of {', '.join(POSITIONS)}")
-        if not self.theta > 0:
-            raise ValueError(f"theta is {self.theta}, and must be above 0")
-        if self.span >= self.step:
-            raise ValueError(
-                f"span is {self.span} and step {self.step}, so that intervals would overlap"
-            )
+        _check(self.kind in POSITIONS, f"kind is {self.kind!a:.80}, none of {', '.join(POSITIONS)}")
+        _check(self.theta > 0, f"theta is {self.theta}, and must be above 0")
+        overlap = f"span is {self.span} and step {self.step}, so that intervals would overlap"
+        _check(self.span < self.step, overlap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """How actions are searched, and when a search stops.
+    """How actions are searched, and when a search stops."""
 
-    Attributes:
-        max_steps: T, chunks taken at most.
-        beam: W, paths kept at every step; 1 is greedy.
-        beam_score: what ranks paths: "policy", Σ log π with π = softmax(Q / alpha) over the best
-            max(top_k_actions, W) chunks; "sum", Σ gamma^t·Q; or "last", the newest Q.
-        gamma: γ of the sum.
-        alpha: α, the temperature of the policy.
-        top_k_actions: k of the policy.
-        stop_action: whether the empty text, embedded as a chunk, is the action STOP.
-        stop_threshold: a search stops before a chunk whose Q is not above it; None: never.
-    """
-
-    max_steps: int
-    beam: int
+    max_steps: int  # T, chunks taken at most
+    beam: int  # W, paths kept at every step; 1 is greedy
+    # What ranks paths: "policy", Σ log π with π = softmax(Q / alpha) over the best
+    # max(top_k_actions, W) chunks; "sum", Σ gamma^t·Q; or "last", the newest Q.
     beam_score: str
-    gamma: float
-    alpha: float
+    gamma: float  # γ of the sum
+    alpha: float  # α, the temperature of the policy
     top_k_actions: int
-    stop_action: bool
-    stop_threshold: float | None
+    stop_action: bool  # whether the empty text, embedded as a chunk, is the action STOP
+    stop_threshold: float | None  # a search stops before a chunk whose Q is not above it
 
     def __post_init__(self) -> None:
         _check_least(self, max_steps=1, beam=1, top_k_actions=1)
-        if self.beam_score not in BEAM_SCORES:
-            raise ValueError(f"beam_score is {self.beam_score!a:.80}, none of {BEAM_SCORES}")
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma is {self.gamma}, and must be from 0 to 1")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha is {self.alpha}, and must be above 0")
+        known = f"beam_score is {self.beam_score!a:.80}, none of {BEAM_SCORES}"
+        _check(self.beam_score in BEAM_SCORES, known)
+        _check(0 <= self.gamma <= 1, f"gamma is {self.gamma}, and must be from 0 to 1")
+        _check(self.alpha > 0, f"alpha is {self.alpha}, and must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrieverConfig:
-    """The content of `retriever.json`; its fields have the names that they have in the file.
-
-    Attributes:
-        format: `FORMAT`.
-        library_version: version of qrag_jax that exported the towers.
-        base_model: hub name, or last part of the path, of the model that training started from;
-            "": an encoder from scratch.
-        state: the tower of states.
-        chunk: the tower of chunks.
-        title_separator: text between a passage's title and its text (see `passage_text`).
-        separator: the token between the parts of a state, as it is written in texts.
-        separator_id: its id in both tokenizers.
-        max_question_tokens: longer questions are cut.
-        max_chunk_tokens_in_state: longer chunks are cut inside a state.
-        sort_by_index: whether a state lists chunks in document order, else in the order taken.
-        positions: where chunk vectors are rotated.
-        search: how actions are searched, and when a search stops.
-    """
+    """The content of `retriever.json`; its fields have the names that they have in the file."""
 
     format: int
-    library_version: str
-    base_model: str
+    library_version: str  # version of qrag_jax that exported the towers
+    base_model: str  # hub name, or last part of the path; "": an encoder from scratch
     state: Tower
     chunk: Tower
-    title_separator: str
-    separator: str
-    separator_id: int
-    max_question_tokens: int
-    max_chunk_tokens_in_state: int
-    sort_by_index: bool
+    title_separator: str  # between a passage's title and its text (see `passage_text`)
+    separator: str  # the token between the parts of a state, as it is written in texts
+    separator_id: int  # in both tokenizers
+    max_question_tokens: int  # longer questions are cut
+    max_chunk_tokens_in_state: int  # longer chunks are cut inside a state
+    sort_by_index: bool  # whether a state lists chunks in document order, else as taken
     positions: Positions
     search: Search
 
     def __post_init__(self) -> None:
         _check_least(self, separator_id=0, max_question_tokens=1, max_chunk_tokens_in_state=1)
-        _check_texts(self.base_model, self.title_separator, self.separator)
+        _check_texts(self, "base_model", "title_separator", "separator")
         state, chunk, turns = self.state, self.chunk, self.positions.kind != "none"
-        if not (self.library_version and self.title_separator and self.separator):
-            raise ValueError("library_version, title_separator or separator is empty")
-        if state.folder == chunk.folder:
-            raise ValueError(f"state.folder and chunk.folder are both {state.folder}")
-        if state.width != chunk.width:
-            raise ValueError(f"state.width is {state.width} and chunk.width {chunk.width}")
-        if state.width % (4 if turns else 2):
-            pairs = "both halves are rotated in pairs" if turns else "a vector has two halves"
-            raise ValueError(f"state.width is {state.width}, but {pairs}")
+        filled = self.library_version and self.title_separator and self.separator
+        _check(filled, "library_version, title_separator or separator is empty")
+        same = f"state.folder and chunk.folder are both {state.folder}"
+        _check(state.folder != chunk.folder, same)
+        widths = f"state.width is {state.width} and chunk.width {chunk.width}"
+        _check(state.width == chunk.width, widths)
+        pairs = "both halves are rotated in pairs" if turns else "a vector has two halves"
+        split = state.width % (4 if turns else 2) == 0
+        _check(split, f"state.width is {state.width}, but {pairs}")
 
     @classmethod
     def of(cls, fields: object, where: str) -> RetrieverConfig:
-        """The config with these fields, as JSON has them.
-
-        Args:
-            fields: the parsed file.
-            where: names the file in errors.
-        """
+        """The config with the fields of a parsed file, which `where` names in errors."""
         version = fields.get("format") if isinstance(fields, Mapping) else FORMAT
         if version is not None and (type(version) is not int or version != FORMAT):
             raise InputError(
@@ -210,10 +156,9 @@ class RetrieverConfig:
                 f"reads format {FORMAT}; install the one that wrote the file, or {EXPORT}."
             )
         try:
-            config = typed_json.made(cls, fields)
-            for name in ("state", "chunk"):
-                if not getattr(config, name).weights:  # a run has none, an exported folder does
-                    raise ValueError(f"{name}.weights names no file of weights")
+            config = bounded_json.typed(cls, fields)
+            for name in ("state", "chunk"):  # a run has none, an exported folder does
+                _check(getattr(config, name).weights, f"{name}.weights names no file of weights")
             return config
         except ValueError as error:
             raise InputError(f"{where}: {error}; {EXPORT}.") from None
@@ -256,13 +201,19 @@ class RetrieverConfig:
                     )
 
 
+def _check(sound: object, message: str) -> None:
+    if not sound:
+        raise ValueError(message)
+
+
 def _check_least(part: object, **least: int) -> None:
     for name, low in least.items():
-        if (value := getattr(part, name)) < low:
-            raise ValueError(f"{name} is {value}, and must be at least {low}")
+        value = getattr(part, name)
+        _check(value >= low, f"{name} is {value}, and must be at least {low}")
 
 
-def _check_texts(*texts: str) -> None:
+def _check_texts(part: object, *names: str) -> None:
     # JSON can hold half a surrogate pair, which no tokenizer takes.
-    if any(re.search("[\ud800-\udfff]", text) for text in texts):
-        raise ValueError("a text holds half of a surrogate pair")
+    for name in names:
+        half = re.search("[\ud800-\udfff]", getattr(part, name))
+        _check(half is None, f"{name} holds half of a surrogate pair")

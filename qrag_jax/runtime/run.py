@@ -80,7 +80,6 @@ class Run:
         """Opens the run in the folder, which is made if absent; no other process trains in it.
 
         Args:
-            workdir: the run's folder.
             began: time on the monotonic clock at which this start of the run began.
         """
         try:
@@ -136,8 +135,7 @@ class Run:
 
         Args:
             free: beginnings of names of fields that do not change what a run computes.
-            paths: names of fields of data whose digests a checkpoint keeps: `restore` compares
-                these.
+            paths: names of fields of data whose digests `restore` compares.
         """
         check_same_config(saved, given, (*free, *paths))
         old, new = flat(saved.to_dict()), flat(given.to_dict())
@@ -227,9 +225,8 @@ class Run:
     ) -> None:
         """Saves the state if it is not saved yet, and waits until everything is on disk.
 
-        Args:
-            failed: the run ends because its last steps were not finite; the state is then saved
-                only if an earlier step has learned something since the last save.
+        If the run has `failed`, as its last steps were not finite, it is saved only if an earlier
+        step has learned something since the last save.
         """
         if step != self._saved and (self.has_learned or not failed):
             self.save(step, state, position)

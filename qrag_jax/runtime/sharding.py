@@ -50,27 +50,18 @@ Rules = Sequence[tuple[str, Any]]
 
 def check_rules(rules: Any) -> None:
     """Refuses rules that are not (regex, strategy) pairs."""
-    field = "config.runtime.sharding"
     for rule in rules if isinstance(rules, tuple | list) else [rules]:
-        is_pair = isinstance(rule, tuple | list) and [*map(type, rule)] == [str, str]
-        if not is_pair:
-            raise InputError(
-                f"{field} holds {rule!r}, which is not a pair (regex, strategy); give pairs, for "
-                'example ((".*", "fsdp"),).'
-            )
-        pattern, strategy = rule
-        if strategy not in STRATEGIES:
-            raise InputError(
-                f"{field} holds the unknown strategy {strategy!r} for {pattern!r}; use one of "
-                f"{', '.join(STRATEGIES)}."
-            )
         try:
+            pattern, strategy = rule
             re.compile(pattern)
-        except re.error as error:
+            sound = strategy in STRATEGIES
+        except (TypeError, ValueError, re.error):
+            sound = False
+        if not sound:
             raise InputError(
-                f"{field} holds {pattern!r}, which is not a regular expression ({error}); write "
-                "one that is found in the names it is for."
-            ) from None
+                f"config.runtime.sharding holds {rule!r:.200}, no pair of a regular expression and "
+                f'one of {", ".join(STRATEGIES)}; give pairs, such as ((".*", "fsdp"),).'
+            )
 
 
 def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
@@ -89,19 +80,15 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     """The sharding of every array of `tree`.
 
     The first rule whose regex is found in a parameter's path (such as `layers/query/kernel`)
-    gives its strategy. A parameter without a rule is replicated. Some arrays of `tree` belong to a
-    parameter: its copy in the target network, its moments in the optimizer. They are
-    recognised by the end of their path and by their shape, and are placed like the parameter.
-    All others are replicated.
+    gives its strategy. A parameter without a rule is replicated. A parameter's copy in the target
+    network and its moments in the optimizer are recognised by the end of their path and by their
+    shape, and are placed like it. All other arrays are replicated.
 
     Args:
         rules: as `resolve` returns them; instead of a strategy there may be further rules.
         tree: arrays or shapes, for example of the whole training state.
         params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
             tower.
-
-    Returns:
-        A tree like `tree` of `NamedSharding`s.
     """
     specs = {
         (_name(path), leaf.shape): _spec(mesh, rules, _name(path), leaf.shape)

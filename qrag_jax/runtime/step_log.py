@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ import numpy as np
 from tqdm import tqdm
 
 from qrag_jax.runtime.not_learning import Evaluated, Watch
-from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.runtime.writers import EpisodeFile, Logged, MetricWriter
@@ -49,46 +49,19 @@ class Played(Protocol):
 
     def counts(self) -> dict[str, float]:
         """Further metrics."""
-        ...
 
 
-class Sampled(Protocol):
-    """Episodes to look at; see `evaluators.evaluation`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def text(self) -> str: ...
-
-
-Sampler = Callable[[int], Sampled]  # (most episodes) → so many of them
-
-
-@dataclasses.dataclass
-class Window:
-    """The steps that the next line of metrics averages over."""
-
-    metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of every step
-    began: float = dataclasses.field(default_factory=time.monotonic)
-    waited: dict[str, float] = dataclasses.field(default_factory=dict)  # when the window began
+Sampler = Callable[[int], Any]  # (most episodes) → so many of them, see `evaluators.evaluation`
 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a system gives the log besides metrics.
+    """What a system gives the log besides metrics."""
 
-    Attributes:
-        names: gives the ids of questions from their numbers.
-        shown: metrics shown beside the progress bar, name → format.
-        advice: what the user can change if no step is finite; part of an error message.
-        causes: likely causes of each finding of `not_learning`, by its kind.
-    """
-
-    names: Callable[[Sequence[int]], list[str]]
-    shown: Mapping[str, str]
-    advice: str
+    names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
+    shown: Mapping[str, str]  # metrics shown beside the progress bar, name → format
+    advice: str  # what the user can change if no step is finite; part of an error message
+    # Likely causes of each finding of `not_learning`, by its kind.
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -122,8 +95,8 @@ class StepLog:
         self._watch = Watch(train.steps, told.causes)
         self._time_left = TimeLeft(train.steps, train.eval_every)
         self._stepped = time.monotonic(), 0.0  # the last step: when, and seconds of compiling
-        self._window = self._new_window()
         self._has_stepped = self._has_failed = False  # both in this start of the run
+        self.restart_window()
 
     def __enter__(self) -> StepLog:
         with contextlib.ExitStack() as stack:
@@ -143,7 +116,7 @@ class StepLog:
         before, compiled = time.monotonic(), self._run.counter.seconds
         yield
         seconds, then = time.monotonic() - before, self._stepped
-        self._window.began += seconds
+        self._line_began += seconds
         self._stepped = then[0] + seconds, then[1] + self._run.counter.seconds - compiled
 
     @contextlib.contextmanager
@@ -190,11 +163,7 @@ class StepLog:
             self._tell(*last)
 
     def finish_after(self, why: Exception) -> Exception:
-        """As `finish`, for a run that ends because of `why`.
-
-        Returns:
-            `why`, or the `NotFinite` that the last step's results call for.
-        """
+        """As `finish`; returns `why` the run ends, or the `NotFinite` of the last step."""
         try:
             self.finish()
         except NotFinite as error:
@@ -203,7 +172,8 @@ class StepLog:
 
     def restart_window(self) -> None:
         """Begins a new line of metrics, without the steps before."""
-        self._window = self._new_window()
+        self._metrics: list[Metrics] = []  # of every step of the line
+        self._line_began, self._waited = time.monotonic(), dict(self._experience.waited)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes metrics that do not come from a step."""
@@ -216,20 +186,13 @@ class StepLog:
             log(sentence)
 
     def write_episodes(self, step: int, sampler: Sampler | None) -> None:
-        """Keeps some episodes of an evaluation, as `config.train.log_episodes` says.
-
-        Args:
-            sampler: gives so many of them; None: there are none.
-        """
+        """Keeps some episodes of an evaluation, as `config.train.log_episodes` says."""
         most = self._train.log_episodes
         if sampler is None or not most or self._writer is None or self._episodes is None:
             return
         found = sampler(most)
         self._episodes.write(step, found.kind, found.rows)
         self._writer.write_text(step, "episodes", found.text)
-
-    def _new_window(self) -> Window:
-        return Window(waited=dict(self._experience.waited))
 
     def _tell(self, step: int, metrics: Metrics, samples: np.ndarray) -> None:
         jax.block_until_ready(metrics)
@@ -240,7 +203,7 @@ class StepLog:
         else:
             self._tell_time_left(step)
         self._bar.update()
-        self._window.metrics.append(metrics)
+        self._metrics.append(metrics)
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
         if step % self._train.log_every == 0 or step == self._train.steps:
             means = self._write(step)
@@ -301,15 +264,15 @@ class StepLog:
             log(line)
 
     def _write(self, step: int) -> dict[str, float]:
-        window, elapsed = self._window, time.monotonic() - self._window.began
+        elapsed = time.monotonic() - self._line_began
         progress, counter = self._run.progress, self._run.counter
-        rows = jax.device_get(window.metrics)
+        rows = jax.device_get(self._metrics)
         names = dict.fromkeys(name for row in rows for name in row)
         means = {
             name: _mean_of_finite([row[name] for row in rows if name in row]) for name in names
         }
         skipped = round(means.pop("skipped") * len(rows))
-        self._watch.line(step, len(rows), means, skipped)
+        self._watch.line(len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
         means["skipped_steps"] = float(progress.skipped_steps)
         means["skipped_in_a_row"] = float(progress.skipped_in_a_row)
@@ -317,7 +280,7 @@ class StepLog:
         metrics |= {
             "speed/steps_per_second": len(rows) / elapsed,
             **{
-                f"speed/{cause}_wait_share": (seconds - window.waited.get(cause, 0.0)) / elapsed
+                f"speed/{cause}_wait_share": (seconds - self._waited.get(cause, 0.0)) / elapsed
                 for cause, seconds in self._experience.waited.items()
             },
             "speed/compilations": float(counter.count),
@@ -355,62 +318,127 @@ def process_age() -> float:
         return time.monotonic() - _IMPORTED
 
 
+PERFETTO_NAME = "perfetto_trace.json.gz"
+
+
+class StepProfile:
+    """Traces `steps` training steps, without the first two of this start, which compile.
+
+    Use as a context manager around the loop. In whichever way the loop ends, an open trace is
+    written with the steps so far. Only the first host traces.
+
+    Args:
+        folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
+            `perfetto_trace.json.gz`.
+        steps: steps to trace; 0 traces nothing.
+        done: steps done before this start.
+        log: prints a line that says where the trace is.
+    """
+
+    SKIPPED = 2
+
+    def __init__(self, folder: Path, steps: int, done: int, log: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._begin = done + self.SKIPPED + 1  # step traced first
+        self._end = self._begin + steps  # first step after the trace
+        self._wanted = steps > 0 and jax.process_index() == 0
+        self._log = log
+        self._last: int | None = None  # step traced last, while a trace is open
+
+    def turn(self, step: int, running: Any) -> None:
+        """Opens the trace before the first step to trace, and closes it after the last one.
+
+        It first waits for the arrays in `running`, so that the trace holds whole steps.
+        """
+        if self._wanted and step == self._begin:
+            jax.block_until_ready(running)
+            options = jax.profiler.ProfileOptions()
+            # Else every Python call is an event: a million in seconds, which crowd out the rest.
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(
+                self.folder, create_perfetto_trace=True, profiler_options=options
+            )
+            self._last = step
+        elif self._last is not None and step == self._end:
+            jax.block_until_ready(running)
+            self._close()
+
+    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """Marks the host's part of a step; viewers group the device's work by these marks."""
+        if self._last is None:
+            return contextlib.nullcontext()
+        self._last = step
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def __enter__(self) -> StepProfile:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._last is not None:
+            try:
+                self._close()
+            except Exception as failure:
+                if error is None:
+                    raise
+                self._log(f"the profile cannot be written: {failure}")
+        elif self._wanted:
+            self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+
+    def _close(self) -> None:
+        last, self._last, self._wanted = self._last, None, False
+        jax.profiler.stop_trace()
+        self._log(
+            f"profile of steps {self._begin} to {last}: run tensorboard --logdir="
+            f"{shlex.quote(str(self.folder))}, or open {PERFETTO_NAME} there at "
+            "https://ui.perfetto.dev"
+        )
+
+
 GROUP_STEPS = 5  # measured together
 GROUP_SECONDS = 2.0  # likewise, at least: shorter times are mostly noise
 OTHER_PACE = 2.0  # steps this much slower or faster are told again
 MOST_TOLD = 5  # times
 
 
-@dataclasses.dataclass
 class TimeLeft:
     """Says what is left after the first steps, and again if later steps take another time.
 
-    Steps of another stage do: a language model that imitates is faster than one that plays.
+    Steps of another stage do: a language model that imitates is faster than one that plays. Seconds
+    of compiling are not among those that it is given.
 
-    Attributes:
+    Args:
         steps: number of steps of the whole training.
         every: steps between evaluations.
-        evaluating: seconds of the longest evaluation so far; None: there was none yet.
     """
 
-    steps: int
-    every: int
-    evaluating: float | None = None
-    _count: int = 0
-    _seconds: float = 0.0
-    _pace: float | None = None  # seconds of a step
-    _times: int = 0
+    def __init__(self, steps: int, every: int) -> None:
+        self._steps, self._every = steps, every
+        self._evaluating: float | None = None  # seconds of the longest evaluation so far
+        self._group: list[float] = []  # seconds of steps that are measured together
+        self._paces: list[float] = []  # seconds of a step, as they were told
 
     def evaluated(self, seconds: float) -> None:
-        """Takes the seconds of an evaluation, without those of compiling."""
-        self.evaluating = max(self.evaluating or 0.0, seconds)
+        """Takes the seconds of an evaluation."""
+        self._evaluating = max(self._evaluating or 0.0, seconds)
 
     def stepped(self, step: int, seconds: float) -> str | None:
-        """Takes the seconds of a step, without those of compiling; gives a line if there is news.
-
-        Args:
-            step: number of steps done so far.
-        """
-        self._count += 1
-        self._seconds += seconds
-        if self._count < GROUP_STEPS or self._seconds < GROUP_SECONDS:
+        """Takes the seconds of a step; gives a line if there is news."""
+        self._group.append(seconds)
+        if len(self._group) < GROUP_STEPS or sum(self._group) < GROUP_SECONDS:
             return None
-        pace, self._count, self._seconds = self._seconds / self._count, 0, 0.0
-        if self._pace is not None and 1 / OTHER_PACE < pace / self._pace < OTHER_PACE:
+        pace, self._group = sum(self._group) / len(self._group), []
+        if self._paces and 1 / OTHER_PACE < pace / self._paces[-1] < OTHER_PACE:
             return None
-        if step >= self.steps or self._times >= MOST_TOLD:
+        if step >= self._steps or len(self._paces) >= MOST_TOLD:
             return None
-        self._pace, self._times = pace, self._times + 1
-        return self._line(step, pace)
-
-    def _line(self, step: int, pace: float) -> str:
-        left = self.steps - step
-        evaluations = math.ceil(self.steps / self.every) - step // self.every
-        scored = evaluations * (self.evaluating or 0.0)
-        line = f"about {duration(left * pace + scored)} left: {left} steps of {duration(pace)}"
-        if self.evaluating is None:
+        self._paces.append(pace)
+        left = self._steps - step
+        evaluations = math.ceil(self._steps / self._every) - step // self._every
+        seconds = left * pace + evaluations * (self._evaluating or 0.0)
+        line = f"about {duration(seconds)} left: {left} steps of {duration(pace)}"
+        if self._evaluating is None:
             return f"{line}, and {evaluations} evaluations"
-        return f"{line}, {evaluations} evaluations of {duration(self.evaluating)}"
+        return f"{line}, {evaluations} evaluations of {duration(self._evaluating)}"
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,6 @@ for a TPU from the name of its kind. That needs the CUDA packages of this versio
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 from typing import Any, NamedTuple
@@ -18,19 +17,10 @@ from jax.experimental import topologies
 from qrag_jax.errors import InputError
 
 CUDA, TPU = "cuda", "tpu"
-PLUGINS, LIBTPU = ("jax-cuda12-plugin", "jax-cuda13-plugin"), "libtpu"  # either plugin will do
 GPUS_OF_HOST = 8
 # TPUs of these kinds stand in a rectangle, of which a host has 2 × 2, or a single one.
-RECTANGLES = {
-    1: "1x1",
-    4: "2x2",
-    8: "2x4",
-    16: "4x4",
-    32: "4x8",
-    64: "8x8",
-    128: "8x16",
-    256: "16x16",
-}
+_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+RECTANGLES = dict(zip((1, 4, 8, 16, 32, 64, 128, 256), _SHAPES, strict=True))
 # libtpu asks the cloud's machine what it is, and complains of each answer that it does not get.
 _NO_CLOUD = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -42,17 +32,12 @@ _NO_CLOUD = {
 
 
 class Target(NamedTuple):
-    """A kind of device.
+    """A kind of device."""
 
-    title: its name for people.
-    memory: bytes of one device.
-    description: facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a
-        TPU the name of its kind.
-    platform: "cuda" or "tpu".
-    """
-
-    title: str
-    memory: int
+    title: str  # for people
+    memory: int  # bytes of one device
+    # Facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a TPU the name
+    # of its kind.
     description: str
     platform: str = CUDA
 
@@ -103,13 +88,19 @@ def described_devices(name: str) -> Devices:
         )
     target, count = TARGETS[match[1]], int(match[2] or 1)
     topology = _tpus(name, target, count) if target.platform == TPU else _gpus(name, target, count)
-    check_packages(target.platform)
     # Else the plugin looks for a device and its driver, and is not there at all without them.
     jax.config.update("jax_platforms", "cpu")
     if target.platform == TPU:
         for variable, value in _NO_CLOUD.items():
             os.environ.setdefault(variable, value)
-    found = topologies.get_topology_desc(platform=target.platform, **topology)
+    extra = "tpu" if target.platform == TPU else "cuda12"
+    try:
+        found = topologies.get_topology_desc(platform=target.platform, **topology)
+    except (RuntimeError, NotImplementedError, ImportError) as error:
+        raise InputError(
+            f"to compile for {name} the packages of jax[{extra}] are needed, of this jax's version "
+            f"({' '.join(str(error).split())[:200]}); run pip install 'qrag_jax[{extra}]'."
+        ) from None
     return Devices(target, list(found.devices))
 
 
@@ -133,42 +124,3 @@ def _tpus(name: str, target: Target, count: int) -> dict[str, Any]:
         )
     alone = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
     return {"topology_name": f"{target.description}:{RECTANGLES[count]}", **alone}
-
-
-def check_packages(platform: str) -> None:
-    """Checks the packages that compile for "cuda" or "tpu"."""
-    if platform == TPU:
-        package, extra, wanted = LIBTPU, "tpu", _libtpu_of_jax()
-        found = _version(LIBTPU)
-        help_ = "run pip install 'qrag_jax[tpu]'"
-    else:
-        extra, wanted = "cuda12", jax.__version__
-        here = {name: version for name in PLUGINS if (version := _version(name)) is not None}
-        # The one that belongs to this jax, if there is one.
-        package = next((name for name in here if here[name] == wanted), next(iter(here), ""))
-        found = here.get(package)
-        help_ = "run pip install 'qrag_jax[cuda12]'"
-    if found is None:
-        kind = "TPU" if platform == TPU else "GPU"
-        raise InputError(
-            f"to compile for a {kind} the packages of jax[{extra}] are needed; {help_}."
-        )
-    if wanted is not None and not f"{found}.".startswith(f"{wanted}."):
-        raise InputError(
-            f"{package} is {found}, but jax {jax.__version__} needs {wanted}; {help_}."
-        )
-
-
-def _version(package: str) -> str | None:
-    """Of an installed package; None: it is not."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _libtpu_of_jax() -> str | None:
-    """The version of libtpu that jax asks for; None if it does not say."""
-    needed = " ".join(importlib.metadata.requires("jax") or ())
-    found = re.search(r"libtpu==([\d.]+?)(?:\.\*)?;", needed)
-    return found[1] if found else None

@@ -46,11 +46,7 @@ def default_cache() -> Path:
 
 
 def write_whole(path: Path, text: str | bytes) -> None:
-    """Replaces a small file atomically; if this fails, the old file stays as it was.
-
-    After a kill, a crash of the machine or a full disk there is either the old file or the new
-    one, never a part of it. Missing folders are made.
-    """
+    """Replaces a small file: there is either the old one or the new one, never a part of it."""
     with replacing(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
 
@@ -110,14 +106,9 @@ def new_folder(parent: Path, prefix: str) -> Path:
     Its permissions follow the user's umask, because runs and caches are shared. A folder of
     `tempfile.mkdtemp` would be open to the user alone.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        folder = parent / f"{prefix}{secrets.token_hex(6)}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+    folder = parent / f"{prefix}{secrets.token_hex(6)}"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def disk_is_full(error: BaseException) -> bool:
@@ -127,12 +118,11 @@ def disk_is_full(error: BaseException) -> bool:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return True
         text = str(seen).lower()
         if any(words in text for words in _FULL_TEXTS):
             return True
-        if isinstance(seen, OSError) and all(words in text for words in _NUMPY_TEXT):
+        by_numpy = all(words in text for words in _NUMPY_TEXT)
+        if isinstance(seen, OSError) and (seen.errno in _FULL or by_numpy):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

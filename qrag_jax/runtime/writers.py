@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.trackers.sender import Sender, close_all
+from qrag_jax.runtime.trackers import Sender, close_all
 from qrag_jax.runtime.train_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.whole_files import replacing
 
@@ -27,17 +26,11 @@ PATIENCE = 60  # seconds that the end of a training waits for its trackers
 
 @dataclasses.dataclass(frozen=True)
 class Logged:
-    """Where a training's metrics go, and what trackers are told of it.
-
-    Attributes:
-        settings: section `log` of the config.
-        config: all fields of the experiment, in nested sections.
-        tell: takes one sentence for the user.
-    """
+    """Where a training's metrics go, and what trackers are told of it."""
 
     settings: LogConfig = dataclasses.field(default_factory=LogConfig)
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tell: Callable[[str], None] = print
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the experiment
+    tell: Callable[[str], None] = print  # takes one sentence for the user
 
 
 class MetricWriter:
@@ -47,11 +40,10 @@ class MetricWriter:
 
     Args:
         workdir: the run's folder; made if absent.
-        resume_step: the step of the checkpoint from which the run resumes. Lines of later steps
-            and a line torn by the kill are dropped. TensorBoard is told to hide events from
-            `resume_step + 1` on. None for a new run: an old file is moved to `metrics.jsonl.old`.
-        logged: where else metrics go. A tracker is first sent the lines of `metrics.jsonl` that it
-            lacks.
+        resume_step: the step of the checkpoint from which the run resumes. Later lines, and one
+            torn by the kill, are dropped; TensorBoard hides later events. None for a new run: an
+            old file is moved to `metrics.jsonl.old`.
+        logged: where else metrics go. A tracker is first sent the lines that it lacks.
     """
 
     def __init__(
@@ -79,14 +71,11 @@ class MetricWriter:
         self._senders = [_sender(name, workdir, logged) for name in logged.settings.trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Adds one line and one TensorBoard scalar per metric.
+        """Adds one line and one TensorBoard scalar per metric; what is not finite is null.
 
         Args:
             step: number of optimizer steps done.
-            metrics: maps a name, such as `train/loss`, to a scalar (Python, NumPy or JAX). NaN and
-                infinities become null in the JSON line. TensorBoard allows only letters, digits
-                and `-_./` in names and shows an underscore for anything else. None is named
-                "step".
+            metrics: by names such as `train/loss`; none is "step".
         """
         scalars = {name: float(value) for name, value in metrics.items()}
         record = {"step": int(step)} | {
@@ -106,49 +95,29 @@ class MetricWriter:
         for sender in self._senders:
             sender.put(int(step), {name: text})
 
-    def close(self) -> None:
-        """Flushes and closes the files; `write` must not be called any more.
+    def __enter__(self) -> MetricWriter:
+        return self
 
-        Waits for trackers, but not longer than `PATIENCE`.
-        """
+    def __exit__(self, *error: object) -> None:
+        """Closes the files, and waits for trackers, but not longer than `PATIENCE`."""
         self._file.close()
         if self._board is not None:
             self._board.close()
         close_all(self._senders, PATIENCE)
 
-    def __enter__(self) -> MetricWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def _sender(name: str, workdir: Path, logged: Logged) -> Sender:
-    settings = logged.settings
-    start = trackers.Start(
-        workdir,
-        settings.project,
-        settings.name or workdir.resolve().name,
-        trackers.clean(logged.config),
-    )
-    return Sender(
-        name,
-        lambda kept: trackers.begin(name, dataclasses.replace(start, kept=kept)),
-        workdir / trackers.FOLDER / f"{name}.json",
-        logged.tell,
-        lambda: _lines(workdir / METRICS_NAME),
-    )
+    settings, path = logged.settings, workdir / METRICS_NAME
+    title, config = settings.name or workdir.resolve().name, trackers.clean(logged.config)
 
+    def begin(kept: str) -> trackers.Tracker:
+        return trackers.begin(name, trackers.Start(workdir, settings.project, title, config, kept))
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    for record in read_metrics(path):
-        step = int(record.pop("step"))
-        yield step, _finite(record)
+    def earlier() -> Iterator[tuple[int, dict[str, float]]]:
+        for record in read_metrics(path):
+            yield int(record.pop("step")), _finite(record)
+
+    return Sender(name, begin, workdir / trackers.FOLDER / f"{name}.json", logged.tell, earlier)
 
 
 def _finite(scalars: Mapping[str, float]) -> dict[str, float]:
@@ -174,10 +143,7 @@ def _summary_writer() -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out.
-
-    The file is not changed, because it may belong to a run in progress.
-    """
+    """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: name the folder of a run that has trained")
     return [
@@ -215,7 +181,6 @@ class EpisodeFile:
         """Adds the episodes of an evaluation, in the place of those of its step and later ones.
 
         Args:
-            step: number of optimizer steps done.
             kind: of the rows, one of `evaluators.episode_views.KINDS`.
             rows: JSON objects with finite numbers.
         """

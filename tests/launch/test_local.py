@@ -5,23 +5,13 @@ The real vLLM under launch/sidecar.sh is tried by the tests marked `sidecar`.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.entry_points import ROOT, Commands, losses
-from tests.launch.scripts import LAUNCH, ended, peer, peers, program, read_until, start
-
-
-@pytest.mark.parametrize("path", [*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
-def test_a_script_may_be_started(path: Path) -> None:
-    assert subprocess.run(["bash", "-n", path]).returncode == 0
-    assert os.access(path, os.X_OK) or path.suffix == ".sbatch"
+from tests.launch.scripts import ended, peer, peers, program, read_until, start
 
 
 def local(
@@ -75,33 +65,10 @@ def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path, name: str) -> None
     assert sorted(told.stdout.split()) == ["0", "1", "stopped", "stopped"]  # and none started again
 
 
-def test_a_second_ctrl_c_ends_what_hangs(tmp_path: Path) -> None:
-    process = local(tmp_path, "2", "deaf")
-    read_until(process, 2)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert ended(process, limit=20).returncode == 137
-
-
-def test_gpus_are_counted_again_after_a_failure(tmp_path: Path) -> None:
-    """The second attempt finds a GPU less, so it has a process less."""
-    counts = "echo GPU-a\n[[ -e failed ]] || echo GPU-b\n"
-    program(tmp_path / "bin" / "nvidia-smi", f"[[ $* == *--query-gpu=uuid* ]] || exit 9\n{counts}")
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    told = ended(local(tmp_path, "2", "once", RESTARTS="1", PATH=path))
-    assert told.returncode == 0, told.stderr
-    found = [(number, gpu, words[-1][-4:]) for number, gpu, words in peers(told.stdout)]
-    first = [(0, "GPU-a", ",2,0"), (1, "GPU-b", ",2,1")]
-    assert sorted(found) == sorted([*first, (0, "GPU-a", ",1,0")])
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "name"),
     [
         (("2",), {}, "command"),
-        (("two", "true"), {}, "COUNT"),
         (("0", "true"), {}, "COUNT"),
         (("2", "true"), {"RESTARTS": "-1"}, "RESTARTS"),
         (("2", "true"), {"CUDA_VISIBLE_DEVICES": "0"}, "GPU"),
@@ -114,40 +81,6 @@ def test_wrong_words_are_refused(
     assert told.returncode == 2
     assert told.stderr.startswith("local.sh: error: ")
     assert name in told.stderr
-
-
-@pytest.mark.nightly
-def test_after_a_kill_a_training_of_two_goes_on_to_its_end(
-    commands: Commands, tmp_path: Path
-) -> None:
-    workdir, steps = tmp_path / "run", 12
-    fields = {"steps": steps, "checkpoint_every": 2, "eval_every": steps, "log_every": 1}
-    words = [LAUNCH / "local.sh", "2", sys.executable, "-m", "qrag_jax.train"]
-    words += ["--config=configs/quickstart.py:tiny", f"--workdir={workdir}"]
-    process = subprocess.Popen(
-        [*words, *(f"--config.train.{name}={value}" for name, value in fields.items())],
-        cwd=ROOT,
-        env={**commands.environment, "RESTARTS": "1", "GRACE": "20"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    until = time.monotonic() + 300
-    while not (found := losses(workdir)) or found[-1][0] < 5:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    # -ww: whole lines, also where readline has put a width into the environment.
-    listed = subprocess.run(["ps", "axww", "-o", "pid=,args="], capture_output=True, text=True)
-    (second,) = (
-        int(line.split()[0])
-        for line in listed.stdout.splitlines()
-        if f"--workdir={workdir} " in line and line.endswith(",2,1")
-    )
-    os.kill(second, signal.SIGKILL)
-    told = ended(process, limit=300)
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert [step for step, _ in losses(workdir)] == list(range(1, steps + 1))
 
 
 # ---------------------------------------------------------------- with a language model
@@ -197,13 +130,3 @@ def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path, name: str)
     told = ended(process)
     assert told.returncode == (143 if name == "SIGTERM" else 130)
     assert told.stderr.endswith("model stopped\n")
-
-
-def test_a_stop_before_the_model_answers_starts_no_command(tmp_path: Path) -> None:
-    process = beside(tmp_path, "slow", "--", "echo", "ran")
-    assert process.stderr is not None
-    assert "model" in process.stderr.readline()
-    process.terminate()
-    told = ended(process)
-    assert (told.returncode, told.stdout) == (143, "")
-    assert "model stopped" in told.stderr

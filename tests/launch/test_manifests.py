@@ -14,7 +14,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from configs import babilong, hotpotqa
 from tests.launch.scripts import LAUNCH, program
 
 
@@ -46,7 +45,6 @@ class Manifest:
         self.job = self.jobs["trainer"]
         self.pod = self.job["template"]["spec"]
         (self.trainer,) = self.pod["containers"]
-        self.flags = dict(word.split("=", 1) for word in self.trainer["args"])
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [part for part in self.parts if part["kind"] == kind]
@@ -65,36 +63,15 @@ def test_all_is_as_the_schemas_say(manifest: Manifest) -> None:
             kubernetes_validate.validate(part, version, strict=True)
 
 
-def test_what_it_promises(manifest: Manifest) -> None:
-    """Pods find each other; failures are tried again, refusals not; keys are secrets."""
-    job = manifest.job
-    assert job["parallelism"] == job["completions"] == 2
-    environment = {e["name"]: e.get("value") for e in manifest.trainer["env"]}
-    assert environment["PODS"] == str(job["completions"])
-    (policy,) = manifest.of("NetworkPolicy")
-    own = {"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "qrag"}}}
-    assert policy["spec"]["ingress"] == [{"from": [own]}]  # nobody else reaches them
+def test_failures_are_tried_again_and_refusals_not_and_keys_are_secrets(manifest: Manifest) -> None:
     assert manifest.spec["failurePolicy"]["maxRestarts"] > 0
-    (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2]}
-    assert manifest.pod["restartPolicy"] == "Never"  # podFailurePolicy asks for it
+    (rule,) = manifest.job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2])
     assert manifest.pod["terminationGracePeriodSeconds"] >= 120  # to save
-    mounts = {each["mountPath"] for each in manifest.trainer["volumeMounts"]}
-    assert {"/runs", "/dev/shm"} <= mounts  # noqa: S108
     for container in (*manifest.pod["containers"], *manifest.pod.get("initContainers", ())):
         for each in container["env"]:
             is_secret = "secretKeyRef" in each.get("valueFrom", {})
             assert is_secret == each["name"].endswith(("TOKEN", "KEY")), each
-
-
-def test_the_batch_splits_over_the_gpus(manifest: Manifest) -> None:
-    gpus = manifest.trainer["resources"]["limits"]["nvidia.com/gpu"] * manifest.job["parallelism"]
-    is_hotpot = "hotpotqa" in manifest.flags["--config"]
-    config = hotpotqa.get_config() if is_hotpot else babilong.get_config("qa1")
-    batch = int(manifest.flags.get("--config.train.batch_size", config.train.batch_size))
-    assert batch % (gpus * int(manifest.flags["--config.train.accumulation"])) == 0
-    assert config.eval.batch_size % gpus == 0
 
 
 def test_a_pod_waits_for_all_names_and_then_is_the_trainer(
@@ -131,24 +108,6 @@ def task(request: pytest.FixtureRequest) -> dict[str, Any]:
     made = yaml.safe_load(text_of("skypilot.yaml", request.param))
     assert made["num_nodes"] == 1 + request.param
     return made
-
-
-def test_a_task_runs_on_spot_machines_and_comes_back(task: dict[str, Any]) -> None:
-    resources = task["resources"]
-    assert resources["use_spot"] is True
-    assert resources["job_recovery"]["max_restarts_on_errors"] >= 1
-    # A bucket cannot be shared by machines that write.
-    several = task["num_nodes"] > 1
-    assert ("volumes" in task, "file_mounts" in task) == (several, not several)
-    assert several or task["file_mounts"]["/runs"]["mode"] == "MOUNT_CACHED"
-    # No key is in it.
-    assert not any(task["secrets"].values())
-    assert not any(name.endswith(("TOKEN", "KEY")) for name in task["envs"])
-    flags = dict(word.split("=", 1) for word in task["envs"]["FLAGS"].split())
-    gpus = int(resources["accelerators"].partition(":")[2]) * task["num_nodes"]
-    assert flags["--config"] == "configs/hotpotqa.py"
-    batch = hotpotqa.get_config().train.batch_size
-    assert batch % (gpus * int(flags["--config.train.accumulation"])) == 0
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -6,7 +6,6 @@ No cluster has run it.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -91,16 +90,6 @@ def submitted(
     )
 
 
-def test_its_options() -> None:
-    text = (LAUNCH / "slurm.sbatch").read_text()
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE))
-    assert options["signal"] == "TERM@120"  # to the tasks: without B:
-    assert options["ntasks-per-node"] == options["gpus-per-node"]
-    assert {"requeue", "open-mode"} <= options.keys()
-    assert not {"gpus-per-task", "gpu-bind"} & options.keys()  # a task sees all GPUs of its node
-    assert text.rindex("#SBATCH") < text.index("\nset -euo pipefail")  # sbatch reads no further
-
-
 def test_all_tasks_train_and_the_job_is_done(tmp_path: Path) -> None:
     told = ended(submitted(tmp_path, "0 0", "--config=a b", "--workdir=w"))
     assert told.returncode == 0, told.stderr
@@ -162,9 +151,3 @@ printf "%s|" "$@" >"task$SLURM_PROCID"
     assert "--config.llm.server.devices=4,5" in served
     assert "--config.llm.server.arguments=('--tensor-parallel-size', '2')" in served
     assert f"--config.llm.server.log={tmp_path}/slurm-71.vllm-localhost.log" in served
-
-
-def test_outside_the_repository_it_is_refused(tmp_path: Path) -> None:
-    told = subprocess.run(["bash", LAUNCH / "slurm.sbatch"], cwd=tmp_path, capture_output=True)
-    assert told.returncode == 2
-    assert told.stderr.startswith(b"slurm.sbatch: error: ")

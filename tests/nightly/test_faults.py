@@ -253,5 +253,5 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(
     run = Started(course, workdir, programs)
     assert not any(run.statuses()), run.log()
     assert str(damaged.name) in run.log()
-    assert "going on from step" in run.log()
+    assert "taking step" in run.log()
     assert_same(course, workdir, reference)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,97 +41,49 @@ def assert_equal(left: Any, right: Any) -> None:
 
 
 def test_nothing_saved_yet(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.last_step() is None
-    assert checkpoints.best_step() is None
-    for which in ("best", "last"):
-        with pytest.raises(InputError, match=f"{which} holds no checkpoint; train first"):
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    assert checkpoints.last_step() is checkpoints.best_step() is None
+    for which in ("best", "last", "newest"):
+        with pytest.raises(InputError, match=which):
             checkpoints.restore_params(which, state(0).params)
-    with pytest.raises(InputError, match="'newest'; use best or last"):
-        checkpoints.restore_params("newest", state(0).params)
+    assert not list(tmp_path.iterdir())
 
 
-def test_state_comes_back_whole(tmp_path: Path) -> None:
+def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     extra = {"batches": {"next_index": 7}, "seconds": 1.5, "best_return": -float("inf")}
-    checkpoints.save_last(5, state(5), extra)
-    checkpoints.wait()
-    again = Checkpoints(tmp_path)
-    assert again.last_step() == 5
-    restored, found, step = again.restore_last(state(1))
-    assert step == 5
-    assert_equal(restored, state(5))
-    assert found == extra
-    assert isinstance(restored, State)
-    params, step = again.restore_params("last", state(1).params)
-    assert step == 5
-    assert_equal(params, state(5).params)
-
-
-def test_two_states_and_one_best_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2, 3):
-        checkpoints.save_last(step, state(step), {})
+    for step in (1, 2, 6):
+        checkpoints.save_last(step, state(step), extra)
         checkpoints.save_best(step, state(step).params, {"scores": {"return": step}})
     checkpoints.wait()
-    assert sorted(path.name for path in (tmp_path / "checkpoints/last").iterdir()) == ["2", "3"]
-    assert [path.name for path in (tmp_path / "checkpoints/best").iterdir()] == ["3"]
-    params, step = checkpoints.restore_params("best", state(0).params)
-    assert step == 3
-    assert_equal(params, state(3).params)
+    assert sorted(path.name for path in (tmp_path / "checkpoints/last").iterdir()) == ["2", "6"]
+    assert [path.name for path in (tmp_path / "checkpoints/best").iterdir()] == ["6"]
+    again = Checkpoints(tmp_path)
+    restored, found, step = again.restore_last(state(1))
+    assert (step, found) == (6, extra)
+    assert_equal(restored, state(6))
+    assert isinstance(restored, State)
+    for which in ("last", "best"):
+        params, step = again.restore_params(which, state(1).params)
+        assert step == 6
+        assert_equal(params, state(6).params)
+    # After a kill, evaluations may be at other steps than before.
+    again.save_best(4, state(4).params, {})
+    again.wait()
+    assert again.best_step() == 4
 
 
 def test_the_end_of_a_stage_is_kept(tmp_path: Path) -> None:
-    with_stage, without = tmp_path / "one", tmp_path / "other"
-    for folder in (with_stage, without):
-        checkpoints = Checkpoints(folder)
-        if folder == with_stage:
-            checkpoints.save_stage(2, state(2).params)
-            checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
-        for step in (3, 4, 5):
-            checkpoints.save_last(step, state(step), {})
-        checkpoints.wait()
-    assert_equal(Checkpoints(with_stage).restore_params_of(2, state(0).params), state(2).params)
-    reading = Checkpoints(without, read_only=True)
-    assert reading.restore_params_of(2, state(0).params) is None
-    assert not (without / "checkpoints" / "stages").exists()
-
-
-def test_resumed_run_meets_its_best_step_again(tmp_path: Path) -> None:
-    """Killed after best/6 was saved and before last/6 was, a run goes on from last/5."""
-    before = Checkpoints(tmp_path)
-    before.save_last(5, state(5), {})
-    before.save_best(6, state(6).params, {})
-    before.wait()
-    resumed = Checkpoints(tmp_path)
-    resumed.save_best(6, state(6).params, {})
-    resumed.wait()
-    assert resumed.best_step() == 6
-
-
-def test_best_of_an_earlier_step_replaces_a_lost_later_one(tmp_path: Path) -> None:
-    """After a kill, evaluations at other steps than before (eval_every is free to change)."""
-    before = Checkpoints(tmp_path)
-    before.save_best(6, state(6).params, {})
-    before.wait()
-    resumed = Checkpoints(tmp_path)
-    resumed.save_best(4, state(4).params, {})
-    resumed.wait()
-    params, step = Checkpoints(tmp_path).restore_params("best", state(0).params)
-    assert step == 4
-    assert_equal(params, state(4).params)
-
-
-def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_last(1, state(1), {})
+    assert checkpoints.restore_params_of(2, state(0).params) is None
+    assert not (tmp_path / "checkpoints" / "stages").exists()
+    checkpoints.save_stage(2, state(2).params)
+    checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
+    for step in (3, 4, 5):
+        checkpoints.save_last(step, state(step), {})
     checkpoints.wait()
-    (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir()  # as a kill leaves it
-    again = Checkpoints(tmp_path)
-    assert again.last_step() == 1
-    again.save_last(2, state(2), {})
-    again.wait()
-    assert_equal(Checkpoints(tmp_path).restore_last(state(0)).state, state(2))
+    found = Checkpoints(tmp_path, read_only=True).restore_params_of(2, state(0).params)
+    assert_equal(found, state(2).params)
 
 
 # ---------------------------------------------------------------------- damage
@@ -157,22 +108,6 @@ def cut_arrays(folder: Path) -> str:
     return f"has {size - 7} bytes instead of {size}"
 
 
-def lose_arrays(folder: Path) -> str:
-    largest(folder).unlink()
-    return "is missing"
-
-
-def cut_metadata(folder: Path) -> str:
-    path = folder / "state" / "_METADATA"
-    path.write_bytes(path.read_bytes()[:50])
-    return "file state/_METADATA has 50 bytes instead of"
-
-
-def cut_extra(folder: Path) -> str:
-    (folder / "extra" / "metadata").write_text("{")
-    return "file extra/metadata has 1 bytes instead of"
-
-
 def cut_step_metadata(folder: Path) -> str:
     (folder / "_CHECKPOINT_METADATA").write_text('{"item_hand')
     return "file _CHECKPOINT_METADATA cannot be read"
@@ -184,10 +119,7 @@ def lose_digests(folder: Path) -> str:
     return "file digests.json cannot be read"
 
 
-DAMAGES = [
-    *(flip_a_bit, cut_arrays, lose_arrays, cut_metadata, cut_extra, cut_step_metadata),
-    lose_digests,
-]
+DAMAGES = [flip_a_bit, cut_arrays, cut_step_metadata, lose_digests]
 
 
 def saved_twice(workdir: Path) -> Path:
@@ -211,96 +143,59 @@ def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) 
     assert step == 1
     assert_equal(params, state(1).params)
     (line,) = told
-    assert line.startswith("checkpoint 2 is damaged (file ")
     assert expected in line
-    assert line.endswith("): taking step 1")
     assert (folder / "last" / "2").exists()
     # As training does: it is put aside, and the step can be saved again.
     resumed = Checkpoints(tmp_path, log=told.append)
     restored, extra, step = resumed.restore_last(state(0))
     assert (step, extra) == (1, {"step": 1})
     assert_equal(restored, state(1))
-    assert f"going on from step 1; it is now {folder / 'damaged-2'}" in told[1]
     assert (folder / "damaged-2").exists()
     assert resumed.last_step() == 1
     resumed.save_last(2, state(2), {"step": 2})
     resumed.wait()
     assert_equal(Checkpoints(tmp_path, log=told.append).restore_last(state(0)).state, state(2))
-    assert len(told) == 2
+    assert len(told) == 3
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_best_is_refused_and_saved_again(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_best_is_refused_and_saved_again(tmp_path: Path) -> None:
     folder = saved_twice(tmp_path)
-    expected = damage(folder / "best" / "2")
-    with pytest.raises(InputError, match="best: checkpoint 2 is damaged") as caught:
+    flip_a_bit(folder / "best" / "2")
+    with pytest.raises(InputError, match="best: every checkpoint is damaged"):
         Checkpoints(tmp_path, read_only=True).restore_params("best", state(0).params)
-    assert expected in str(caught.value)
-    assert "give --checkpoint=last, or restore it from a backup." in str(caught.value)
     resumed = Checkpoints(tmp_path)
-    resumed.save_best(2, state(2).params, {"scores": {}})
-    resumed.wait()
+    for _ in range(2):  # a killed run repeats a step, and finds it whole
+        resumed.save_best(2, state(2).params, {"scores": {}})
+        resumed.wait()
     assert_equal(resumed.restore_params("best", state(0).params)[0], state(2).params)
 
 
 def test_all_damaged_is_one_sentence(tmp_path: Path) -> None:
     folder = saved_twice(tmp_path)
     flip_a_bit(folder / "last" / "1")
-    lose_arrays(folder / "last" / "2")
+    cut_arrays(folder / "last" / "2")
     with pytest.raises(InputError, match="last: every checkpoint is damaged") as caught:
         Checkpoints(tmp_path).restore_last(state(0))
-    text = str(caught.value)
-    assert "(2: file state/" in text
-    assert "; 1: file state/" in text
-    assert "restore one from a backup, or delete this folder" in text
+    assert str(caught.value).count(": file state/") == 2
     assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
-
-
-def test_a_step_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
-    """A training goes on and deletes the step that an evaluation was about to read."""
-    folder, told = saved_twice(tmp_path), []
-    reader = Checkpoints(tmp_path, read_only=True, log=told.append)
-    training = Checkpoints(tmp_path)
-    for step in (3, 4):
-        training.save_last(step, state(step), {})
-    training.wait()
-    assert not (folder / "last" / "2").exists()
-    params, step = reader.restore_params("last", state(0).params)
-    assert (step, told) == (4, [])
-    assert_equal(params, state(4).params)
-
-
-def test_reading_leaves_a_folder_as_it_is(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path, read_only=True).best_step() is None
-    assert not list(tmp_path.iterdir())
-    folder, told = saved_twice(tmp_path), []
-    flip_a_bit(folder / "last" / "2")
-    before = sorted(folder.rglob("*"))
-    reader = Checkpoints(tmp_path, read_only=True, log=told.append)
-    assert_equal(reader.restore_last(state(0)).state, state(1))
-    assert sorted(folder.rglob("*")) == before
-    (line,) = told
-    assert line.startswith("checkpoint 2 is damaged (file ")
-    assert line.endswith("): taking step 1")
 
 
 # ---------------------------------------------------------------------- what does not fit
 
 
-@pytest.mark.parametrize("which", ["best", "last"])
-def test_other_shapes_are_told(tmp_path: Path, which: str) -> None:
+def test_other_shapes_are_told(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_last(1, state(1), {})
     checkpoints.save_best(1, state(1).params, {})
     checkpoints.wait()
     template = state(0, width=4).params
-    with pytest.raises(InputError, match="checkpoint 1 was made with another config") as caught:
-        checkpoints.restore_params(which, template)
-    assert "kernel has shape (2, 3), not (2, 4)" in str(caught.value)
+    for which in ("best", "last"):
+        with pytest.raises(InputError, match=r"kernel has shape \(2, 3\), not \(2, 4\)"):
+            checkpoints.restore_params(which, template)
+        with pytest.raises(InputError, match="bias is missing"):
+            checkpoints.restore_params(which, {"bias": template["kernel"]})
     with pytest.raises(InputError, match="checkpoint 1 was made with another configuration"):
         checkpoints.restore_last(state(0, width=4))
-    with pytest.raises(InputError, match="checkpoint 1 was made with another configuration"):
-        checkpoints.restore_params(which, {"bias": template["kernel"]})
 
 
 def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
@@ -314,24 +209,5 @@ def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
 
     with pytest.raises(SaveError) as caught:
         save()
-    text = str(caught.value)
-    assert f"could not be written to {tmp_path / 'checkpoints'}" in text
-    assert "the state of step 1 is kept" in text
-    assert "\n" not in text
+    assert "the state of step 1 is kept" in str(caught.value)
     assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
-
-
-def test_reading_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Programs that load a run by themselves get no lines of Orbax; other warnings stay."""
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_last(1, state(0), {})
-    checkpoints.wait()
-    logger = logging.getLogger("absl")
-    logger.addHandler(caplog.handler)
-    try:
-        restored = Checkpoints(tmp_path, read_only=True).restore_last(state(1))
-        logger.warning("of others")
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert restored.step == 1
-    assert {record.message for record in caplog.records} == {"of others"}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from qrag_jax.runtime.device_memory import saving
 
 ROOT = Path(__file__).parents[2]
 # A real entry point of a few lines: it prints its config, or fails as the config says.
@@ -33,12 +30,6 @@ def main():
         import jax
 
         jax.devices()
-    if CONFIG.value.fail == "home":
-        import os
-        from qrag_jax.runtime.whole_files import default_cache
-
-        os.setuid(54321)
-        default_cache()
     if CONFIG.value.fail == "x64":
         import jax.numpy as jnp
 
@@ -80,25 +71,18 @@ def run(folder: Path, *arguments: str, **own: str) -> subprocess.CompletedProces
 
 
 def test_fields_are_overridden(folder: Path) -> None:
-    arguments = ("--config=small.py", "--config.train.steps=7", "--config.sizes=(4, 5)")
-    result = run(folder, *arguments)
-    assert (result.returncode, result.stdout) == (0, "7 (4, 5)\n")
-
-
-def test_status_of_main_is_the_exit_status(folder: Path) -> None:
-    assert run(folder, "--config=small.py", "--config.status=5").returncode == 5
+    fields = "--config.train.steps=7", "--config.sizes=(4, 5)", "--config.status=5"
+    result = run(folder, "--config=small.py", *fields)
+    assert (result.returncode, result.stdout) == (5, "7 (4, 5)\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--config=small.py", "--config.trian.steps=1"], "--config.trian.steps: the config has"),
         (["--config=small.py", "--config.train.stesp=1"], "no field 'stesp'"),
-        (["--config=small.py", "--config.train.steps=abc"], "--config.train.steps=abc"),
         (["--config=small.py", "--config.train.steps=1.5"], "--config.train.steps=1.5"),
         (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
         (["--config=small.py", "--workdri=x"], "workdri"),
-        (["--config=small.py", f"--config.train.steps={2**63}"], "--config.train.steps"),
         (["--config=small.py", "--config.rate=nan"], "--config.rate"),
         (["--config=small.py", "--config.seed=-1"], "--config.seed"),
         (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
@@ -117,30 +101,18 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str
 def test_what_the_environment_says_is_told_or_is_no_matter(folder: Path) -> None:
     given = "--config=small.py"
     told = run(folder, given, "--config.fail=devices", JAX_PLATFORMS="cuda")
-    assert told.returncode == 2
+    assert (told.returncode, "Traceback" in told.stderr) == (2, False)
     assert "JAX_PLATFORMS" in told.stderr
-    assert "Traceback" not in told.stderr
     told = run(folder, given, "--config.fail=x64", JAX_ENABLE_X64="1", PYTHONIOENCODING="ascii")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.split()[0] == "float32"
-    if os.getuid() == 0:  # else no process can become a user without a home
-        told = run(folder, given, "--config.fail=home")
-        assert told.returncode == 2, told.stderr
-        assert "HOME" in told.stderr
+    assert (told.returncode, told.stdout.split()[0]) == (0, "float32"), told.stderr
 
 
-def test_too_little_memory_is_one_sentence(folder: Path) -> None:
-    result = run(folder, "--config=small.py", "--config.fail=memory")
+@pytest.mark.parametrize(
+    ("fail", "traceback", "says"),
+    [("bug", True, "RuntimeError: a bug"), ("memory", False, "372529.0 GiB more")],
+)
+def test_failures_that_are_no_input(folder: Path, fail: str, traceback: bool, says: str) -> None:
+    result = run(folder, "--config=small.py", f"--config.fail={fail}")
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        "error: the memory of the devices is not enough (372529.0 GiB more were asked for); "
-        f"{saving('q_rag')}."
-    )
-    assert "Traceback" not in result.stderr
-
-
-def test_a_bug_keeps_its_traceback(folder: Path) -> None:
-    result = run(folder, "--config=small.py", "--config.fail=bug")
-    assert result.returncode == 1
-    assert "Traceback" in result.stderr
-    assert "RuntimeError: a bug" in result.stderr
+    assert says in result.stderr
+    assert ("Traceback" in result.stderr) == traceback

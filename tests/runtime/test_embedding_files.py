@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -41,38 +40,23 @@ def test_what_was_added_is_loaded(tmp_path: Path) -> None:
     assert everything(folder) == as_dict(*groups)
 
 
-def test_two_processes_may_add_the_same_and_other_texts(tmp_path: Path) -> None:
-    one, two = EmbeddingFiles(tmp_path, WIDTH), EmbeddingFiles(tmp_path, WIDTH)
-    groups = group(0, 5), group(1, 7)
-    one.add(*groups[0])
-    two.add(*groups[1])
-    two.add(*groups[0])
-    one.add(*groups[1])
-    assert everything(tmp_path) == as_dict(*groups)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "zeros"])
-def test_a_broken_file_is_dropped_and_the_others_stay(tmp_path: Path, harm: str) -> None:
+def test_a_broken_file_is_dropped_and_the_others_stay(tmp_path: Path) -> None:
     groups = group(0, 5), group(1, 7)
     files = EmbeddingFiles(tmp_path, WIDTH)
     files.add(*groups[0])
     (path,) = tmp_path.iterdir()
     files.add(*groups[1])
     data = path.read_bytes()
-    size = len(data) // 5
     flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
-    broken = {"cut": data[: 4 * size], "flipped": flipped, "empty": b"", "zeros": bytes(len(data))}
-    path.write_bytes(broken[harm])
-    assert everything(tmp_path) == as_dict(groups[1])
-    assert not path.exists()
+    for broken in (data[: len(data) // 5 * 4], flipped, b"", bytes(len(data))):
+        path.write_bytes(broken)
+        assert everything(tmp_path) == as_dict(groups[1])
+        assert not path.exists()
     files.add(*groups[0])
     assert everything(tmp_path) == as_dict(*groups)
 
 
-def test_a_broken_file_in_a_read_only_folder_is_left_and_the_others_are_read(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_cannot_be_written_is_read_and_named(tmp_path: Path) -> None:
     groups = group(0, 5), group(1, 7)
     files = EmbeddingFiles(tmp_path, WIDTH)
     files.add(*groups[0])
@@ -84,19 +68,8 @@ def test_a_broken_file_in_a_read_only_folder_is_left_and_the_others_are_read(
         assert path.read_bytes() == b"broken"
         with pytest.raises(InputError, match="cannot be written"):
             files.add(*groups[0])
-    files.add(*groups[0])  # the same name: the broken file is replaced
-    assert everything(tmp_path) == as_dict(*groups)
-
-
-def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file.* cannot be written"):
-        EmbeddingFiles(tmp_path / "file" / "key", WIDTH)
-    files = EmbeddingFiles(tmp_path / "gone", WIDTH)
-    os.rmdir(tmp_path / "gone")
-    (tmp_path / "gone").write_text("")
-    with pytest.raises(InputError, match=r"gone cannot be written \(File exists"):
-        files.add(*group(0, 1))
+    with pytest.raises(InputError, match="cannot be written"):
+        EmbeddingFiles(path / "key", WIDTH)
 
 
 def test_encoder_key_tells_encoders_apart() -> None:
@@ -127,12 +100,3 @@ def test_a_table_on_disk_grows_and_leaves_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mapped.rows, [[0.0] * WIDTH, *rows])
     np.testing.assert_array_equal(before[1:], rows[:3])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_told_and_no_signal(tmp_path: Path) -> None:
-    """Written through the map the process would get SIGBUS; /dev/full has no room for a write."""
-    mapped = EmbeddingFiles(tmp_path, WIDTH).table()
-    mapped.reserve(8)
-    mapped._file = open("/dev/full", "wb")  # noqa: SIM115
-    with pytest.raises(InputError, match="cannot be written"):
-        mapped.put(0, group(0, 7)[1])

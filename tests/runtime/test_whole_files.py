@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -25,22 +24,6 @@ def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     whole_files.write_whole(path, "two é")
     assert path.read_bytes() == "two é".encode()
     assert [p.name for p in path.parent.iterdir()] == ["config.json"]
-
-
-def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("QRAG_CACHE", str(tmp_path))
-    assert whole_files.default_cache() == tmp_path
-    monkeypatch.delenv("QRAG_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert whole_files.default_cache() == tmp_path / "qrag_jax"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert whole_files.default_cache() == Path.home() / ".cache" / "qrag_jax"
-
-
-def test_a_folder_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError) as error, whole_files.replacing(tmp_path):
-        pytest.fail("the block ran")
-    assert error.value.filename == str(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
@@ -68,18 +51,6 @@ def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
     (left,) = (p for p in tmp_path.iterdir() if p != path)
     assert left.name.startswith(".config.json.")
     assert left.name.endswith(whole_files.PARTIAL)
-
-
-def test_folders_and_files_are_as_the_umask_says(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        folder = whole_files.new_folder(tmp_path / "cache", ".building-")
-        whole_files.write_whole(folder / "meta.json", "{}")
-    finally:
-        os.umask(before)
-    assert folder.stat().st_mode & 0o777 == 0o755
-    assert (folder / "meta.json").stat().st_mode & 0o777 == 0o644
-    assert whole_files.new_folder(tmp_path / "cache", ".building-") != folder
 
 
 # ---------------------------------------------------------------------- what a full disk says

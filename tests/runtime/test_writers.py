@@ -3,15 +3,11 @@ from __future__ import annotations
 import json
 import math
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from qrag_jax.errors import InputError
 from qrag_jax.runtime.writers import EpisodeFile, MetricWriter, read_metrics
 
 
@@ -34,22 +30,6 @@ def board(workdir: Path) -> list[tuple[int, str, float]]:
     return shown
 
 
-def test_lines_and_scalars_agree(tmp_path: Path) -> None:
-    with MetricWriter(tmp_path / "run", resume_step=None) as writer:
-        writer.write(1, {"train/loss": 0.5, "train/mean_q": np.float32(0.25)})
-        writer.write(2, {"eval/fact_em": 1})
-    assert lines(tmp_path / "run") == [
-        {"step": 1, "train/loss": 0.5, "train/mean_q": 0.25},
-        {"step": 2, "eval/fact_em": 1.0},
-    ]
-    assert board(tmp_path / "run") == [
-        (1, "train/loss", 0.5),
-        (1, "train/mean_q", 0.25),
-        (2, "eval/fact_em", 1.0),
-    ]
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == lines(tmp_path / "run")
-
-
 def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
     with MetricWriter(tmp_path) as writer:
         writer.write(3, {"train/loss": math.nan, "train/mean_q": -math.inf, "train/lr": 0.1})
@@ -65,23 +45,11 @@ def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
     assert row["train/lr"] == 0.1
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from qrag_jax.runtime.writers import MetricWriter
-writer = MetricWriter(Path(sys.argv[1]), resume_step=None)
-for step in range(8):
-    writer.write(step, {"train/loss": float(step)})
-writer._board.close()  # TensorBoard's file has all steps; the JSON lines are as a kill finds them
-os._exit(9)
-"""
-
-
 def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
-    assert killed.returncode == 9
-    assert [line["step"] for line in lines(tmp_path)] == list(range(8))  # nothing was buffered
-    assert [step for step, _, _ in board(tmp_path)] == list(range(8))
+    with MetricWriter(tmp_path, resume_step=None) as killed:
+        for step in range(8):
+            killed.write(step, {"train/loss": float(step)})
+            assert len(lines(tmp_path)) == step + 1  # nothing is buffered
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "train/lo')
     # The checkpoint was of step 5.
@@ -92,41 +60,17 @@ def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(tmp_path)] == list(range(9))
     assert [line["train/loss"] for line in lines(tmp_path)] == expected
     shown = board(tmp_path)
-    assert len({step for step, _, _ in shown}) == len(shown)
-    assert [scalar for scalar in shown if scalar[0] > 5] == [
-        (step, "train/loss", 100.0 + step) for step in (6, 7, 8)
-    ]
+    assert [(step, value) for step, _, value in shown] == list(enumerate(expected))
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
-
-
-def test_several_resumes_within_a_second_keep_every_event(tmp_path: Path) -> None:
-    for step in range(3):
-        with MetricWriter(tmp_path, resume_step=step - 1 if step else None) as writer:
-            writer.write(step, {"train/loss": float(step)})
-    assert [step for step, _, _ in board(tmp_path)] == [0, 1, 2]
-    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
 
 
 def test_a_run_from_the_start_moves_old_lines_aside(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         with MetricWriter(tmp_path, resume_step=None) as writer:
             writer.write(0, {"train/loss": value})
-    assert lines(tmp_path) == [{"step": 0, "train/loss": 2.0}]
     assert board(tmp_path) == [(0, "train/loss", 2.0)]
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "train/loss": 2.0}]
     assert read_metrics(tmp_path / "metrics.jsonl.old") == [{"step": 0, "train/loss": 1.0}]
-
-
-def test_reading_leaves_out_a_torn_line_and_leaves_the_file_alone(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    content = '{"step": 1, "a": 2.0}\n{"step": 2, "a"'
-    path.write_text(content)
-    assert read_metrics(path) == [{"step": 1, "a": 2.0}]
-    assert path.read_text() == content
-
-
-def test_metrics_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        read_metrics(tmp_path / "metrics.jsonl")
 
 
 def episodes(folder: Path) -> list[tuple[int, int]]:

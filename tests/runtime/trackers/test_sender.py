@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import importlib.util
 import math
-import os
 import threading
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.trackers import clean, sender, without_secrets
-from qrag_jax.runtime.trackers.sender import Sender, close_all
+from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
 from qrag_jax.runtime.train_config import LogConfig
-from qrag_jax.runtime.writers import read_metrics
+from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
 
 
 @dataclasses.dataclass
-class FileTracker:
-    """A tracker that keeps rows in a file, and fails at the steps it is told to fail at."""
+class Kept:
+    """A tracker that keeps `(row, step, name, value)`, and fails at some steps."""
 
-    path: Path
+    rows: list[tuple[int, int, str, object]] = dataclasses.field(default_factory=list)
     run: str = "run-1"
     fails_at: tuple[int, ...] = ()
     closes: bool = True
@@ -37,129 +36,69 @@ class FileTracker:
             self.hold.wait()
         if step in self.fails_at:
             raise ConnectionError("http://me:pass@host is away")
-        self._add(row, step, *sorted(scalars.items()))
+        self.rows += [(row, step, name, value) for name, value in scalars.items()]
 
     def write_text(self, row: int, step: int, name: str, text: str) -> None:
-        self._add(row, step, (name, text))
-
-    def _add(self, row: int, step: int, *pairs: tuple[str, object]) -> None:
-        with self.path.open("a") as file:
-            file.writelines(f"{row} {step} {name} {value}\n" for name, value in pairs)
+        self.rows.append((row, step, name, text))
 
     def close(self) -> None:
         if not self.closes:
             raise SystemExit(3)
 
-    def rows(self) -> list[tuple[int, int, str, str]]:
-        lines = [line.split(" ", 3) for line in self.path.read_text().splitlines()]
-        return [(int(row), int(step), name, value) for row, step, name, value in lines]
+    def of(self, name: str) -> list[tuple[int, object]]:
+        return [(step, value) for _, step, found, value in self.rows if found == name]
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> FileTracker:
-    return FileTracker(tmp_path / "rows")
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "record.json"
 
 
-def started(tracker: FileTracker, told: list[str], **more: object) -> Sender:
-    def begin(kept: str) -> FileTracker:
-        assert kept in ("", tracker.run)
-        return tracker
+def test_lines_arrive_in_their_order_and_once_over_all_starts(record: Path) -> None:
+    told, tracker = list[str](), Kept()
 
-    path = tracker.path.with_name("record.json")
-    return Sender("files", begin, path, told.append, **more)  # type: ignore[arg-type]
+    def away(kept: str) -> Kept:
+        raise SystemExit("no route to host")
 
-
-def test_lines_arrive_in_their_order_and_once_over_all_starts(tracker: FileTracker) -> None:
-    told: list[str] = []
-    one = started(tracker, told)
+    one = Sender("files", away, record, told.append)
     one.put(0, {"eval": 0.5, "episodes": "# text"})
-    for step in range(1, 6):
-        one.put(step, {"loss": float(step)})
     close_all([one], 10)
-    # The next start repeats steps 4 and 5, as after a kill, and brings an evaluation of step 4.
-    two = started(tracker, told)
-    for step in range(4, 8):
+    assert "no route to host" in told.pop()
+    assert not record.exists()
+    first = [(0, {"eval": 0.5, "episodes": "# text"})]
+    two = Sender("files", lambda kept: tracker, record, told.append, lambda: first)
+    for step in range(6):
         two.put(step, {"loss": float(step)})
-        if step == 4:
-            two.put(step, {"eval": 0.75, "episodes": "# other"})
     close_all([two], 10)
-    rows = tracker.rows()
-    assert [step for _, step, name, _ in rows if name == "loss"] == [1, 2, 3, 4, 5, 6, 7]
-    assert [(s, v) for _, s, name, v in rows if name == "eval"] == [(0, "0.5"), (4, "0.75")]
-    assert [(s, v) for _, s, n, v in rows if n == "episodes"] == [(0, "# text"), (4, "# other")]
-    numbers = [row for row, *_ in rows]
-    assert numbers == sorted({*numbers})
+    # The next start repeats steps 4 and 5, as after a kill, and brings an evaluation of step 4.
+    three = Sender("files", lambda kept: Kept(tracker.rows, kept), record, told.append)
+    for step in range(4, 8):
+        three.put(step, {"loss": float(step), "eval": 0.75, "episodes": "# other"})
+    close_all([three], 10)
+    assert tracker.of("loss") == [(step, float(step)) for step in range(8)]
+    assert tracker.of("eval") == [(0, 0.5), *((step, 0.75) for step in range(4, 8))]
+    assert tracker.of("episodes")[:2] == [(0, "# text"), (4, "# other")]
+    numbers = [row for row, *_ in tracker.rows]
+    assert numbers == sorted(numbers)
     assert not told
 
 
-def test_a_failing_line_is_told_once_and_counted(tracker: FileTracker) -> None:
-    told: list[str] = []
-    tracker.fails_at, tracker.closes = (2, 3, 5), False
-    one = started(tracker, told)
-    for step in range(1, 7):
-        one.put(step, {"loss": float(step)})
-    close_all([one], 10)
-    assert [step for _, step, *_ in tracker.rows()] == [1, 4, 6]
-    assert one.failed == 4  # the end failed, too
-    first, last = told
-    assert first.startswith("files: a line was not sent (http://host is away); the training goes")
-    assert last == "files: 4 lines were not sent; metrics.jsonl has every line"
-
-
-def test_a_tracker_that_cannot_begin_gets_all_from_the_next_start(tracker: FileTracker) -> None:
-    told: list[str] = []
-
-    def begin(kept: str) -> FileTracker:
-        raise SystemExit("no route to host")
-
-    path = tracker.path.with_name("record.json")
-    one = Sender("files", begin, path, told.append)
-    one.put(1, {"loss": 1.0})
-    close_all([one], 10)
-    (only,) = told
-    assert only.startswith("files cannot be used (no route to host); the training goes on without")
-    assert not path.exists()
-    two = started(tracker, told, earlier=lambda: [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
-    two.put(2, {"loss": 2.0})
-    two.put(3, {"loss": 3.0})
-    close_all([two], 10)
-    assert [step for _, step, *_ in tracker.rows()] == [1, 2, 3]
-    assert len(told) == 1
-
-
 def test_a_tracker_that_hangs_holds_nothing_up(
-    tracker: FileTracker, monkeypatch: pytest.MonkeyPatch
+    record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    tracker.hold = threading.Event()
-    monkeypatch.setattr(sender, "MOST_WAITING", 5)
-    one = started(tracker, told)
+    told, tracker = list[str](), Kept(hold=threading.Event())
+    monkeypatch.setattr(trackers, "MOST_WAITING", 5)
+    one = Sender("files", lambda kept: tracker, record, told.append)
     began = time.monotonic()
     for step in range(1, 21):
         one.put(step, {"loss": 1.0})
-    assert time.monotonic() - began < 1
     close_all([one], 0.2)
+    assert time.monotonic() - began < 2
     assert any("too many lines are waiting" in line for line in told)
     assert any("has not taken all lines after 0 s, and is left" in line for line in told)
+    assert tracker.hold is not None
     tracker.hold.set()
     one.wait(10)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk needs root")
-def test_a_full_disk_sends_nothing_twice(full_disk: Path) -> None:
-    tracker = FileTracker(full_disk / "rows")
-    told: list[str] = []
-    one = started(tracker, told)
-    one.put(1, {"loss": 1.0})
-    while not tracker.path.exists():
-        time.sleep(0.01)
-    with contextlib.suppress(OSError), (full_disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    one.put(2, {"loss": 2.0})
-    close_all([one], 10)
-    assert "No space left on device" in told[0]
-    assert [step for _, step, *_ in tracker.rows()] == [1]
 
 
 def test_keys_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,25 +111,15 @@ def test_keys_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clean(config) == {"llm": {"url": "http://host/v1", "n": 3}, "to": ["a", math.inf]}
 
 
-def test_a_netrc_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    (tmp_path / "netrc").write_text("machine\n")
-    assert not trackers.has_wandb_key()
-
-
 def test_a_failing_tracker_does_not_end_a_training(
-    tracker: FileTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the writer's side: all lines are written, and the trackers get what they take."""
-    from qrag_jax.runtime.writers import Logged, MetricWriter
+    tracker = Kept(fails_at=(2, 4), closes=False)
+    starts: dict[str, trackers.Start] = {}
 
-    tracker.fails_at, tracker.closes = (2,), False
-    starts: list[tuple[str, trackers.Start]] = []
-
-    def begin(name: str, start: trackers.Start) -> FileTracker:
-        starts.append((name, start))
+    def begin(name: str, start: trackers.Start) -> Kept:
+        starts[name] = start
         if name == "mlflow":
             raise OSError("the server is away")
         return tracker
@@ -202,32 +131,73 @@ def test_a_failing_tracker_does_not_end_a_training(
     config = {"train": {"steps": 3}, "llm": {"url": "http://me:planted-key-1234@host"}}
     workdir = tmp_path / "my-run"
     with MetricWriter(workdir, None, Logged(log, config, told.append)) as writer:
-        for step in (1, 2, 3):
+        for step in (1, 2, 3, 4):
             writer.write(step, {"loss": float(step), "nan": math.nan})
         writer.write_text(3, "episodes", "# text")
-    assert [line["step"] for line in read_metrics(workdir / "metrics.jsonl")] == [1, 2, 3]
-    assert {(s, n, v) for _, s, n, v in tracker.rows()} == {
-        (1, "loss", "1.0"),
-        (3, "loss", "3.0"),
-        (3, "episodes", "# text"),
-    }
-    assert sum("a line was not sent" in line for line in told) == 1
-    assert sum(line.startswith("mlflow cannot be used (the server is away)") for line in told) == 1
-    assert {(name, start.name, start.project) for name, start in starts} == {
-        ("wandb", "my-run", "p"),
-        ("mlflow", "my-run", "p"),
-    }
-    assert starts[0][1].config == {"train": {"steps": 3}, "llm": {"url": "http://host"}}
+    assert [line["step"] for line in read_metrics(workdir / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert (tracker.of("loss"), tracker.of("nan")) == ([(1, 1.0), (3, 3.0)], [])
+    assert tracker.of("episodes") == [(3, "# text")]
+    (line,) = (line for line in told if "a line was not sent" in line)
+    assert "http://host is away" in line  # without the password
+    assert any("wandb: 3 lines were not sent" in line for line in told)  # the end failed, too
+    assert any(line.startswith("mlflow cannot be used (the server is away)") for line in told)
+    start = starts["wandb"]
+    assert (start.name, start.project) == ("my-run", "p")
+    assert start.config == {"train": {"steps": 3}, "llm": {"url": "http://host"}}
     assert not (workdir / "tensorboard").exists()
 
 
-def test_a_folder_of_a_trackers_name_is_not_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# ---------------------------------------------------------------------- the config
+
+
+def test_names_as_command_lines_give_them() -> None:
+    for given, to in (
+        (("wandb", "mlflow"), ("wandb", "mlflow")),
+        (("tensorboard,wandb, trackio",), ("tensorboard", "wandb", "trackio")),
+        ("mlflow", ("mlflow",)),
+        ("", ()),
+    ):
+        assert fill(LogConfig, {"to": given}, "log").to == to
+
+
+def test_what_is_refused() -> None:
+    wrong = {"to": (("wandbb",), (3,), ("wandb", "wandb")), "project": ("a/b", "")}
+    for name, values in (wrong | {"name": ("x" * 101, "a\nb")}).items():
+        for value in values:
+            with pytest.raises(InputError, match=rf"config\.log\.{name} "):
+                fill(LogConfig, {name: value}, "log")
+
+
+def test_a_library_that_is_not_installed_or_is_a_folder_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    missing = [name for name in ("wandb", "mlflow", "trackio") if find_spec(name) is None]
-    for name in missing:  # none of them where all are installed
-        (tmp_path / name).mkdir()
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setenv("WANDB_MODE", "offline")
-        with pytest.raises(InputError, match=name):
-            trackers.check_usable(LogConfig(to=(name,), project="p"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for spec in (None, ModuleSpec("wandb", None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        with pytest.raises(InputError, match=r"pip install 'qrag_jax\[wandb\]'"):
+            trackers.check_usable(LogConfig(to=("tensorboard", "wandb")))
+
+
+def test_wandb_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(file))
+    log = LogConfig(to=("wandb",))
+    for content in (None, "machine\n"):  # a broken netrc is none
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(InputError, match="there is no key"):
+            trackers.check_usable(log)
+    file.write_text("machine api.wandb.ai login user password abc\n")
+    file.chmod(0o600)
+    trackers.check_usable(log)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    with pytest.raises(InputError, match="no key"):
+        trackers.check_usable(log)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            trackers.check_usable(log)

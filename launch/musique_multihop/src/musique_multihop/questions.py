@@ -18,7 +18,6 @@ from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.environments.episode import (
     Closed,
-    Document,
     Look,
     Open,
     Said,
@@ -30,39 +29,27 @@ from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
-from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.protocol import Passage, Queries
+from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 
 BRIDGE, BM25, GOLDEN = "bridge", "bm25", "golden"
+_BM25 = BM25Config()
 SPLITS = ("train", "dev")
 Message = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Arguments of the environment.
+    """Arguments of the environment."""
 
-    Attributes:
-        questions: "bridge", or parts of data, PATH,CONFIG,SPLIT;PATH,CONFIG,SPLIT.
-        count: number of questions that are made.
-        seed: of these.
-        retriever: bm25 or golden.
-        top_n: documents of a search that does not say how many.
-        most: documents that a search may ask for.
-        max_turns: of the model.
-        prompt: the first prompt, a name of qrag_jax's or a file.
-        rubric: a preset, such as head.
-    """
-
-    questions: str = BRIDGE
-    count: int = 300
-    seed: int = 0
-    retriever: str = BM25
-    top_n: int = 2
-    most: int = 20
-    max_turns: int = 10
-    prompt: str = "bare_question"
-    rubric: str = "head"
+    questions: str = BRIDGE  # or parts of data, PATH,CONFIG,SPLIT;PATH,CONFIG,SPLIT
+    count: int = 300  # of questions that are made
+    seed: int = 0  # of these
+    retriever: str = BM25  # or golden
+    top_n: int = 2  # documents of a search that does not say how many
+    most: int = 20  # documents that a search may ask for
+    max_turns: int = 10  # of the model
+    prompt: str = "bare_question"  # a name of qrag_jax's or a file
+    rubric: str = "head"  # a preset
 
     def __post_init__(self) -> None:
         if self.retriever not in (BM25, GOLDEN):
@@ -112,12 +99,9 @@ class Questions:
             return next((each for each in task.documents if each.id == step.doc_id), None)
         if self.settings.retriever == GOLDEN:
             return tuple(each for each in task.documents if each.is_supporting)
-        index = _index(tuple(each.text for each in task.documents))
-        hits = index.search(Queries([step.query]), step.most)
-        found: tuple[Document, ...] = tuple(
-            task.documents[int(place)] for place in hits.numbers[0] if place >= 0
-        )
-        return found
+        weights = _weights(tuple(each.text for each in task.documents))
+        best = best_by_words(weights, Words(_BM25)(step.query), step.most)
+        return tuple(task.documents[place] for place in best.numbers.tolist())
 
     def rewards(self, closed: Closed, task: ToolTask) -> tuple[float, dict[str, float]]:
         """The reward of an episode, and its parts."""
@@ -126,12 +110,7 @@ class Questions:
 
 
 class Work:
-    """An episode while it is played.
-
-    Attributes:
-        task: the question.
-        closed: how it ended; None: it has not.
-    """
+    """An episode of a task while it is played; `closed` is how it ended, None: it has not."""
 
     def __init__(self, questions: Questions, task: ToolTask) -> None:
         self.closed: Closed | None = None
@@ -178,27 +157,9 @@ def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-class _Texts:
-    """A question's documents as `qrag_jax.retrieval.protocol.Corpus`."""
-
-    digest = ""
-
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        self._texts = texts
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def passages(self, numbers: Any) -> list[Passage]:
-        return [Passage(str(number), self._texts[int(number)]) for number in numbers]
-
-    def matching(self, where: Any) -> Any:
-        raise ValueError("a question's own documents have no fields.")
-
-
 @functools.lru_cache(maxsize=4096)
-def _index(texts: tuple[str, ...]) -> BM25Index:
-    return BM25Index.build(_Texts(texts))
+def _weights(texts: tuple[str, ...]) -> Any:
+    return weights_of(texts, _BM25)
 
 
 __all__ = ["PARTS", "SPLITS", "Questions", "Settings", "Work", "turn_text"]

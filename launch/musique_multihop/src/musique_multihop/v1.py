@@ -9,7 +9,7 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from musique_multihop.questions import SPLITS, Questions, Settings, turn_text
+from musique_multihop.questions import SPLITS, Questions, Settings, Work, turn_text
 
 _DEFAULTS = Settings()
 
@@ -95,29 +95,28 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState]):
     @vf.stop
     async def closed(self, trace: vf.Trace) -> bool:
         """As the agent ends: by `complete`, a turn without a call, or the limit of turns."""
-        questions, task = self.source
-        work = questions.begin(task)
-        for text, cut in _turns(trace):
-            work.said(text, cut=cut)
-            if work.closed is not None:
-                return True
-        return False
+        return self._work(trace).closed is not None
 
     @vf.reward(weight=1.0)
     async def combined(self, trace: vf.Trace) -> float:
-        return self._found(trace)[0]
+        return self._rewards(trace)[0]
 
     @vf.metric
     async def parts(self, trace: vf.Trace) -> dict[str, float]:
-        return self._found(trace)[1]
+        return self._rewards(trace)[1]
 
-    def _found(self, trace: vf.Trace) -> tuple[float, dict[str, float]]:
+    def _rewards(self, trace: vf.Trace) -> tuple[float, dict[str, float]]:
+        questions, task = self.source
+        work = self._work(trace)
+        return questions.rewards(work.closed or work.break_off(), task)
+
+    def _work(self, trace: vf.Trace) -> Work:
         questions, task = self.source
         work = questions.begin(task)
         for text, cut in _turns(trace):
             if work.closed is None:
                 work.said(text, cut=cut)
-        return questions.rewards(work.closed or work.break_off(), task)
+        return work
 
 
 class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):

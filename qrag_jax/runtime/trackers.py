@@ -1,0 +1,435 @@
+"""Trackers: programs and services that keep the metrics of many runs (W&B, MLflow, trackio).
+
+A thread feeds each, so that neither its errors nor its waits reach a run. What was sent is recorded
+before it is sent: after a kill a line may be missing in the tracker, but none is there twice. What
+is still waiting then is sent by the next start, out of `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import importlib.util
+import json
+import netrc
+import os
+import queue
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.train_config import WANDB, LogConfig
+
+FOLDER = "trackers"  # in the run's folder: what was sent to each
+MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
+_AT_A_TIME = 100  # lines of which the record is written at once
+_KEPT = "metrics.jsonl has every line"
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
+_SHORTEST = 8  # characters; a shorter value may be an everyday word
+_WANDB_WITHOUT_KEY = ("offline", "dryrun", "disabled")
+_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+_WANDB_HOST = "https://api.wandb.ai"
+
+Values = Mapping[str, float | str]  # finite scalars, and texts in Markdown
+Line = tuple[int, Values]  # optimizer steps done
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a tracker begins with.
+
+    Attributes:
+        workdir: the run's folder.
+        project: the project that the run belongs to.
+        name: what people call the run.
+        config: all fields of the experiment, in nested sections.
+        kept: `Tracker.run` of an earlier start; "": there was none.
+    """
+
+    workdir: Path
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    kept: str = ""
+
+
+class Tracker(Protocol):
+    """One run in a tracker. Its methods may raise anything.
+
+    Attributes:
+        run: what names the run there, so that a later start goes on in it.
+    """
+
+    @property
+    def run(self) -> str: ...
+
+    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds scalars; `row` grows with every call, over all starts, and `step` may fall."""
+
+    def write_text(self, row: int, step: int, name: str, text: str) -> None:
+        """Adds a text in Markdown."""
+
+    def close(self) -> None:
+        """Waits until everything has arrived, and ends the run there."""
+
+
+def check_usable(log: LogConfig) -> None:
+    """Refuses trackers that cannot be used on this machine, before anything is computed.
+
+    What depends on a network is not asked: a server that is away must not end a training.
+    """
+    for name in log.trackers:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
+            raise InputError(
+                f"config.log.to has {name}, which is not installed: run pip install "
+                f"'qrag_jax[{name}]', or leave it out."
+            )
+    if WANDB in log.trackers and not _has_wandb_key():
+        raise InputError(
+            "config.log.to has wandb, and there is no key for it: set the environment variable "
+            "WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
+        )
+
+
+def _has_wandb_key() -> bool:
+    """Whether W&B will find a key or needs none; else it would ask on the terminal and wait."""
+    if os.environ.get("WANDB_MODE", "") in _WANDB_WITHOUT_KEY:
+        return True
+    if any(os.environ.get(name) for name in _WANDB_KEYS):
+        return True
+    file = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _WANDB_HOST).hostname or ""
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def without_secrets(text: str) -> str:
+    """The text without values of environment variables for keys, and without user:password@."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _SECRET.fullmatch(name):
+            text = text.replace(value, f"${name}")
+    return _IN_ADDRESS.sub("", text)
+
+
+def clean(fields: Any) -> Any:
+    """The same fields, in nested sections and lists, with such texts alone."""
+    if isinstance(fields, Mapping):
+        return {name: clean(value) for name, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [clean(value) for value in fields]
+    return without_secrets(fields) if isinstance(fields, str) else fields
+
+
+# ---------------------------------------------------------------------- the thread of a tracker
+
+
+@dataclasses.dataclass
+class _Sent:
+    """What was sent to a tracker, kept in the run's folder, so that nothing is sent twice."""
+
+    run: str = ""  # what names the run there; "": it has not begun
+    rows: int = 0  # over all starts
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)  # the last of each metric
+
+    def take(self, step: int, values: Values) -> dict[str, Any]:
+        """The values that were not sent for this step or a later one; they now count as sent."""
+        new = {name: value for name, value in values.items() if step > self.steps.get(name, -1)}
+        self.steps |= dict.fromkeys(new, step)
+        return new
+
+
+class Sender:
+    """Gives lines to a tracker in their order.
+
+    Args:
+        name: of the tracker, for what the user reads.
+        begin: begins the run there; called in the thread, with `Tracker.run` of an earlier start.
+        path: the record of what was sent.
+        tell: takes one sentence for the user.
+        earlier: gives the lines of earlier starts; called in the thread.
+
+    Attributes:
+        failed: number of lines that could not be sent. The first is reported at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[str], Tracker],
+        path: Path,
+        tell: Callable[[str], None],
+        earlier: Callable[[], Iterable[Line]] = tuple,
+    ) -> None:
+        self._name, self._begin, self._path, self._tell = name, begin, path, tell
+        self._earlier = earlier
+        self.failed = 0
+        self._sent = _Sent(**json.loads(path.read_text())) if path.exists() else _Sent()
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()  # None: the end
+        self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, values: Values) -> None:
+        """Takes a line and returns at once."""
+        if not self._thread.is_alive():
+            return  # the tracker could not begin
+        if self._lines.qsize() < MOST_WAITING:
+            self._lines.put((step, values))
+        else:
+            self._fail("too many lines are waiting")
+
+    def end(self) -> None:
+        """Says that no more lines follow; returns at once."""
+        self._lines.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Waits after `end` until all is sent, but only so long; tells what was not sent."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._tell(
+                f"{self._name} has not taken all lines after {seconds:.0f} s, and is left; {_KEPT}"
+            )
+        elif self.failed > 1:
+            self._tell(f"{self._name}: {self.failed} lines were not sent; {_KEPT}")
+
+    def _run(self) -> None:
+        """The thread. Libraries raise any class of error, and SystemExit, too."""
+        try:
+            tracker = self._begin(self._sent.run)
+            self._sent.run = tracker.run
+            self._save()
+            earlier = [*self._earlier()]
+        except (Exception, SystemExit) as error:
+            self._tell(
+                f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
+                f"{_KEPT}, and the next start sends them"
+            )
+            return
+        for first in range(0, len(earlier), _AT_A_TIME):
+            self._send(tracker, earlier[first : first + _AT_A_TIME])
+        while (line := self._lines.get()) is not None:
+            lines = [line]
+            while len(lines) < _AT_A_TIME and not self._lines.empty():
+                if (line := self._lines.get()) is None:
+                    self.end()  # is read again
+                    break
+                lines.append(line)
+            self._send(tracker, lines)
+        try:
+            tracker.close()
+        except (Exception, SystemExit) as error:
+            self._fail(_reason(error))
+
+    def _save(self) -> None:
+        whole_files.write_whole(self._path, json.dumps(dataclasses.asdict(self._sent)) + "\n")
+
+    def _send(self, tracker: Tracker, lines: list[Line]) -> None:
+        first = self._sent.rows
+        taken = [(step, self._sent.take(step, values)) for step, values in lines]
+        taken = [(step, values) for step, values in taken if values]
+        self._sent.rows += 2 * len(taken)  # a row for scalars, and one for texts
+        try:
+            if taken:
+                self._save()
+        except OSError as error:
+            # Not sent, because the next start would send them again.
+            for _ in taken:
+                self._fail(_reason(error))
+            return
+        for number, (step, values) in enumerate(taken):
+            row = first + 2 * number
+            texts = {name: text for name, text in values.items() if isinstance(text, str)}
+            scalars = {name: value for name, value in values.items() if name not in texts}
+            try:
+                if scalars:
+                    tracker.write(row, step, scalars)
+                for name, text in texts.items():
+                    tracker.write_text(row + 1, step, name, text)
+            except (Exception, SystemExit) as error:
+                self._fail(_reason(error))
+
+    def _fail(self, why: str) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            self._tell(
+                f"{self._name}: a line was not sent ({why}); the training goes on, {_KEPT}, and "
+                "further ones are only counted"
+            )
+
+
+def close_all(senders: list[Sender], seconds: float) -> None:
+    """Ends all of them at once; waits so long at most."""
+    until = time.monotonic() + seconds
+    for sender in senders:
+        sender.end()
+    for sender in senders:
+        sender.wait(max(0.0, until - time.monotonic()))
+
+
+def _reason(error: BaseException) -> str:
+    return without_secrets(whole_files.reason(error)).rstrip(".")
+
+
+# ---------------------------------------------------------------------- the libraries
+
+
+def begin(tracker: str, start: Start) -> Tracker:
+    """Begins the run in a tracker, or goes on in it; may raise anything."""
+    runs: dict[str, Callable[[Start], Tracker]] = {
+        **{"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun}
+    }
+    return runs[tracker](start)
+
+
+_STEP = "step"  # the axis of all charts
+
+
+class WandbRun:
+    """At W&B's service, at a server of one's own, or in files here; the environment says it.
+
+    W&B drops rows whose own step is not above that of all before, and an evaluation that a resumed
+    run repeats may have a lower one. So its own step is the number of the row, and the charts are
+    over a metric `step`. No code, git state or output of the terminal is sent.
+    """
+
+    def __init__(self, start: Start) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=start.project,
+            name=start.name,
+            id=start.kept or secrets.token_hex(4),
+            resume="allow",
+            dir=str(start.workdir),
+            config=dict(start.config),
+            settings=wandb.Settings(
+                console="off",
+                disable_git=True,
+                save_code=False,
+                silent=True,
+                init_timeout=30,  # seconds until the service is said to be away
+                # Offline a kill loses no more than this second (W&B's own: 15).
+                x_transaction_log_flush_interval=1.0,
+                login_timeout=1,  # should it ask for a key all the same
+            ),
+        )
+        self.run = str(self._run.id)
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log({**scalars, _STEP: step}, step=row, commit=True)
+
+    def write_text(self, row: int, step: int, name: str, text: str) -> None:
+        # W&B shows HTML and no Markdown, so the text is shown as it is written.
+        from wandb import Html
+
+        page = Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>", inject=False)
+        self._run.log({name: page, _STEP: step}, step=row, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_UNKNOWN_MARK = re.compile(r"[^\w\-. :/]", re.ASCII)  # MLflow refuses them in names
+_MOST_PARAMETERS = 100  # of one request
+_LONGEST = 6000  # characters of a parameter's value
+
+
+class MlflowRun:
+    """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
+
+    Parameters cannot change there: those of the first start stay, and the artifact `config.json`
+    has those of the newest.
+    """
+
+    def __init__(self, start: Start) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client, self.run = MlflowClient(), start.kept
+        if self.run:
+            self._client.update_run(self.run, status="RUNNING")
+        else:
+            experiment = self._experiment(start.project)
+            self.run = self._client.create_run(experiment, run_name=start.name).info.run_id
+            fields = flat(start.config).items()
+            found = [Param(_name(name), str(value)[:_LONGEST]) for name, value in fields]
+            for first in range(0, len(found), _MOST_PARAMETERS):
+                self._client.log_batch(self.run, params=found[first : first + _MOST_PARAMETERS])
+        self._client.log_dict(self.run, dict(start.config), "config.json")
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment, which is made if there is none."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._client.create_experiment(name)
+            except MlflowException:  # another run has made it meanwhile
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return found.experiment_id
+
+    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(_name(name), value, now, step) for name, value in scalars.items()]
+        self._client.log_batch(self.run, metrics=metrics)
+
+    def write_text(self, row: int, step: int, name: str, text: str) -> None:
+        # The text is an artifact, `NAME/STEP.md`.
+        self._client.log_text(self.run, text, f"{_name(name)}/{step:09d}.md")
+
+    def close(self) -> None:
+        self._client.set_terminated(self.run)
+
+
+def _name(name: str) -> str:
+    return _UNKNOWN_MARK.sub("_", name)
+
+
+class TrackioRun:
+    """In files of this machine, or in a Space, as TRACKIO_DIR and TRACKIO_SPACE_ID say.
+
+    trackio goes on with the run of a name, so names get an ending that no other run has.
+    """
+
+    def __init__(self, start: Start) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=start.project,
+            name=start.kept or f"{start.name}-{secrets.token_hex(4)}",
+            resume="allow",
+            config=flat(start.config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.run = str(self._run.name)
+
+    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def write_text(self, row: int, step: int, name: str, text: str) -> None:
+        from trackio import Markdown
+
+        self._run.log({name: Markdown(text)}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
