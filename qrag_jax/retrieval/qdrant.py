@@ -37,8 +37,6 @@ from qrag_jax.retrieval.protocol import (
     engine_library,
 )
 from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
-from qrag_jax.runtime.typed_json import made
-from qrag_jax.retrieval.vectors import Vectors, check_count, check_numbers, checked, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 
 ENGINE = "qdrant"
