@@ -22,10 +22,15 @@ from qrag_jax.models.files.model_folder import (
 )
 from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
-from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks import qwen3
-from qrag_jax.models.trunks.llama import LlamaConfig, Qwen2Config
-from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import (
+    HEAD,
+    LanguageModel,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3,
+    Qwen3Config,
+)
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
@@ -73,7 +78,7 @@ class LoadedLanguageModel:
     @property
     def partition_rules(self) -> Rules:
         """How the parameters are split over a mesh."""
-        return qwen3.PARTITION_RULES
+        return Qwen3.partition_rules()
 
 
 def table_of(model_type: str) -> NameTable:

@@ -90,13 +90,6 @@ def test_every_layout_of_the_pooling_file(layout: str, bert: Path) -> None:
     assert how(bert, normalise=False) == ("cls", False, 0.1)
 
 
-def test_folder_that_says_nothing_or_little(bert: Path) -> None:
-    assert read_published(bert) is None
-    assert how(bert) == ("mean", False, 0.1)
-    write_modules(bert, "Normalize", types="sentence_transformers.base.modules.x")
-    assert how(bert) == ("mean", True, 1.0)
-
-
 @pytest.mark.parametrize(
     ("modules", "pooling", "named"),
     [
