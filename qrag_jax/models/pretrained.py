@@ -22,7 +22,6 @@ from qrag_jax.models.files.model_folder import (
     trunk_folder,
 )
 from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import save_folder, stored_params
 from qrag_jax.models.heads.embedding import POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import Family, family_of
@@ -200,33 +199,16 @@ def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
     return dataclasses.replace(loaded, encoder=encoder, lora=config)
 
 
-def save_adapters(
-    loaded: LoadedEncoder, adapters: Params, out: Path, tower: int | None = None
-) -> None:
-    """Writes the adapters of one tower of this encoder in PEFT's format.
-
-    Args:
-        adapters: of one tower, or of several towers stacked on axis 0.
-        tower: if several are stacked, the number of the one to write (`chunks.STATE`,
-            `chunks.CHUNK`).
-    """
+def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
+    """Writes the adapters of one tower of this encoder in PEFT's format."""
     assert loaded.lora is not None, "the encoder has no adapters"
-    if tower is not None:
-        adapters = jax.tree.map(lambda leaf: leaf[tower], adapters)
     write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)
 
 
-def save_encoder(
-    loaded: LoadedEncoder,
-    tokenizer_files_from: Path,
-    out: Path,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
     """Writes the folder of an encoder, with its family's names (see `weight_names.save_folder`).
 
     Weights keep the bytes that they have in their files.
     """
     table, config = family_of(loaded.model_config, str(out)).table, loaded.model_config
-    save_folder(
-        table, loaded.stored, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes
-    )
+    save_folder(table, loaded.stored, config, tokenizer_files_from, out)

@@ -20,7 +20,6 @@ from qrag_jax.models.files.model_folder import (
     read_config,
     read_json,
 )
-from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.trunks import qwen3
 from qrag_jax.models.trunks.qwen3 import (
@@ -138,11 +137,7 @@ def load_language_model(
 
 
 def save_language_model(
-    loaded: LoadedLanguageModel,
-    params: Params,
-    tokenizer_files_from: Path,
-    out: Path,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
 ) -> None:
     """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`.
 
@@ -150,7 +145,7 @@ def save_language_model(
     """
     table = table_of(loaded.model_config["model_type"])
     config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}
-    save_folder(table, params, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
+    save_folder(table, params, config, tokenizer_files_from, out)
     generation = inside(tokenizer_files_from, GENERATION)
     if generation.is_file():
         copy_files({generation.name: generation}, out)

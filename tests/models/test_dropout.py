@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -17,8 +15,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import (
-    TokenDropout,
-    drop,
     with_key,
 )
 from qrag_jax.models.compute.lora import Adapted
@@ -52,11 +48,6 @@ RATES_OF_MODERNBERT = {
 
 def dropping(encoder: TextEncoder, hidden: float = HIDDEN, attention: float = ATTENTION) -> Any:
     return dataclasses.replace(encoder, dropout=hidden, attention_dropout=attention)
-
-
-def random_words(*shape: int) -> np.ndarray:
-    """Keys of maps."""
-    return np.random.default_rng(5).integers(2**32, size=(*shape, 2), dtype=np.uint32)
 
 
 # ---------------------------------------------------------------------- masks by their definition
@@ -192,28 +183,6 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
                 wanted = theirs["default"].weight.grad.numpy().T
                 assert np.abs(wanted).max() > 1e-4
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
-
-
-# ---------------------------------------------------------------------- scale and independence
-
-
-def test_the_share_dropped_is_the_rate_and_the_mean_is_kept() -> None:
-    rate = 0.3
-    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
-    tokens = TokenDropout(jnp.arange(40, dtype=jnp.uint32), rate)
-    many = np.asarray(jax.jit(jax.vmap(partial(drop, x, dropout=tokens)))(random_words(400)))
-    zeros = many == 0
-    np.testing.assert_allclose(many, np.where(zeros, 0, x / (1 - rate)), rtol=1e-6)
-    assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
-    # Each entry is dropped now and then, whatever its token and feature.
-    assert np.abs(zeros.mean(axis=0) - rate).max() < 6 * (rate * (1 - rate) / 400) ** 0.5
-    # Tokens, features and keys are dropped independently of each other.
-    for axis in range(3):
-        pair = np.take(zeros, range(1, zeros.shape[axis]), axis)
-        other = np.take(zeros, range(zeros.shape[axis] - 1), axis)
-        assert abs((pair & other).mean() - rate**2) < 0.005
-    halved = drop(jnp.ones((2, 8), jnp.bfloat16), random_words(), TokenDropout(tokens.digests[:2]))
-    assert halved.dtype == jnp.bfloat16
 
 
 # ---------------------------------------------------------------------- where it does not act

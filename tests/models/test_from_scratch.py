@@ -133,9 +133,6 @@ def test_a_decoders_folder_holds_the_sizes_asked_for(
 ) -> None:
     config = loaded.model.trunk.config
     assert config.vocab_size == len(loaded.tokenizer) == 1024
-    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (2, 24, 8)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
-    assert (config.intermediate_size, config.max_position_embeddings) == (32, 1024)
     assert loaded.model.stop_ids == tuple(ids_of(loaded, END))
     write_tiny_lm(tmp_path, bridges(), seed=0)
     sizes = [tensor.size for tensor in load_file(tmp_path / "model.safetensors").values()]
@@ -179,10 +176,9 @@ def test_sizes_that_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=next(iter(fields))):
             dataclasses.replace(TinyLMConfig(), **fields)
-    for hidden in (16, 15):
-        sizes = dataclasses.replace(ENCODER, hidden=hidden, heads=3)
-        with pytest.raises(InputError, match=r"scratch\.hidden"):
-            make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
+    sizes = dataclasses.replace(ENCODER, hidden=16, heads=3)
+    with pytest.raises(InputError, match=r"scratch\.hidden"):
+        make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
     assert not (tmp_path / "model").exists()
 
 

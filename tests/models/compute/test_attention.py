@@ -182,17 +182,3 @@ def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, 
     assert (len(calls), len(gradients)) == (2, 1)
     assert ("force_deterministic" in gradients[0]) == asked
     assert sum("force_deterministic" in line for line in calls) == asked
-
-
-def test_local_layers_leave_the_fused_kernel_to_global_ones(cudnn) -> None:
-    """A kernel of cuDNN takes no window on both sides: the layer's kind decides on the device."""
-
-    def program(length: int) -> str:
-        return lowered_for_gpu(length, 64, window=Window(64, jnp.asarray(True)))
-
-    with jax.numpy_dtype_promotion("standard"):
-        long, short = program(128), program(64)
-    assert "__cudnn$fmhaSoftmaxBackward" in long
-    assert "stablehlo.case" in long
-    assert "__cudnn$fmhaSoftmaxBackward" in short  # every key is near
-    assert "stablehlo.case" not in short

@@ -102,15 +102,3 @@ def test_choose_blocks_holds_the_longest_row_and_grows_by_doubling() -> None:
     # Two of the longest rows fit even where fewer tokens are asked for.
     assert choose_blocks(histogram, tokens=16, lengths=2, sizes=2).tokens == (40, 80)
     assert choose_blocks(histogram, tokens=80, lengths=1, sizes=4).tokens == (40, 80)
-
-
-def test_rounder_lengths_are_taken_where_they_cost_little() -> None:
-    """As accelerators want them: multiples of 64, or of 8 where 64 costs 2 % more tokens."""
-    even, uneven = np.zeros(288, np.int64), np.zeros(288, np.int64)
-    even[128], uneven[72] = 100, 100
-
-    def lengths(histogram: np.ndarray) -> tuple[int, ...]:
-        return choose_blocks(histogram, 8192, 2, 2, multiples=(64, 8)).lengths
-
-    assert lengths(even) == (128, 320)
-    assert lengths(uneven) == (72, 288)
