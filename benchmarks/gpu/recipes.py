@@ -262,7 +262,7 @@ def write_model(name: str, folder: Path, *, drawn: bool) -> None:
         table = family.table
         _encoder_tokenizer(folder)
     else:
-        config = pretrained_lm.FAMILIES[sizes["model_type"]].config.from_dict(sizes, name)
+        config = pretrained_lm.FAMILIES[sizes["model_type"]].from_dict(sizes, name)
         trunk = Qwen3(config, of_text, "none", own_head=not sizes["tie_word_embeddings"])
         table = pretrained_lm.table_of(sizes["model_type"])
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)

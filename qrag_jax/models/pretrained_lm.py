@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,20 +38,11 @@ from qrag_jax.runtime.sharding import Rules
 
 GENERATION = "generation_config.json"
 _HEAD_NAME, _TRUNK = "lm_head.weight", "model."
-
-
-class _Family(NamedTuple):
-    """One architecture: its config, and the name of its class in Hugging Face's library."""
-
-    config: type[Qwen3Config]
-    architecture: str
-
-
 # The families by the model_type of config.json.
-FAMILIES = {
-    "qwen3": _Family(Qwen3Config, "Qwen3ForCausalLM"),
-    "qwen2": _Family(Qwen2Config, "Qwen2ForCausalLM"),
-    "llama": _Family(LlamaConfig, "LlamaForCausalLM"),
+FAMILIES: dict[str, type[Qwen3Config]] = {
+    "qwen3": Qwen3Config,
+    "qwen2": Qwen2Config,
+    "llama": LlamaConfig,
 }
 
 
@@ -89,7 +80,7 @@ def table_of(model_type: str) -> NameTable:
         prefixes=("",),
         trunk=tuple(_TRUNK + name for name in trunk.trunk),
         model_type=model_type,
-        architecture=FAMILIES[model_type].architecture,
+        architecture=FAMILIES[model_type].__name__.replace("Config", "ForCausalLM"),
     )
 
 
@@ -117,7 +108,7 @@ def load_language_model(
             f"computed here; use a folder whose model_type is one of {', '.join(FAMILIES)}."
         )
     with refusing_types(where, "copy the model's own"):
-        config = FAMILIES[model_type].config.from_dict(model_config, where)
+        config = FAMILIES[model_type].from_dict(model_config, where)
         stop_ids = _stop_ids(folder, model_config)
     tensors = open_tensors(folder)
     own_head = _has_own_head(model_config, tensors, folder)

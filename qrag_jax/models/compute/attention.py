@@ -201,15 +201,16 @@ def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
         )
 
 
+def _by_group(groups: int, x: jax.Array) -> jax.Array:
+    """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
+    return x.transpose(0, 2, 1, 3).reshape(len(x) * groups, -1, x.shape[-1])
+
+
 def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, shared):
     query, key, value = heads_of_rows
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
-
-    def by_group(x: jax.Array) -> jax.Array:
-        """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
-        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
-
+    by_group = partial(_by_group, groups)
     position = jnp.arange(length)
     if causal and kept is None:  # padding keys come after all queries of the row
         behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
@@ -235,10 +236,7 @@ def _in_parts(heads_of_rows, products, behind):
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
     share = heads // groups
-
-    def by_group(x: jax.Array) -> jax.Array:
-        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
-
+    by_group = partial(_by_group, groups)
     size = max(_SHORTEST_PART, -(-asking // _PARTS))
     found = []
     for start in range(0, asking, size):

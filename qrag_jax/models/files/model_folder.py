@@ -131,11 +131,7 @@ def trunk_folder(folder: Path) -> Path:
 
 
 def kept_files(folder: Path) -> dict[str, Path]:
-    """Every file that is kept with the weights: those of the tokenizer and sentence-transformers.
-
-    Returns:
-        path beside the weights → file.
-    """
+    """The files of tokenizer and sentence-transformers: path beside the weights → file."""
     trunk = trunk_folder(folder)
     names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
     paths = {name: inside(trunk, name) for name in names}

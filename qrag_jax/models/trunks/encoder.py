@@ -304,11 +304,7 @@ class Encoder(Trunk):
             self.final_norm = _norm(nn.LayerNorm, c, self.precision)
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
-
-        Returns:
-            Hidden states `[T, H]`; at unused places they are finite but meaningless.
-        """
+        """The hidden states `[T, H]` of `words` `[T, H]`, placed as in `layout`; see `Trunk`."""
         c = self.config
         if not c.ROTATES:
             table = jnp.asarray(self.tables["position_embeddings"])

@@ -324,11 +324,7 @@ class Qwen3(Trunk):
         self.final_norm = rms_norm(c, self.precision)
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
-
-        Returns:
-            Hidden states `[T, H]`; at unused places they are finite but meaningless.
-        """
+        """The hidden states `[T, H]` of `words` `[T, H]`, placed as in `layout`; see `Trunk`."""
         c = self.config
         last = layout.place.shape[1] - 1
         cos, sin = angles_at(layout.position, c.frequency, last)

@@ -48,10 +48,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of the dataclass `cls` that a parsed `config.json` holds.
 
-    Args:
-        cls: a trunk's config; all its fields without a default are sizes.
-        config: the parsed `config.json`.
-        where: names the file in errors.
+    All fields of `cls` without a default are sizes. `where` names the file in errors.
     """
     fields = dataclasses.fields(cls)
     given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
@@ -284,9 +281,6 @@ def apply_layer(
 
     Args:
         layer: a module without a parent.
-        remat: a name of `REMAT_POLICIES`.
-        params: parameters of this layer.
-        x: `[T, H]`.
         layout: the block's layout, with the dropout keys of this layer.
         constants: further inputs of every layer, such as cos and sin.
     """
