@@ -14,7 +14,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.stored_tensors import read_safetensors
-from qrag_jax.models.pretrained import FAMILIES, load_encoder, with_adapters
+from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.trunks.families import FAMILIES
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.towers_export import scaled_norm
 from tests.entry_points import Commands, assert_same_state, losses, refusal, saved_state

@@ -28,13 +28,14 @@ from safetensors.numpy import save_file
 
 from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
-from qrag_jax.models import pretrained, pretrained_lm
+from qrag_jax.models import pretrained_lm
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import TOKENIZER_FILES, copy_files
 from qrag_jax.models.files.stored_tensors import WHOLE_FILE
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.device_vectors import BFLOAT16, Layout, rows_of
 from qrag_jax.retrieval.exact import GROUP, ExactSettings, make_search, plan_of
@@ -256,12 +257,12 @@ def write_model(name: str, folder: Path, *, drawn: bool) -> None:
     sizes, of_text = MODELS[name], precision("float32", Platform.here())
     is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained_lm.FAMILIES
     if is_encoder:
-        family = pretrained.FAMILIES[sizes["model_type"]]
-        trunk = family.trunk(family.read_config(sizes, name), of_text, "none")
+        family = families.FAMILIES[sizes["model_type"]]
+        trunk = family.trunk(family.config.from_dict(sizes, name), of_text, "none")
         table = family.table
         _encoder_tokenizer(folder)
     else:
-        config = pretrained_lm.FAMILIES[sizes["model_type"]].config.from_dict(sizes, name)
+        config = pretrained_lm.FAMILIES[sizes["model_type"]].from_dict(sizes, name)
         trunk = Qwen3(config, of_text, "none", own_head=not sizes["tie_word_embeddings"])
         table = pretrained_lm.table_of(sizes["model_type"])
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)

@@ -35,7 +35,7 @@ from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.files.weight_names import params_from_tensors
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import family_of
+from qrag_jax.models.trunks.families import family_of
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.runtime.platform import Platform
 from tests.support.small_models import numpy_tensors
@@ -185,7 +185,7 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     theirs = AutoModel.from_config(config, attn_implementation="sdpa", **options).eval()
     family = family_of(fields, model.name)
     trunk = family.trunk(
-        family.read_config(fields, model.name), precision(dtype, Platform.here()), "none"
+        family.config.from_dict(fields, model.name), precision(dtype, Platform.here()), "none"
     )
     params = params_from_tensors(family.table, trunk, numpy_tensors(theirs), model.name)
     encoder = TextEncoder(

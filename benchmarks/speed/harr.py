@@ -106,7 +106,7 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
         details={"threads of torch": torch.get_num_threads()},
     )
     # The gradient of the frozen weights is not needed: forward, and once more for the inputs.
-    flops = 2.0 * forward_flops(config, lengths) / lengths.sum()  # type: ignore[arg-type]
+    flops = 2.0 * forward_flops(config, lengths) / lengths.sum()
     assert case.value is not None
     share = flops * case.value / matmul_peak("float32")
     yield with_details(case, **{"share of matmul peak": share})

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.report import Case
-from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.encoder import BertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 
 OURS = "ours"

@@ -34,7 +34,7 @@ from qrag_jax.models.encoder_config import OF_MINILM
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.encoder import Bert, BertConfig
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, shard_batch

@@ -111,16 +111,7 @@ class EncoderConfig:
     @property
     def load_settings(self) -> dict[str, Any]:
         """The settings with which `load_encoder` reads the model's folder."""
-        names = (
-            "dtype",
-            "activations",
-            "scale",
-            "remat",
-            "pooling",
-            "normalise",
-            "state_prefix",
-            "chunk_prefix",
-        )
+        names = ("dtype", "activations", "remat", *LEFT_OPEN, "state_prefix", "chunk_prefix")
         settings = {name: getattr(self, name) for name in names} | self.trunk_dropout
         if self.path in (MINILM, MINILM_OR_SCRATCH):
             settings |= {

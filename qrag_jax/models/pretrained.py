@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import LoraConfig, new_adapters
+from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
@@ -21,96 +21,19 @@ from qrag_jax.models.files.model_folder import (
     read_config,
     trunk_folder,
 )
-from qrag_jax.models.files.peft import read_adapters, write_adapters
 from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
-from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
-from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks import bert, gte, modernbert, mpnet, nomic_bert, qwen3
-from qrag_jax.models.trunks.bert import Bert, BertConfig, XlmRobertaConfig
-from qrag_jax.models.trunks.gte import Gte, GteConfig
-from qrag_jax.models.trunks.modernbert import ModernBert, ModernBertConfig
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import LAYERS, REMAT_POLICIES, Params, Trunk, TrunkConfig
+from qrag_jax.models.files.weight_names import save_folder, stored_params
+from qrag_jax.models.heads.embedding import POOLINGS, TextEncoder
+from qrag_jax.models.trunks.families import Family, family_of
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """One architecture: all that is needed to load a folder of it as an encoder.
-
-    Attributes:
-        read_config: (parsed `config.json`, its path for errors) → the trunk's config.
-        trunk: (config, precision, remat, whether layers are scanned) → the trunk.
-        table: the names of its weights.
-        rules: how its parameters are split over a mesh (see `runtime.sharding`).
-        last_norm: where the weights of the norm stand whose output is the last hidden states.
-        opens_rows: whether rows begin with [CLS] (<s>), else with their text.
-        pooling: used if the folder names none.
-        normalise: used if the folder has no sentence-transformers files.
-        drops: whether its trunk can drop in training (see `dropout`).
-        pooler: whether transformers' class takes `add_pooling_layer`, to leave out an untrained
-            pooler.
-        complete: adds fields to a parsed `config.json` that transformers needs to read it again.
-    """
-
-    read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
-    trunk: Callable[..., Trunk]
-    table: NameTable
-    rules: Rules
-    last_norm: LeafPath = (LAYERS, "output_norm")
-    opens_rows: bool = True
-    pooling: str = MEAN
-    normalise: bool = False
-    drops: bool = True
-    pooler: bool = True
-    complete: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
-
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
 # tower has it, and transformers keeps it when it saves the model again.
 VECTOR_SCALE = "qrag_jax_vector_scale"
-
-# The families by the model_type of config.json.
-FAMILIES = {
-    "bert": Family(BertConfig.from_dict, Bert, bert.TABLE, bert.PARTITION_RULES),
-    "qwen3": Family(
-        Qwen3Config.from_dict,
-        Qwen3,
-        qwen3.TABLE,
-        qwen3.PARTITION_RULES,
-        last_norm=("final_norm",),
-        opens_rows=False,
-        pooling=LAST,
-        normalise=True,
-        drops=False,
-        pooler=False,
-    ),
-    "new": Family(GteConfig.from_dict, Gte, gte.TABLE, gte.PARTITION_RULES),
-    "xlm-roberta": Family(
-        XlmRobertaConfig.from_dict, Bert, bert.XLM_ROBERTA_TABLE, bert.PARTITION_RULES
-    ),
-    "roberta": Family(XlmRobertaConfig.from_dict, Bert, bert.ROBERTA_TABLE, bert.PARTITION_RULES),
-    "modernbert": Family(
-        ModernBertConfig.from_dict,
-        ModernBert,
-        modernbert.TABLE,
-        modernbert.PARTITION_RULES,
-        last_norm=("final_norm",),
-        pooler=False,
-    ),
-    "mpnet": Family(mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert.PARTITION_RULES),
-    "nomic_bert": Family(
-        nomic_bert.NomicBertConfig.from_dict,
-        nomic_bert.NomicBert,
-        nomic_bert.TABLE,
-        gte.PARTITION_RULES,
-        complete=nomic_bert.in_one_spelling,
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,21 +68,7 @@ class LoadedEncoder:
     @property
     def partition_rules(self) -> Rules:
         """How the model's parameters are split over a mesh, unless the config has its own rules."""
-        return family_of(self.model_config, "config.json").rules
-
-
-def family_of(model_config: Mapping[str, Any], where: str) -> Family:
-    """The family of a parsed `config.json`; `where` names the file in errors."""
-    model_type = model_config.get("model_type", "bert")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        named = model_config.get("architectures")
-        classes = ", ".join(map(str, named)) if isinstance(named, list) and named else ""
-        raise InputError(
-            f"{where}: the architecture {model_type!r:.60} ({classes or 'no class named':.100}) "
-            "is not supported; use a folder "
-            f"whose model_type is one of {', '.join(FAMILIES)}."
-        )
-    return FAMILIES[model_type]
+        return family_of(self.model_config, "config.json").trunk.partition_rules()
 
 
 def own_pooling(folder: Path, family: Family) -> Published:
@@ -226,7 +135,7 @@ def load_encoder(
             f"models of the type {family.table.model_type!r} have no dropout; set both to 0."
         )
     with refusing_types(where, "copy the model's own"):
-        config = family.read_config(model_config, where)
+        config = family.config.from_dict(model_config, where)
     if config.hidden_size % 2:
         raise InputError(
             f"{folder / 'config.json'}: hidden_size {config.hidden_size} is odd, but an embedding "
@@ -290,33 +199,16 @@ def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
     return dataclasses.replace(loaded, encoder=encoder, lora=config)
 
 
-def save_adapters(
-    loaded: LoadedEncoder, adapters: Params, out: Path, tower: int | None = None
-) -> None:
-    """Writes the adapters of one tower of this encoder in PEFT's format.
-
-    Args:
-        adapters: of one tower, or of several towers stacked on axis 0.
-        tower: if several are stacked, the number of the one to write (`chunks.STATE`,
-            `chunks.CHUNK`).
-    """
+def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
+    """Writes the adapters of one tower of this encoder in PEFT's format."""
     assert loaded.lora is not None, "the encoder has no adapters"
-    if tower is not None:
-        adapters = jax.tree.map(lambda leaf: leaf[tower], adapters)
     write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)
 
 
-def save_encoder(
-    loaded: LoadedEncoder,
-    tokenizer_files_from: Path,
-    out: Path,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
     """Writes the folder of an encoder, with its family's names (see `weight_names.save_folder`).
 
     Weights keep the bytes that they have in their files.
     """
     table, config = family_of(loaded.model_config, str(out)).table, loaded.model_config
-    save_folder(
-        table, loaded.stored, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes
-    )
+    save_folder(table, loaded.stored, config, tokenizer_files_from, out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,12 +20,16 @@ from qrag_jax.models.files.model_folder import (
     read_config,
     read_json,
 )
-from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
-from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks import qwen3
-from qrag_jax.models.trunks.llama import LlamaConfig, Qwen2Config
-from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import (
+    HEAD,
+    LanguageModel,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3,
+    Qwen3Config,
+)
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
@@ -34,20 +38,11 @@ from qrag_jax.runtime.sharding import Rules
 
 GENERATION = "generation_config.json"
 _HEAD_NAME, _TRUNK = "lm_head.weight", "model."
-
-
-class _Family(NamedTuple):
-    """One architecture: its config, and the name of its class in Hugging Face's library."""
-
-    config: type[Qwen3Config]
-    architecture: str
-
-
 # The families by the model_type of config.json.
-FAMILIES = {
-    "qwen3": _Family(Qwen3Config, "Qwen3ForCausalLM"),
-    "qwen2": _Family(Qwen2Config, "Qwen2ForCausalLM"),
-    "llama": _Family(LlamaConfig, "LlamaForCausalLM"),
+FAMILIES: dict[str, type[Qwen3Config]] = {
+    "qwen3": Qwen3Config,
+    "qwen2": Qwen2Config,
+    "llama": LlamaConfig,
 }
 
 
@@ -73,7 +68,7 @@ class LoadedLanguageModel:
     @property
     def partition_rules(self) -> Rules:
         """How the parameters are split over a mesh."""
-        return qwen3.PARTITION_RULES
+        return Qwen3.partition_rules()
 
 
 def table_of(model_type: str) -> NameTable:
@@ -85,7 +80,7 @@ def table_of(model_type: str) -> NameTable:
         prefixes=("",),
         trunk=tuple(_TRUNK + name for name in trunk.trunk),
         model_type=model_type,
-        architecture=FAMILIES[model_type].architecture,
+        architecture=FAMILIES[model_type].__name__.replace("Config", "ForCausalLM"),
     )
 
 
@@ -113,7 +108,7 @@ def load_language_model(
             f"computed here; use a folder whose model_type is one of {', '.join(FAMILIES)}."
         )
     with refusing_types(where, "copy the model's own"):
-        config = FAMILIES[model_type].config.from_dict(model_config, where)
+        config = FAMILIES[model_type].from_dict(model_config, where)
         stop_ids = _stop_ids(folder, model_config)
     tensors = open_tensors(folder)
     own_head = _has_own_head(model_config, tensors, folder)
@@ -133,11 +128,7 @@ def load_language_model(
 
 
 def save_language_model(
-    loaded: LoadedLanguageModel,
-    params: Params,
-    tokenizer_files_from: Path,
-    out: Path,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
 ) -> None:
     """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`.
 
@@ -145,7 +136,7 @@ def save_language_model(
     """
     table = table_of(loaded.model_config["model_type"])
     config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}
-    save_folder(table, params, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
+    save_folder(table, params, config, tokenizer_files_from, out)
     generation = inside(tokenizer_files_from, GENERATION)
     if generation.is_file():
         copy_files({generation.name: generation}, out)

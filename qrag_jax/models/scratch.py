@@ -16,7 +16,8 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.runtime.whole_files import write_whole
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -61,7 +62,7 @@ def make_scratch_folder(
     )
     params = jax.tree.map(np.asarray, jax.jit(encoder.init)(jax.random.key(seed)))
     config_dict = {"model_type": "bert", **dataclasses.asdict(bert)}
-    save_folder(TABLE, params, config_dict, folder, folder)
+    save_folder(BERT_TABLE, params, config_dict, folder, folder)
 
 
 def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:

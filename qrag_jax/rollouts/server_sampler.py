@@ -20,7 +20,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.heads.language_model import LanguageModel
+from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_sampler import (

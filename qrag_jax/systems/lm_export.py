@@ -17,8 +17,8 @@ from qrag_jax.environments.query_output import TAGGED
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.summaries import SHOWN
+from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
-from qrag_jax.models.files.peft import CAUSAL_LM, write_adapters
 from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.pretrained_lm import save_language_model, table_of
 from qrag_jax.runtime.checkpoints import Checkpoints

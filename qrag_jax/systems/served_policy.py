@@ -36,10 +36,9 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.opening import LOOK_EVERY, Existing, Place, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.files.peft import write_adapters
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.models.pretrained_lm import table_of

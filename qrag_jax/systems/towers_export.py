@@ -38,7 +38,8 @@ from qrag_jax.models.files.sentence_transformers import (
 from qrag_jax.models.files.weight_names import LeafPath, save_folder
 from qrag_jax.models.first_encoder import origin
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, save_adapters
+from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE

@@ -26,9 +26,8 @@ from qrag_jax.learners.placement import params_shardings
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import family_of
-from qrag_jax.models.trunks import bert
-from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.encoder import BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, family_of
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import replicate, shard_batch
@@ -79,7 +78,7 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
     return {
         f"{name} {key}": value
         for name, place in (("state", STATE), ("chunk", CHUNK))
-        for key, value in tensors_from_params(bert.TABLE, tower_params(params, place)).items()
+        for key, value in tensors_from_params(BERT_TABLE, tower_params(params, place)).items()
     }
 
 

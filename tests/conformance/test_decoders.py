@@ -18,12 +18,11 @@ import transformers
 
 from qrag_jax.learners import placement
 from qrag_jax.models import pretrained_lm
-from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.adapters import LoraConfig, read_adapters
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
-from qrag_jax.models.files.peft import read_adapters
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model

@@ -29,7 +29,9 @@ from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, family_of, load_encoder, save_encoder
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, save_encoder
+from qrag_jax.models.trunks import families
+from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import sharding
 from tests.devices import mesh_of
 from tests.support.parity import (
@@ -144,7 +146,7 @@ def case(request: pytest.FixtureRequest, made: Callable[[str], Case]) -> Case:
 
 
 def test_every_registered_family_is_here() -> None:
-    assert set(FAMILIES) == set(pretrained.FAMILIES)
+    assert set(FAMILIES) == set(families.FAMILIES)
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)

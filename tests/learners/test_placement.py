@@ -24,7 +24,8 @@ from qrag_jax.learners.state import Parts
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
-from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.runtime.sharding import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
 from tests.support.small_models import read_tensors
@@ -36,14 +37,14 @@ LARGE = Bert(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32
 def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
     """Random weights, the same for one module whatever the dtype; as they are read."""
     folder.mkdir()
-    rng, shapes = np.random.default_rng(0), expected_shapes(TABLE, module)
+    rng, shapes = np.random.default_rng(0), expected_shapes(BERT_TABLE, module)
     arrays = {n: rng.random(s, np.float32).astype(dtype) for n, s in shapes.items()}
     write_shards(folder, arrays, shard)
     return opened(folder, module)
 
 
 def opened(folder: Path, module: Bert) -> Any:
-    return stored_params(TABLE, module, open_tensors(folder), str(folder))
+    return stored_params(BERT_TABLE, module, open_tensors(folder), str(folder))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -103,7 +104,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
     def read_all() -> Any:
         tensors = read_tensors(folder / "large")
-        return jax.device_put(params_from_tensors(TABLE, LARGE, tensors, "all"), shardings)
+        return jax.device_put(params_from_tensors(BERT_TABLE, LARGE, tensors, "all"), shardings)
 
     return {
         "held": held,

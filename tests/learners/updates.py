@@ -36,7 +36,7 @@ from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.bert import PARTITION_RULES
+from qrag_jax.models.trunks.encoder import Bert
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
 from qrag_jax.policies.tokens import Vocabulary
@@ -67,6 +67,7 @@ from tests.rollouts.token_setup import (
 ALONE, SPLIT = (1, 1, 1), (2, 2, 2)
 RATE, CRITIC_RATE = 0.5, 0.02
 STATES_RATE, HOP_RATE = 0.05, 0.3  # of two towers, and of the query encoder
+RULES = Bert.partition_rules()
 OPTIMIZER_CONFIG = OptimizerConfig(
     learning_rate=1e-3,
     weight_decay=0.01,
@@ -349,10 +350,8 @@ class HopsProgram:
         of_critic = optax.sgd(HOP_RATE) if is_ppo else None
         keeps = (config.kl if is_ppo else config.beta) > 0
         parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
-        shardings = parts.shardings(self.mesh, PARTITION_RULES, trained)
-        of_base = (
-            shardings_of(self.mesh, PARTITION_RULES, hop_tower(), hop_tower()) if adapted else None
-        )
+        shardings = parts.shardings(self.mesh, RULES, trained)
+        of_base = shardings_of(self.mesh, RULES, hop_tower(), hop_tower()) if adapted else None
         self.base = (jax.device_put(hop_tower(), of_base),) if adapted else ()
         self.update = make_query_update(
             QueryEncoder(
@@ -418,7 +417,7 @@ def two_towers(
     accumulation: int = 1,
     base: Params | None = None,
     optimizer: Any = OPTIMIZER,
-    rules: Any = PARTITION_RULES,
+    rules: Any = RULES,
     config: Any = PQN,
 ) -> TwoTowers:
     """How towers like this one, or adapters on a base, are trained in these tests."""

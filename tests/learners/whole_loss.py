@@ -20,7 +20,7 @@ from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_dig
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.compute.rope import angles
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
-from qrag_jax.models.trunks import bert
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 def adapters(seed: int) -> dict[str, Any]:
     """Two different towers' adapters, stacked, B too far from zero."""
     rng, config = np.random.default_rng(seed), LoraConfig(3, 6.0, TARGETS)
-    one = new_adapters(bert.TABLE, ADAPTED.module, config, seed)
+    one = new_adapters(BERT_TABLE, ADAPTED.module, config, seed)
     return jax.tree.map(
         lambda leaf: 0.3 * rng.standard_normal((2, *leaf.shape)).astype(np.float32), one
     )

@@ -9,30 +9,7 @@ import pytest
 
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.runtime.minilm import find_minilm
-from tests.support.small_models import (
-    QWEN_END,
-    numpy_tensors,
-    torch_bert,
-    torch_gte,
-    torch_qwen3,
-    torch_xlm_roberta,
-    write_bpe_tokenizer,
-    write_small_model,
-    write_tokenizer,
-    write_unigram_tokenizer,
-)
-
-__all__ = [
-    "QWEN_END",
-    "numpy_tensors",
-    "torch_bert",
-    "torch_gte",
-    "torch_qwen3",
-    "torch_xlm_roberta",
-    "write_bpe_tokenizer",
-    "write_tokenizer",
-    "write_unigram_tokenizer",
-]
+from tests.support.small_models import write_small_model
 
 
 @pytest.fixture(scope="session")

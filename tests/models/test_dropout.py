@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules
+from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import (
-    TokenDropout,
-    drop,
-    row_digests,
-    token_digests,
     with_key,
 )
 from qrag_jax.models.compute.lora import Adapted
@@ -28,7 +22,8 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import family_of, load_encoder, with_adapters, with_new_adapters
+from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.trunks.families import family_of
 from tests.support.parity import check_gradients, gradients_in_files, vectors_and_gradient
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
@@ -43,7 +38,7 @@ LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
 ROWS, PRESENT = TokenRows(TOKENS, LENGTHS), int((LENGTHS > 0).sum())
 BLOCKS = Blocks((20,), (9,), (5.0,))  # rows do not stand where they stand in TOKENS
 # Places of a layer by the numbers of their keys, in the order torch's model drops at them.
-ORDER = {"bert": (0, 1, 3), "mpnet": (0, 1, 3), "new": (0, 1, 2, 3), "modernbert": (0, 1, 2)}
+ORDER = {"bert": (0, 1, 3), "new": (0, 1, 2, 3), "modernbert": (0, 1, 2)}
 RATES = {"hidden_dropout_prob": HIDDEN, "attention_probs_dropout_prob": ATTENTION}
 RATES_OF_MODERNBERT = {
     **dict.fromkeys(("embedding_dropout", "mlp_dropout"), HIDDEN),
@@ -53,11 +48,6 @@ RATES_OF_MODERNBERT = {
 
 def dropping(encoder: TextEncoder, hidden: float = HIDDEN, attention: float = ATTENTION) -> Any:
     return dataclasses.replace(encoder, dropout=hidden, attention_dropout=attention)
-
-
-def random_words(*shape: int) -> np.ndarray:
-    """Keys of maps."""
-    return np.random.default_rng(5).integers(2**32, size=(*shape, 2), dtype=np.uint32)
 
 
 # ---------------------------------------------------------------------- masks by their definition
@@ -106,21 +96,6 @@ def masks(family: str, config: Any) -> Iterator[np.ndarray]:
                 numbers = 2**16 * np.arange(heads)[:, None] + np.arange(length)
                 of_weights = factors(of_tokens, keys[depth, 0], numbers, ATTENTION)
                 yield of_weights.transpose(0, 2, 1, 3)  # [B, heads, query, key]
-
-
-def test_digests_are_of_the_content_alone() -> None:
-    found = np.asarray(row_digests(jnp.asarray(TOKENS), jnp.asarray(LENGTHS)))
-    assert found.dtype == np.uint32
-    expected = digests(TOKENS, LENGTHS)
-    np.testing.assert_array_equal(found, expected[:, 0])
-    assert len(set(found.tolist())) == 5  # of six rows two are equal
-    wide = np.concatenate([TOKENS, np.full((6, 4), 7, np.int32)], axis=1)[::-1]
-    np.testing.assert_array_equal(row_digests(wide, LENGTHS[::-1]), found[::-1])
-    positions = np.arange(6, dtype=np.int32)
-    by_token = token_digests(jnp.asarray(found), positions)
-    np.testing.assert_array_equal(by_token, expected[positions, positions])
-    of_zeros = row_digests(jnp.zeros((3, 4), jnp.int32), jnp.array([1, 2, 4]))
-    assert len(set(np.asarray(of_zeros).tolist())) == 3
 
 
 # ---------------------------------------------------------------------- against torch and PEFT
@@ -210,48 +185,12 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
 
 
-# ---------------------------------------------------------------------- scale and independence
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.5])
-def test_the_share_dropped_is_the_rate_and_the_mean_is_kept(rate) -> None:
-    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
-    tokens = TokenDropout(jnp.arange(40, dtype=jnp.uint32), rate)
-    many = np.asarray(jax.jit(jax.vmap(partial(drop, x, dropout=tokens)))(random_words(400)))
-    zeros = many == 0
-    np.testing.assert_allclose(many, np.where(zeros, 0, x / (1 - rate)), rtol=1e-6)
-    assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
-    # Each entry is dropped now and then, whatever its token and feature.
-    assert np.abs(zeros.mean(axis=0) - rate).max() < 6 * (rate * (1 - rate) / 400) ** 0.5
-    # Tokens, features and keys are dropped independently of each other.
-    for axis in range(3):
-        pair = np.take(zeros, range(1, zeros.shape[axis]), axis)
-        other = np.take(zeros, range(zeros.shape[axis] - 1), axis)
-        assert abs((pair & other).mean() - rate**2) < 0.005
-    halved = drop(jnp.ones((2, 8), jnp.bfloat16), random_words(), TokenDropout(tokens.digests[:2]))
-    assert halved.dtype == jnp.bfloat16
-
-
 # ---------------------------------------------------------------------- where it does not act
 
 
-@pytest.fixture(scope="module", params=["trunk", "adapters"])
-def with_dropout(request, family_bases) -> tuple[TextEncoder, Any, Any]:
-    """An encoder that drops, and its parameters with and without a key."""
+def test_other_blocks_orders_and_remat_give_the_same(family_bases) -> None:
     loaded = family_bases["bert"]
-    if request.param == "trunk":
-        return dropping(loaded.encoder), with_key(loaded.params, KEY), loaded.params
-    loaded = with_new_adapters(loaded, LoraConfig(2, 8.0, ALL_LINEAR, ADAPTERS), 0)
-    rng = np.random.default_rng(2)
-    adapters = jax.tree.map(
-        lambda leaf: 0.3 * rng.standard_normal(leaf.shape).astype(np.float32), loaded.adapters
-    )
-    params = Adapted(loaded.params, adapters, KEY)
-    return loaded.encoder, params, params._replace(dropout_key=None)
-
-
-def test_other_blocks_orders_and_remat_give_the_same(with_dropout) -> None:
-    encoder, params, _ = with_dropout
+    encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
     rng = np.random.default_rng(2)
     cotangents, order = rng.standard_normal((6, 16)).astype(np.float32), rng.permutation(6)
     layers = dataclasses.replace(encoder, module=encoder.module.clone(remat="layers"))
@@ -261,28 +200,6 @@ def test_other_blocks_orders_and_remat_give_the_same(with_dropout) -> None:
     two = vectors_and_gradient(layers, other, params, rows, cotangents[order])
     np.testing.assert_allclose(two[0], one[0][order], atol=1e-5)
     check_gradients(*(jax.tree.map(np.asarray, each[1]) for each in (two, one)))
-
-
-def test_without_a_key_the_program_is_the_same(with_dropout) -> None:
-    encoder, params, without = with_dropout
-    plain = dataclasses.replace(encoder, dropout=0.0, attention_dropout=0.0, lora_dropout=0.0)
-
-    def program(encoder: TextEncoder, params: Any) -> str:
-        given = encoder, BLOCKS, params, ROWS, np.ones((6, 16), np.float32)
-        return vectors_and_gradient.lower(*given).as_text()
-
-    expected = program(plain, without)
-    assert program(encoder, without) == expected
-    assert "threefry" not in expected  # which makes the keys of places and maps
-    assert "threefry" in program(encoder, params)
-
-
-def test_rows_without_digests_are_refused(family_bases) -> None:
-    loaded = with_new_adapters(family_bases["bert"], LoraConfig(2, 8.0, ALL_LINEAR, ADAPTERS), 0)
-    stacked = jax.tree.map(lambda leaf: leaf[None], loaded.adapters)
-    tower = loaded.encoder.tower(Adapted(loaded.params, stacked, KEY[None]), 0)
-    with pytest.raises(ValueError, match="digests"):
-        loaded.encoder.embed(tower, TOKENS, LENGTHS)
 
 
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:

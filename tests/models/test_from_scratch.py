@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import padded_layout
-from qrag_jax.models.compute.rope import rotate_halves
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
@@ -28,7 +26,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
+from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
@@ -102,28 +100,10 @@ def test_an_encoders_folder_loads_as_any_model(folder: Path) -> None:
     assert (encoder.width, encoder.max_positions) == (16, 32)
     names = [backend.id_to_token(i) for i in (encoder.opening_id, encoder.sep_id, encoder.pad_id)]
     assert names == ["[CLS]", "[SEP]", "[PAD]"]
-    for text, ids in zip(sentences(), found.tokenizer.encode(sentences()), strict=True):
-        pieces = [backend.id_to_token(index) for index in ids]
-        assert "[UNK]" not in pieces
-        words = " ".join(pieces).replace(" ##", "")
-        assert words == text.lower().replace("ü", "u").replace(".", " .")
-    frequent, rare, marks = found.tokenizer.encode(["river", "vorrei", "[SEP] ada"])
-    assert len(frequent) < len(rare)
-    assert found.tokenizer.sep_id not in marks  # marks of the format inside a text are text
     rows = np.array([[2, 7, 8, 3], [2, 9, 10, 3]], np.int32)
     one, two = np.asarray(encoder.embed(found.params, rows, np.array([4, 4])))
     assert np.isfinite([one, two]).all()
     assert np.abs(one - two).max() > 1e-4
-
-
-def test_texts_in_other_scripts(tmp_path: Path) -> None:
-    mixed = ["Москва и 東京", "東京 (Tokyo)", "Ωμέγα", "naïve café"] * 5
-    make_scratch_folder(tmp_path, mixed, ENCODER, seed=0)
-    tokenizer = load_encoder(tmp_path).tokenizer
-    unknown = tokenizer.backend.token_to_id("[UNK]")
-    for ids in tokenizer.encode(mixed):
-        assert ids
-        assert unknown not in ids
 
 
 def test_minilm_is_known_by_its_weights(tmp_path: Path) -> None:
@@ -153,14 +133,7 @@ def test_a_decoders_folder_holds_the_sizes_asked_for(
 ) -> None:
     config = loaded.model.trunk.config
     assert config.vocab_size == len(loaded.tokenizer) == 1024
-    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (2, 24, 8)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
-    assert (config.intermediate_size, config.max_position_embeddings) == (32, 1024)
     assert loaded.model.stop_ids == tuple(ids_of(loaded, END))
-    tensors = load_file(folder / "decoder" / "model.safetensors")
-    assert "lm_head.weight" not in tensors
-    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
-    assert 0.08 < tensors["model.embed_tokens.weight"].std() < 0.12
     write_tiny_lm(tmp_path, bridges(), seed=0)
     sizes = [tensor.size for tensor in load_file(tmp_path / "model.safetensors").values()]
     assert 1.76e6 < sum(sizes) < 1.78e6  # of the default
@@ -169,7 +142,7 @@ def test_a_decoders_folder_holds_the_sizes_asked_for(
     assert len(small.tokenizer) == small.model.trunk.config.vocab_size == 256 + 2 + len(TAGS)
 
 
-def test_any_text_is_kept_marks_are_tokens_and_names_are_the_same_everywhere(
+def test_any_text_is_kept_and_marks_are_tokens(
     loaded: LoadedLanguageModel,
 ) -> None:
     for text in ('Zürich  is\t"old";\n\n日本 of 1871? Ǆ a\u0301 ', "", *bridges()[:30]):
@@ -180,13 +153,6 @@ def test_any_text_is_kept_marks_are_tokens_and_names_are_the_same_everywhere(
     said = TALK[2]["content"]
     # Text is decoded without the marks of turns, and must still show the calls.
     assert loaded.tokenizer.decode(ids_of(loaded, said + END), skip_special_tokens=True) == said
-    for i in range(20):
-        question = bridge_question(0, "dev", i)  # no name of it is in the texts
-        for name in (question.entity, question.bridge, question.answer):
-            own = ids_of(loaded, name)
-            for before, after in ((" ", "."), ('"', '"}'), ("\n", " works"), ("(", "?")):
-                around = ids_of(loaded, before + name + after)
-                assert any(around[j : j + len(own)] == own for j in range(len(around)))
 
 
 def test_the_chat_template_is_append_only(loaded: LoadedLanguageModel) -> None:
@@ -203,25 +169,6 @@ def test_the_chat_template_is_append_only(loaded: LoadedLanguageModel) -> None:
             assert more == rendered(TALK[:count], opens=True) + said + END + "\n"
 
 
-def test_hugging_face_opens_it_and_finds_the_same_logits(
-    folder: Path, loaded: LoadedLanguageModel
-) -> None:
-    torch = pytest.importorskip("torch", reason="Hugging Face's model needs torch")
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "decoder")
-    chat: Any = tokenizer.apply_chat_template(TALK, return_dict=True)
-    ids = chat["input_ids"]
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "decoder").eval()
-    assert model.generation_config.eos_token_id == loaded.model.stop_ids[0]
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    tokens, lengths = jnp.asarray([ids]), jnp.asarray([len(ids)])
-    logits = jax.jit(loaded.model.logits)(loaded.params, tokens, lengths)[0]
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert expected.std() > 0.01
-
-
 def test_sizes_that_are_refused(tmp_path: Path) -> None:
     for fields in (
         *({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"vocab": 200}, {"layers": 0}),
@@ -229,13 +176,9 @@ def test_sizes_that_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=next(iter(fields))):
             dataclasses.replace(TinyLMConfig(), **fields)
-    for small in ({"layers": 1}, {"hidden": 8}):  # heads that copy take two layers
-        with pytest.raises(InputError, match=r"model\.tiny\.weights"):
-            write_tiny_lm(tmp_path / "a", ["a"], dataclasses.replace(DECODER, **small), seed=0)
-    for hidden in (16, 15):
-        sizes = dataclasses.replace(ENCODER, hidden=hidden, heads=3)
-        with pytest.raises(InputError, match=r"scratch\.hidden"):
-            make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
+    sizes = dataclasses.replace(ENCODER, hidden=16, heads=3)
+    with pytest.raises(InputError, match=r"scratch\.hidden"):
+        make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
     assert not (tmp_path / "model").exists()
 
 
@@ -254,7 +197,6 @@ COPYING = Qwen3Config(
     tie_word_embeddings=True,
 )
 LENGTH = 80  # of a random text, which is then repeated
-OFFSETS = (1, 2, 3)
 
 
 def params_of(*, copies: bool = True, seed: int = 5) -> Params:
@@ -266,34 +208,6 @@ def repeated(texts: int) -> np.ndarray:
     """`[texts, 2 · LENGTH]`."""
     once = np.random.default_rng(0).integers(0, COPYING.vocab_size, (texts, LENGTH))
     return np.concatenate([once, once], axis=1)
-
-
-def attention(params: Params, x: np.ndarray, head: int) -> np.ndarray:
-    """`[T, T]` of one head of the first layer, by the definition."""
-    leaves, d = jax.tree.map(lambda leaf: leaf[0], params[LAYERS]), COPYING.head_dim
-    group = head // (COPYING.num_attention_heads // COPYING.num_key_value_heads)
-    normed = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
-    angles = np.arange(len(x))[:, None] * COPYING.frequency
-    sides = []
-    for name, place in (("query", head), ("key", group)):
-        side = normed @ leaves[name]["kernel"][:, place * d : (place + 1) * d]
-        side = side / np.sqrt((side**2).mean(axis=-1, keepdims=True) + 1e-6)
-        side = side * leaves[f"{name}_norm"]["scale"]
-        sides.append(np.asarray(rotate_halves(side[:, None], np.cos(angles), np.sin(angles)))[:, 0])
-    scores = sides[0] @ sides[1].T / np.sqrt(d)
-    scores = np.where(np.tril(np.ones_like(scores)) > 0, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def test_heads_of_the_first_layer_look_back_by_their_offset() -> None:
-    params = params_of()
-    x = params[WORDS][repeated(1)[0]]
-    for offset in OFFSETS:
-        weights = attention(params, x, head=offset - 1)
-        places = np.arange(offset, len(x))
-        assert weights[places, places - offset].mean() > 0.7
-        np.testing.assert_array_equal(weights[places].argmax(axis=-1), places - offset)
 
 
 def test_a_random_text_is_copied_when_it_comes_again() -> None:

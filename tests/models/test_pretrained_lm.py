@@ -15,11 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained_lm import load_language_model, save_language_model
-from tests.support.small_models import DECODERS as MODELS
 from tests.support.small_models import LLAMA3, torch_decoder, write_bpe_tokenizer, write_small_model
-from tests.support.small_models import torch_decoder as torch_model
-
-__all__ = ["MODELS", "torch_model"]
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,9 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import FUSED, Precision
-from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.trunks import qwen3_cache
-from qrag_jax.models.trunks.qwen3 import PARTITION_RULES, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.qwen3_cache import empty_cache
 from qrag_jax.models.trunks.qwen3_decode import DecodeCache, decode_cache
 from qrag_jax.rollouts.device_sampler import DeviceSampler
@@ -39,8 +38,8 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.sharding import shardings_of
 from tests.llm.asking import eventually
 from tests.llm.model_server import Call, ModelServer, Reply
-from tests.models.conftest import write_bpe_tokenizer
-from tests.models.test_pretrained_lm import torch_model
+from tests.support.small_models import torch_decoder as torch_model
+from tests.support.small_models import write_bpe_tokenizer
 
 GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
@@ -250,7 +249,7 @@ def test_devices_draw_what_one_draws(scanned: bool, count: int) -> None:
     for n in range(0, count - 1, 3):  # groups, whose members do not follow each other
         asked[n + 1] = asked[n]._replace(key=asked[n + 1].key)
     mesh = make_mesh((2, 2, 2))
-    shardings = shardings_of(mesh, PARTITION_RULES, params, params)
+    shardings = shardings_of(mesh, Qwen3.partition_rules(), params, params)
     assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
     result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
     check_same(result, DeviceSampler(model, config).sample(params, asked))

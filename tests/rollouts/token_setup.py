@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+from qrag_jax.models.adapters import read_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
-from qrag_jax.models.files.peft import read_adapters
 from qrag_jax.models.pretrained_lm import load_language_model, table_of
 from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params

@@ -25,7 +25,8 @@ from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
@@ -186,7 +187,7 @@ def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
     theirs._attn_implementation = "sdpa"
     model = BertModel(theirs, add_pooling_layer=False).eval()
     tensors = {
-        name: torch.tensor(array) for name, array in tensors_from_params(TABLE, params).items()
+        name: torch.tensor(array) for name, array in tensors_from_params(BERT_TABLE, params).items()
     }
     model.load_state_dict(tensors, strict=True)
     return model

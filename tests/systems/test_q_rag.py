@@ -42,9 +42,9 @@ from qrag_jax.systems.q_rag_config import (
 from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import are_others
-from tests.models.conftest import torch_bert, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
 from tests.support import worlds
+from tests.support.small_models import torch_bert, write_tokenizer
 from tests.systems.parts import prepared, samples_of, tokenised
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute import cudnn_gradient
 from qrag_jax.models.compute.dropout import KeptWeights
 from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, rounded_einsum
+from qrag_jax.runtime import determinism
 
 MASKED = -1e9
 # Queries of causal rows are asked in parts, each with the keys that it may see: at most so many
 # parts, of so many queries at least.
 _PARTS, _SHORTEST_PART = 4, 48
+# The function of JAX that lowers cuDNN's calls, and fields of what it writes.
+_LOWERS = "create_dot_product_attention_backend_config"
+_FIELDS, _OF_GRADIENTS = "cudnn_fmha_backend_config", "bmm1_grad_gemm1_dot_dimension_numbers"
 
 
 class Behind(NamedTuple):
@@ -127,7 +132,7 @@ def padded_attention(
         raise ValueError("only batched products take queries that begin behind a row's start")
     fused = how.attention == FUSED and _fused_kernel_takes(query) and bias is None
     if fused:
-        cudnn_gradient.say_determinism()
+        _say_determinism()
     whole = partial(_library, causal=causal, implementation="cudnn" if fused else "xla", bias=bias)
     if window is None:
         return whole(heads, lengths)
@@ -146,6 +151,35 @@ def _fused_kernel_takes(query: jax.Array) -> bool:
     width, length = query.shape[-1], query.shape[1]
     half = query.dtype in (jnp.bfloat16, jnp.float16)
     return half and width <= 128 and width % 8 == 0 and length % 2 == 0
+
+
+def _say_determinism() -> None:
+    """From now on calls are lowered with the field, if XLA is asked for deterministic programs.
+
+    XLA writes the wish for a deterministic algorithm into the first of equal gradients only, and
+    then finds no kernel for the others: such a program ends with an IndexError as it starts
+    (openxla/xla, pull request 46500). PPO's update is one, with its policy and its critic. So each
+    call says it from the start, in the field that XLA itself would write. JAX has no public way to
+    set it. A version without the function that is wrapped here is left as it is.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as lowering
+
+    made = getattr(lowering, _LOWERS, None)
+    if made is None or hasattr(made, "__wrapped__"):
+        return
+
+    @functools.wraps(made)
+    def with_field(*args: Any, **options: Any) -> str:
+        text: str = made(*args, **options)
+        config = json.loads(text)
+        fields = config.get(_FIELDS, {})
+        # As XLA would write it: with another value the first of equal calls would differ again.
+        if _OF_GRADIENTS not in fields or not determinism.is_asked():
+            return text
+        fields["force_deterministic"] = True
+        return json.dumps(config)
+
+    setattr(lowering, _LOWERS, with_field)
 
 
 def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
@@ -167,15 +201,16 @@ def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
         )
 
 
+def _by_group(groups: int, x: jax.Array) -> jax.Array:
+    """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
+    return x.transpose(0, 2, 1, 3).reshape(len(x) * groups, -1, x.shape[-1])
+
+
 def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, shared):
     query, key, value = heads_of_rows
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
-
-    def by_group(x: jax.Array) -> jax.Array:
-        """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
-        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
-
+    by_group = partial(_by_group, groups)
     position = jnp.arange(length)
     if causal and kept is None:  # padding keys come after all queries of the row
         behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
@@ -201,10 +236,7 @@ def _in_parts(heads_of_rows, products, behind):
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
     share = heads // groups
-
-    def by_group(x: jax.Array) -> jax.Array:
-        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
-
+    by_group = partial(_by_group, groups)
     size = max(_SHORTEST_PART, -(-asking // _PARTS))
     found = []
     for start in range(0, asking, size):

@@ -97,9 +97,10 @@ def precision(name: str, platform: Platform, activations: str = AUTO) -> Precisi
     return Precision(between, products, FUSED if fused else LIBRARY)
 
 
-def _has_matrix_unit(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def _has_matrix_unit() -> bool:
     """Whether this CPU multiplies bfloat16 matrices in hardware (Intel AMX).
 
     As measured, bfloat16 is then five times as fast as float32; on other CPUs it is no faster.
     """
+    cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()

@@ -16,10 +16,8 @@ THETA = 10_000.0
 _FINE = 1024  # positions in the fine table
 
 
-def angles(
-    positions: jax.Array, width: int, last: int, theta: float = THETA
-) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the angles `p·theta^(-2j/D)`, j < D/2.
+def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the angles `p·THETA^(-2j/D)`, j < D/2.
 
     Args:
         positions: `[...]` integers from 0 to `last`.
@@ -30,7 +28,7 @@ def angles(
         Two float32 arrays `[..., D/2]`.
     """
     half = width // 2
-    frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    frequency = THETA ** (-np.arange(0, half, 2, dtype=np.float64) / half)
     return angles_at(positions, frequency, last)
 
 

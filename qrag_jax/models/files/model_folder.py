@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import (
     INDEX_FILE,
-    MAX_SHARD_BYTES,
     WHOLE_FILE,
     Tensor,
     open_safetensors,
@@ -132,11 +131,7 @@ def trunk_folder(folder: Path) -> Path:
 
 
 def kept_files(folder: Path) -> dict[str, Path]:
-    """Every file that is kept with the weights: those of the tokenizer and sentence-transformers.
-
-    Returns:
-        path beside the weights → file.
-    """
+    """The files of tokenizer and sentence-transformers: path beside the weights → file."""
     trunk = trunk_folder(folder)
     names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
     paths = {name: inside(trunk, name) for name in names}
@@ -231,7 +226,6 @@ def write_folder(
     config: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes weights, `config.json` and the files that go with them.
 
@@ -247,7 +241,7 @@ def write_folder(
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
-    write_shards(out, tensors, max_shard_bytes)
+    write_shards(out, tensors)
     write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
     copy_files(files, out)
     if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself

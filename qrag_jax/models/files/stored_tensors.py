@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -17,21 +17,11 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
 
 # The format's dtype names (github.com/huggingface/safetensors) → NumPy's dtypes.
-DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+DTYPES = {
+    f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}")
+    for kind, sizes in (("F", (2, 4, 8)), ("I", (1, 2, 4, 8)), ("U", (1, 2, 4, 8)))
+    for size in sizes
+} | {"BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(np.bool_)}
 WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9  # as in Hugging Face's libraries
 
@@ -123,19 +113,19 @@ def write_shards(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredLeaf:
-    """A leaf in a tree of stacked parameters that is read only when needed.
+    """A float32 leaf in a tree of stacked parameters that is read only when needed.
 
     Attributes:
-        tensors: one tensor per layer if `stacked`, else a single tensor.
+        tensors: one tensor per layer if `stacked`, else a single tensor, of any float dtype.
         stacked: whether the leaf has a leading axis of layers.
         transposed: whether it is a kernel: (out, in) in the file, (in, out) in memory.
-        dtype: dtype of the values that are read; the file may have another one.
     """
 
     tensors: Sequence[Tensor]
     stacked: bool
     transposed: bool
-    dtype: np.dtype
+
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -148,19 +138,19 @@ class StoredLeaf:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of one tensor in `dtype`."""
+        """Bytes of one tensor in float32."""
         return int(np.prod(self.tensors[0].shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
-        """Reads the part that `index`, one slice per dimension, selects; a new array in `dtype`."""
-        index = index or ()
+    def read(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads the part that `index`, one slice per dimension or (), selects; a new array."""
         if not self.stacked:
             own = isinstance(self.tensors[0], FileTensor)  # a copy already
             return self._part(self.tensors[0], index).astype(self.dtype, order="C", copy=not own)
+        index = index or (slice(None),) * self.ndim
         layers = self.tensors[index[0]]
         sizes = (len(range(*s.indices(n))) for s, n in zip(index[1:], self.shape[1:], strict=True))
         stack = np.empty((len(layers), *sizes), self.dtype)
-        for place, tensor in zip(stack, layers, strict=True):
+        for place, tensor in zip(stack, layers, strict=True):  # one in memory at a time
             place[...] = self._part(tensor, index[1:])
         return stack
 
@@ -172,4 +162,4 @@ class StoredLeaf:
         return tensor[index[::-1]].T if self.transposed else tensor[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.read((slice(None),) * self.ndim).astype(dtype or self.dtype, copy=False)
+        return self.read(()).astype(dtype or self.dtype, copy=False)

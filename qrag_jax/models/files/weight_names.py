@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import write_folder
-from qrag_jax.models.files.stored_tensors import MAX_SHARD_BYTES, StoredLeaf, Tensor
+from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
@@ -79,7 +79,6 @@ def stored_params(
     module: Trunk,
     tensors: Mapping[str, Tensor],
     where: str,
-    dtype: Any = np.float32,
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
@@ -90,7 +89,7 @@ def stored_params(
         where: names the file or folder in errors.
 
     Returns:
-        The tree of `module.init_params(key)`, with `StoredLeaf`s of `dtype` as leaves.
+        The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -98,9 +97,9 @@ def stored_params(
         names = [prefix + table.names[path].format(i) for i in range(count)]
         there = [tensors[found[name]] for name in names if name in found]
         # A view of one number: of this shape, a table of words may have gigabytes.
-        ones = np.broadcast_to(np.ones((), there[0].dtype if there else dtype), shape)
+        ones = np.broadcast_to(np.ones((), there[0].dtype if there else np.float32), shape)
         own = [tensors[found[name]] if name in found else ones for name in names]
-        return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
+        return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
 
     return unflatten_dict(
         {path: leaf(path, count, shape) for path, count, shape in _leaves(module)}
@@ -164,8 +163,6 @@ def save_folder(
     config_dict: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,
-    *,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes a folder that Hugging Face's model class and sentence-transformers can read.
 
@@ -182,7 +179,7 @@ def save_folder(
         "architectures": [table.architecture],
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
-    write_folder(tensors, config, tokenizer_files_from, out, max_shard_bytes)
+    write_folder(tensors, config, tokenizer_files_from, out)
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:

@@ -2,13 +2,17 @@
 
 It is a decoder: each token sees itself and earlier tokens, so a row's last hidden state is the
 row's vector. There are no biases by default, queries and keys are normalised head by head, and a
-few query heads share one key head. Qwen2.5 and Llama 3 are the same but for what their configs say
-(`llama`).
+few query heads share one key head.
+
+Llama 3 (Grattafiori et al., arXiv 2407.21783) and its kin, such as SmolLM2, and Qwen2.5 have the
+same layers without norms of heads; Qwen2.5 (arXiv 2412.15115) has biases. Llama 3.1 and later turn
+slow pairs slower, for longer contexts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -21,25 +25,22 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.dropout import TokenDropout
 from qrag_jax.models.compute.group import Group
-from qrag_jax.models.compute.linear import Linear, side_by_side
+from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.parts import SplitMaps
-from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.precision import Precision, exact
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.sharing import shared_attention
 from qrag_jax.models.files.weight_names import DENSE_LEAVES, NameTable, module_names
 from qrag_jax.models.trunks.trunk import (
     LAYERS,
     WORDS,
-    LayeredTrunk,
     Params,
+    Trunk,
     given_fields,
 )
-from qrag_jax.runtime.sharding import split_rules
 
-# Maps that are stored separately, as in every Qwen3 folder, but computed as one.
-FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
-QKV, GATE_UP = FUSED
+QKV, GATE_UP = "query_key_value", "gate_up"
 ROPE = ("rope_parameters", "rope_scaling")  # where configs describe the rotation
 ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # fields of a rotation without scaling
 HEAD = "lm_head"  # leaf of a trunk's parameters: the head, [V, H], if it is not the word table
@@ -117,6 +118,101 @@ class Qwen3Config:
         return theta
 
 
+@dataclasses.dataclass(frozen=True)
+class Qwen2Config(Qwen3Config):
+    """Sizes of a Qwen2 or Qwen2.5 model, named as in Hugging Face's `config.json`."""
+
+    NORMS_HEADS: ClassVar[bool] = False
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Queries, keys and values have biases; attention's output has none."""
+        return True, False
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """See `Qwen3Config.from_dict`; a head is a part of the hidden size."""
+        return super().from_dict(with_head_dim(config), where)
+
+
+def with_head_dim(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A parsed `config.json` that says how wide a head is; where it does not, all heads are H."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if config.get("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
+        return {**config, "head_dim": hidden // max(heads, 1)}
+    return {**config}
+
+
+LLAMA3 = "llama3"
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Rope:
+    """How slow pairs are slowed down, named as in Hugging Face's `config.json`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def slowed(self, frequency: np.ndarray) -> np.ndarray:
+        """Pairs with few turns in the original context get 1/factor of their frequency.
+
+        Those with many keep it, and in between it goes from the one to the other.
+        """
+        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return frequency * (kept + (1 - kept) / self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig(Qwen3Config):
+    """Sizes of a Llama model, named as in Hugging Face's `config.json`."""
+
+    scaling: Llama3Rope | None = None
+
+    NORMS_HEADS: ClassVar[bool] = False
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """See `Qwen3Config.frequency`."""
+        plain = super().frequency
+        return plain if self.scaling is None else self.scaling.slowed(plain)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """See `Qwen3Config.from_dict`; a head is a part of the hidden size."""
+        if config.get("mlp_bias"):
+            raise InputError(
+                f"{where}: mlp_bias is set, but biases of the feed-forward are not supported; use "
+                "a model without them."
+            )
+        return super().from_dict(with_head_dim(config), where)
+
+    @classmethod
+    def rope_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Also reads the scaling of Llama 3.1."""
+        plain, found = dict(config), {}
+        for name in ROPE:
+            rope = dict(config.get(name) or {})
+            if rope.get("rope_type", rope.get("type")) != LLAMA3:
+                continue
+            fields = [field.name for field in dataclasses.fields(Llama3Rope)]
+            values = {field: rope.pop(field, None) for field in fields}
+            fits = all(isinstance(value, int | float) and value > 0 for value in values.values())
+            if not fits or values["high_freq_factor"] <= values["low_freq_factor"]:
+                raise InputError(
+                    f"{where}: {name} of type {LLAMA3!r} needs numbers above 0 for "
+                    f"{', '.join(fields)}, the high factor above the low one; copy it from the "
+                    "model's own config.json."
+                )
+            found["scaling"] = Llama3Rope(**values)
+            plain[name] = rope | {"rope_type": "default"}
+            plain[name].pop("type", None)
+        return super().rope_fields(plain, where) | found
+
+
 class Qwen3Layer(nn.Module):
     """Causal self-attention and a SwiGLU feed-forward, each after a norm, with a residual sum."""
 
@@ -188,15 +284,24 @@ def rms_norm(config: Qwen3Config, precision: Precision) -> nn.RMSNorm:
     return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations)
 
 
-class Qwen3(LayeredTrunk):
+class Qwen3(Trunk):
     """Qwen3: packed word vectors to normed last hidden states, as a language-model head takes.
 
     Attributes:
         own_head: whether the parameters hold a head beside the word table (`HEAD`).
     """
 
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        QKV: ("query", "key", "value"),
+        GATE_UP: ("gate", "up"),
+    }
+    SHARED_SIZES: ClassVar[tuple[str, ...]] = (
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+    )
     SPLIT: ClassVar[SplitMaps] = SplitMaps(
-        columns=sum(FUSED.values(), ()),
+        columns=("query", "key", "value", "gate", "up"),
         rows=("attention_output", "down"),
         norms=("query_norm", "key_norm"),
         tables=(WORDS, HEAD),
@@ -209,11 +314,6 @@ class Qwen3(LayeredTrunk):
         """The module of every layer, without a parent."""
         return Qwen3Layer(self.config, self.precision, self.group, parent=None)
 
-    def shared_sizes(self) -> dict[str, int]:
-        """Sizes that a tensor axis must divide, by their name in `config.json`."""
-        names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-        return {name: getattr(self.config, name) for name in names}
-
     def setup(self) -> None:
         c = self.config
         self.make_words()
@@ -224,11 +324,7 @@ class Qwen3(LayeredTrunk):
         self.final_norm = rms_norm(c, self.precision)
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
-
-        Returns:
-            Hidden states `[T, H]`; at unused places they are finite but meaningless.
-        """
+        """The hidden states `[T, H]` of `words` `[T, H]`, placed as in `layout`; see `Trunk`."""
         c = self.config
         last = layout.place.shape[1] - 1
         cos, sin = angles_at(layout.position, c.frequency, last)
@@ -239,30 +335,59 @@ class Qwen3(LayeredTrunk):
         """What the last layer gives `[T, H]` → hidden states `[T, H]`."""
         return self.final_norm(x)
 
-    def join(self, layer: Params) -> Params:
-        """Joins the maps that are stored separately into the `FUSED` maps."""
-        for fused, names in FUSED.items():
-            layer[fused] = side_by_side([layer.pop(name) for name in names])
-        return layer
+    def ends(self, fused: str) -> tuple[int, ...]:
+        """Where a map of `FUSED` is cut."""
+        c, parts = self.config, self.group.tensor
+        if fused == GATE_UP:
+            return (c.intermediate_size // parts,)
+        heads, groups = c.num_attention_heads // parts, c.num_key_value_heads // parts
+        return heads * c.head_dim, (heads + groups) * c.head_dim
 
-    def split(self, layer: Params) -> Params:
-        """The inverse of `join`."""
-        c = self.config
-        heads, groups, inner = (
-            size // self.group.tensor
-            for size in (
-                c.num_attention_heads * c.head_dim,
-                c.num_key_value_heads * c.head_dim,
-                c.intermediate_size,
-            )
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+    """Maps rows of tokens to logits of their next tokens.
+
+    Training and sampling never make all logits of a batch: see `policies.tokens`.
+
+    Attributes:
+        trunk: maps word vectors to hidden states.
+        stop_ids: tokens that end a turn.
+        max_positions: longest row that the model was made for.
+        lora_scale: factor on the product of an adapter's two matrices, if there are adapters.
+    """
+
+    trunk: Qwen3
+    stop_ids: tuple[int, ...]
+    max_positions: int
+    lora_scale: float = 1.0
+
+    def init(self, key: jax.Array) -> Params:
+        """Random parameters, layers stacked."""
+        return self.trunk.init_params(key)
+
+    def head(self, params: Params) -> jax.Array:
+        """The head `[V, H]`, stored or prepared parameters alike."""
+        return params[HEAD] if self.trunk.own_head else params[WORDS]
+
+    def logits(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → float32 `[B, L, V]`.
+
+        `params` are stacked. At positions ≥ length the values are finite but meaningless.
+        """
+        hidden = self.trunk.hidden_states(params, tokens, lengths)
+        return self.logits_of(hidden, self.head(params))
+
+    def logits_of(self, hidden: jax.Array, head: jax.Array) -> jax.Array:
+        """Hidden states `[..., H]` → float32 `[..., V]`."""
+        products = self.trunk.precision.products
+        return jax.lax.dot_general(
+            hidden.astype(products),
+            head.astype(products),
+            (((hidden.ndim - 1,), (1,)), ((), ())),
+            precision=exact(products),
+            preferred_element_type=jnp.float32,
         )
-        ends = {QKV: (heads, heads + groups), GATE_UP: (inner,)}
-        for fused, names in FUSED.items():
-            leaves = layer.pop(fused).items()
-            parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}
-            for j, name in enumerate(names):
-                layer[name] = {leaf: part[j] for leaf, part in parts.items()}
-        return layer
 
 
 # Our module → Hugging Face's module.
@@ -297,6 +422,3 @@ TABLE = NameTable(
     model_type="qwen3",
     architecture="Qwen3Model",
 )
-
-# How parameters are split over a mesh (see `runtime.sharding`).
-PARTITION_RULES = split_rules(Qwen3.SPLIT.columns, Qwen3.SPLIT.rows)

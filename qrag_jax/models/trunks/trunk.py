@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
@@ -24,10 +24,12 @@ from flax.core import unfreeze
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.group import Group
+from qrag_jax.models.compute.linear import side_by_side
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.parts import SplitMaps, for_use
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.prefetch import Fixed, Passing, pass_through
+from qrag_jax.runtime.sharding import Rules, split_rules
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
@@ -43,102 +45,39 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 }
 
 
-class TrunkConfig(Protocol):
-    """The sizes that callers of a trunk read."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_hidden_layers(self) -> int: ...
-    @property
-    def longest_row(self) -> int: ...
-
-
 def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of the dataclass `cls` that a parsed `config.json` holds.
 
-    Args:
-        cls: a trunk's config; all its fields without a default are sizes.
-        config: the parsed `config.json`.
-        where: names the file in errors.
+    All fields of `cls` without a default are sizes. `where` names the file in errors.
     """
     fields = dataclasses.fields(cls)
     given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-    required = [f.name for f in fields if f.default is dataclasses.MISSING]
-    absent = [name for name in required if name not in given]
-    if absent:
-        raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-    for name in (*required, *OTHER_SIZES):
-        size = given.get(name, 1)
-        if type(size) is not int or size < 1:
-            raise InputError(
-                f"{where}: {name} is {size!r:.60}; it must be a whole number of at least 1, so "
-                "copy it from the model's own config.json."
-            )
-        if size > (MOST_LAYERS if name == LAYERS_FIELD else MOST_SIZE):
-            raise InputError(
-                f"{where}: {name} is {size:.3g}, which no model has; download it again."
-            )
     for field in fields:
-        if field.name not in given or isinstance(field.default, tuple):
-            continue
-        kind = type(field.default)
-        kinds = (int, float) if kind is float else (kind,)
-        value = given[field.name]
-        is_one = field.default in (None, dataclasses.MISSING) or type(value) in kinds
-        if not is_one or (type(value) is float and not math.isfinite(value)):
+        name, default = field.name, field.default
+        is_size = default is dataclasses.MISSING or name in OTHER_SIZES
+        value = given.get(name, None if default is dataclasses.MISSING else default)
+        if is_size:
+            most = MOST_LAYERS if name == LAYERS_FIELD else MOST_SIZE
+            fits = type(value) is int and 1 <= value <= most
+            wanted = f"a whole number from 1 to {most}"
+        else:
+            kinds = (int, float) if type(default) is float else (type(default),)
+            fits = default is None or isinstance(default, tuple) or type(value) in kinds
+            fits = fits and not (type(value) is float and not math.isfinite(value))
+            wanted = f"a value such as {default!r}"
+        if not fits:
             raise InputError(
-                f"{where}: {field.name} is {value!r:.60}; give a value such as {field.default!r}."
+                f"{where}: {name} is {value!r:.60}; it must be {wanted}, so copy it from the "
+                "model's own config.json."
             )
     return given
 
 
-class Trunk(Protocol):
-    """A Flax module from packed word vectors to last hidden states.
+class Trunk(nn.Module):
+    """Base class of trunks; a subclass defines a layer, what is around, and which maps are joined.
 
     `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
     `WORDS`, placed as in `layout`; at unused places the result is finite but meaningless.
-    """
-
-    @property
-    def config(self) -> TrunkConfig: ...
-    @property
-    def precision(self) -> Precision: ...
-    @property
-    def group(self) -> Group: ...
-
-    def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, those under `LAYERS` stacked on a leading axis."""
-        ...
-
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
-        """Stacked parameters → the form that `apply` takes, kernels in `kernel_dtype`."""
-        ...
-
-    def as_stored(self, prepared: Params) -> Params:
-        """The inverse of `prepare`, for gradients too."""
-        ...
-
-    def for_use(self, params: Params) -> Params:
-        """The parts of stacked parameters that a device holds → what `prepare` takes."""
-        ...
-
-    def on(self, group: Group) -> Any:
-        """The trunk as the devices of a group compute it."""
-        ...
-
-    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → `[B, L, H]`; `params` stacked."""
-        ...
-
-    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any: ...
-    def clone(self, **updates: Any) -> Any: ...
-
-
-class LayeredTrunk(nn.Module):
-    """Base class of trunks; a subclass defines a layer, what is around, and which maps are joined.
 
     Attributes:
         precision: dtypes of the computation; parameters stay float32.
@@ -148,6 +87,10 @@ class LayeredTrunk(nn.Module):
     """
 
     SPLIT: ClassVar[SplitMaps] = SplitMaps(tables=(WORDS,))
+    # Maps that are stored separately, but computed as one.
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Sizes that a tensor axis must divide, by their name in `config.json`.
+    SHARED_SIZES: ClassVar[tuple[str, ...]] = ()
     # Whether `through_layers` gets constants that are computed from parameters.
     LEARNED_CONSTANTS: ClassVar[bool] = False
 
@@ -162,16 +105,28 @@ class LayeredTrunk(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} names no module for its layers")
 
     def join(self, layer: Params) -> Params:
-        """Joins the maps that are computed as one; of one layer, or of stacked layers."""
+        """Joins the maps of `FUSED`; of one layer, or of stacked layers."""
+        for fused, names in self.FUSED.items():
+            layer[fused] = side_by_side([layer.pop(name) for name in names])
         return layer
 
     def split(self, layer: Params) -> Params:
         """The inverse of `join`."""
+        for fused, names in self.FUSED.items():
+            for leaf, array in layer.pop(fused).items():
+                parts = jnp.split(array, self.ends(fused), axis=-1)
+                for name, part in zip(names, parts, strict=True):
+                    layer.setdefault(name, {})[leaf] = part
         return layer
 
-    def shared_sizes(self) -> dict[str, int]:
-        """Sizes that a tensor axis must divide, by their name in `config.json`."""
-        return {}
+    def ends(self, fused: str) -> Any:
+        """Where a map of `FUSED` is cut; a number: into so many equal parts."""
+        return len(self.FUSED[fused])
+
+    @classmethod
+    def partition_rules(cls) -> Rules:
+        """How parameters are split over a mesh (see `runtime.sharding`)."""
+        return split_rules(cls.SPLIT.columns, cls.SPLIT.rows)
 
     def on(self, group: Group) -> Self:
         """The trunk as the devices of a group compute it."""
@@ -182,8 +137,8 @@ class LayeredTrunk(nn.Module):
                 f"{field}, but the layers of this model cannot be computed in parts: queries, keys "
                 "and values are one map in its files; use the fsdp axis."
             )
-        for name, size in self.shared_sizes().items():
-            if size % parts:
+        for name in self.SHARED_SIZES:
+            if (size := getattr(self.config, name)) % parts:
                 raise InputError(
                     f"{field}, which does not divide {size}, the model's {name}; use a divisor of "
                     "it, and the fsdp axis for the other devices."
@@ -308,7 +263,7 @@ class LayeredTrunk(nn.Module):
 
 
 @cache
-def _shapes(trunk: LayeredTrunk) -> Params:
+def _shapes(trunk: Trunk) -> Params:
     return jax.eval_shape(trunk.init_params, jax.random.key(0))
 
 
@@ -326,9 +281,6 @@ def apply_layer(
 
     Args:
         layer: a module without a parent.
-        remat: a name of `REMAT_POLICIES`.
-        params: parameters of this layer.
-        x: `[T, H]`.
         layout: the block's layout, with the dropout keys of this layer.
         constants: further inputs of every layer, such as cos and sin.
     """

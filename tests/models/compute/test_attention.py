@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute import precision as module
 from qrag_jax.models.compute.attention import Window, padded_attention
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
@@ -101,12 +99,6 @@ def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
             check(with_gradients(attend, *given), with_gradients(partial(definition, seen), *given))
 
 
-def test_causal_attention_takes_no_window() -> None:
-    window = Window(2, jnp.asarray(True))
-    with pytest.raises(ValueError, match="causal"):
-        padded_attention(*inputs()[:3], LENGTHS, causal=True, window=window)
-
-
 # ---------------------------------------------------------------------- precision
 
 
@@ -146,18 +138,6 @@ def test_names_of_precisions() -> None:
     ):
         with pytest.raises(InputError, match=rf"config\.encoder\.{named}"):
             precision(name, platform, activations)
-
-
-@pytest.mark.parametrize(
-    ("flags", "products"), [("sse4_2 amx_bf16 amx_tile", HALF), ("avx2 avx512_bf16", FULL)]
-)
-def test_auto_on_cpu_asks_for_a_matrix_unit(flags, products, tmp_path: Path, monkeypatch) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"flags\t\t: fpu {flags}\n")
-    real = module._has_matrix_unit
-    monkeypatch.setattr(module, "_has_matrix_unit", lambda: real(cpuinfo))
-    assert precision("auto", Platform("cpu")) == Precision(FULL, products)
-    assert not real(tmp_path / "absent")
 
 
 # ---------------------------------------------------------------------- the kernels of GPUs
@@ -202,23 +182,3 @@ def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, 
     assert (len(calls), len(gradients)) == (2, 1)
     assert ("force_deterministic" in gradients[0]) == asked
     assert sum("force_deterministic" in line for line in calls) == asked
-
-
-@pytest.mark.parametrize(("length", "width"), [(287, 64), (288, 36), (288, 256)])
-def test_what_the_fused_kernel_does_not_take_is_left_to_xla(cudnn, length, width) -> None:
-    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
-        assert "cudnn" not in lowered_for_gpu(length, width)
-
-
-def test_local_layers_leave_the_fused_kernel_to_global_ones(cudnn) -> None:
-    """A kernel of cuDNN takes no window on both sides: the layer's kind decides on the device."""
-
-    def program(length: int) -> str:
-        return lowered_for_gpu(length, 64, window=Window(64, jnp.asarray(True)))
-
-    with jax.numpy_dtype_promotion("standard"):
-        long, short = program(128), program(64)
-    assert "__cudnn$fmhaSoftmaxBackward" in long
-    assert "stablehlo.case" in long
-    assert "__cudnn$fmhaSoftmaxBackward" in short  # every key is near
-    assert "stablehlo.case" not in short

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +11,9 @@ from qrag_jax.models.compute.packing import (
     Blocks,
     Filling,
     choose_blocks,
-    choose_lengths,
     from_rows,
     next_block,
     packed_layout,
-    padded_layout,
     rows_of_block,
     to_rows,
 )
@@ -58,34 +54,6 @@ def test_rows_and_back(full) -> None:
     back = np.asarray(from_rows(rows, layout))
     np.testing.assert_array_equal(back[: len(used)], packed[: len(used)])
     np.testing.assert_array_equal(back[len(used) :], 0)
-
-
-def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
-    layout = packed_layout(jnp.asarray(LENGTHS), TOKENS, LENGTH)
-    rng = np.random.default_rng(1)
-    inside = (np.arange(LENGTH) < LENGTHS[:, None])[..., None]
-    packed = rng.standard_normal((TOKENS, 3)).astype(np.float32)
-    rows = rng.standard_normal((len(LENGTHS), LENGTH, 3)).astype(np.float32)
-    of_rows = rng.standard_normal(rows.shape).astype(np.float32) * inside
-    of_packed = rng.standard_normal(packed.shape).astype(np.float32)
-
-    found = jax.vjp(lambda x: to_rows(x, layout), packed)[1](of_rows)[0]
-    expected = jax.vjp(lambda x: x[layout.place], packed)[1](of_rows)[0]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-    expected = np.zeros_like(rows)
-    for place, (row, position) in enumerate(places_by_hand(LENGTHS)):
-        expected[row, position] = of_packed[place]
-    found = jax.vjp(lambda x: from_rows(x, layout), rows)[1](of_packed)[0]
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_padded_layout_is_a_flat_array_of_padded_rows() -> None:
-    layout = padded_layout(jnp.asarray(LENGTHS), LENGTH)
-    flat = np.arange(len(LENGTHS) * LENGTH * 2.0).reshape(-1, 2).astype(np.float32)
-    np.testing.assert_array_equal(to_rows(flat, layout), flat.reshape(-1, LENGTH, 2))
-    inside = (np.arange(LENGTH) < LENGTHS[:, None]).reshape(-1, 1)
-    np.testing.assert_array_equal(from_rows(to_rows(flat, layout), layout), flat * inside)
 
 
 def filled_by_hand(blocks: Blocks, lengths: list[int]) -> list[tuple[int, int, list[int]]]:
@@ -134,48 +102,3 @@ def test_choose_blocks_holds_the_longest_row_and_grows_by_doubling() -> None:
     # Two of the longest rows fit even where fewer tokens are asked for.
     assert choose_blocks(histogram, tokens=16, lengths=2, sizes=2).tokens == (40, 80)
     assert choose_blocks(histogram, tokens=80, lengths=1, sizes=4).tokens == (40, 80)
-
-
-def cost(histogram: np.ndarray, lengths: tuple[int, ...]) -> int:
-    """Tokens computed when every row is padded to its length; an absent row costs nothing."""
-    rows = [(n, int(count)) for n, count in enumerate(histogram) if n]
-    return sum(count * min(x for x in lengths if x >= n) for n, count in rows)
-
-
-def cheapest(histogram: np.ndarray, count: int) -> int:
-    """The least cost of all sets of at most `count` multiples of 8, the longest row included."""
-    longest = -(-(len(histogram) - 1) // 8) * 8
-    inner = range(8, longest, 8)
-    sets = itertools.chain.from_iterable(
-        itertools.combinations(inner, size) for size in range(min(count, len(inner) + 1))
-    )
-    return min(cost(histogram, (*chosen, longest)) for chosen in sets)
-
-
-@pytest.mark.parametrize("count", [2, 3, 20])
-def test_choose_lengths_is_optimal(count) -> None:
-    rng = np.random.default_rng(count)
-    for longest in (3, 8, 9, 30, 41, 56):
-        for _ in range(4):
-            histogram = np.concatenate([[0], rng.integers(0, 50, longest) ** 2])
-            lengths = choose_lengths(histogram, count)
-            assert len(lengths) <= count
-            assert lengths == tuple(sorted(set(lengths)))
-            assert lengths[-1] - longest in range(8)
-            assert all(length % 8 == 0 for length in lengths)
-            assert cost(histogram, lengths) == cheapest(histogram, count)
-    histogram = np.zeros(41, np.int64)
-    histogram[0], histogram[20], histogram[40] = 1000, 10, 10  # rows of no tokens cost nothing
-    assert choose_lengths(histogram, 2) == (24, 40)
-
-
-def test_rounder_lengths_are_taken_where_they_cost_little() -> None:
-    """As accelerators want them: multiples of 64, or of 8 where 64 costs 2 % more tokens."""
-    even, uneven = np.zeros(288, np.int64), np.zeros(288, np.int64)
-    even[128], uneven[72] = 100, 100
-
-    def lengths(histogram: np.ndarray) -> tuple[int, ...]:
-        return choose_blocks(histogram, 8192, 2, 2, multiples=(64, 8)).lengths
-
-    assert lengths(even) == (128, 320)
-    assert lengths(uneven) == (72, 288)

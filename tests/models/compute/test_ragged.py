@@ -12,9 +12,7 @@ import pytest
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenRows,
-    embed_and_pull_back,
     embed_rows,
     first_of_its_kind,
     pull_back,
@@ -77,22 +75,6 @@ def test_poolings(pooling: str, normalise: bool) -> None:
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
 
-def test_padding_changes_nothing(one_by_one: np.ndarray) -> None:
-    inside = np.arange(WIDTH) < LENGTHS[:, None]
-    blank = np.where(inside, TOKENS, ENCODER.pad_id).astype(np.int32)
-    found = embed(ENCODER, PARAMS, TOKENS, LENGTHS)
-    np.testing.assert_array_equal(found, embed(ENCODER, PARAMS, blank, LENGTHS))
-    np.testing.assert_allclose(found[PRESENT], one_by_one[PRESENT], atol=1e-6)
-
-
-def test_what_rows_open_with() -> None:
-    encoder = dataclasses.replace(ENCODER, state_prefix=(7, 8), chunk_prefix=(9,))
-    assert encoder.state_opening == (ENCODER.opening_id, 7, 8)
-    assert encoder.chunk_opening == (ENCODER.opening_id, 9)
-    assert dataclasses.replace(encoder, opening_id=None).state_opening == (7, 8)
-    assert dataclasses.replace(ENCODER, opening_id=None).chunk_opening == ()
-
-
 # ---------------------------------------------------------------------- packed into blocks
 
 
@@ -102,12 +84,6 @@ def test_equals_the_encoder_row_by_row(blocks: Blocks, one_by_one: np.ndarray) -
     assert (rows.shape, rows.dtype) == ((ROWS, ENCODER.width), np.float32)
     np.testing.assert_allclose(rows[PRESENT], one_by_one[PRESENT], atol=2e-6)
     np.testing.assert_array_equal(rows[~PRESENT], 0)
-
-
-def test_a_program_with_64_bits_gets_the_same(one_by_one: np.ndarray) -> None:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        rows = embedded(TOKENS, LENGTHS)[0]
-    np.testing.assert_allclose(rows[PRESENT], one_by_one[PRESENT], atol=2e-6)
 
 
 def test_any_lengths_in_any_order_in_one_program(one_by_one: np.ndarray) -> None:
@@ -134,15 +110,6 @@ def test_any_lengths_in_any_order_in_one_program(one_by_one: np.ndarray) -> None
         shuffled[PRESENT[order]], one_by_one[order][PRESENT[order]], atol=2e-6
     )
     assert traces == 1
-
-
-def test_counts_the_tokens_of_the_blocks() -> None:
-    shape = Blocks((27,), (27,), (20.0,))  # a block holds 27 tokens, of two rows at most
-    lengths = np.array([27, 20, 14, 9, 4, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
-    _, count = embedded(TOKENS, lengths, shape)
-    # 27; 20 + 4; 14 + 9
-    assert (float(count.real), float(count.computed)) == (74, 3 * 27)
-    assert count.real.dtype == count.computed.dtype == jnp.float32
 
 
 def test_rows_that_occur_twice_are_computed_once() -> None:
@@ -192,48 +159,3 @@ def test_pull_back_equals_autodiff_and_is_compiled_once() -> None:
         if tokens is repeated:
             assert float(count.real) == 9 * (ROWS - 4)
     assert jitted_pull_back._cache_size() == programs + 1
-
-
-def test_cotangents_that_follow_from_the_embeddings() -> None:
-    """The gradient of `Σ_n w_n·|embedding_n|²`, rows that occur twice included."""
-    twice, weights = TOKENS.copy(), np.linspace(-1, 2, ROWS).astype(np.float32)
-    twice[12, :7] = twice[3, :7]
-    lengths = np.where(np.arange(ROWS) == 3, 7, LENGTHS).astype(np.int32)
-
-    @jax.jit
-    def found(params: Any) -> Any:
-        def cotangent_of(vectors: jax.Array, values: Any) -> jax.Array:
-            number, weight = values
-            assert number.shape == weight.shape == vectors.shape[:1]
-            return jnp.where(number[:, None] > 0, 2 * weight[:, None] * vectors, 0)
-
-        of_rows = jnp.arange(1, 1 + ROWS), jnp.asarray(weights)  # no row: zeros
-        rows, cotangents = TokenRows(twice, lengths), CotangentsOf(cotangent_of, of_rows)
-        return embed_and_pull_back(ENCODER, BLOCKS, params, rows, cotangents)
-
-    def whole(params: Any) -> Any:
-        vectors = ENCODER.embed(params, twice, lengths)
-        return (jnp.asarray(weights)[:, None] * vectors**2).sum(), vectors
-
-    gradient, vectors, count = found(PARAMS)
-    expected, direct = jax.jit(jax.grad(whole, has_aux=True))(PARAMS)
-    np.testing.assert_allclose(vectors, direct, atol=2e-6)
-    assert float(count.real) == lengths.sum()
-    check_gradients(gradient, expected)
-
-
-def test_rows_wider_than_the_largest_bucket_are_refused() -> None:
-    narrow, rows = Blocks((32,), (8, 26), (8.0, 20.0)), TokenRows(TOKENS, LENGTHS)
-    with pytest.raises(ValueError, match="27"):
-        embed_rows(ENCODER, narrow, PARAMS, rows)
-    with pytest.raises(ValueError, match="27"):
-        pull_back(ENCODER, narrow, PARAMS, rows, np.zeros((ROWS, ENCODER.width), np.float32))
-
-
-def test_places_are_written_once() -> None:
-    """A GPU that adds in a fixed order sorts what it writes unless it is told so."""
-    rows = TokenRows(TOKENS, jnp.asarray(LENGTHS))
-    program = jax.make_jaxpr(lambda own: embed_rows(ENCODER, BLOCKS, own, rows))(PARAMS)
-    written = str(program).split(" scatter[")[1:]
-    assert written
-    assert all("unique_indices=True" in one.split("] ")[0] for one in written)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.packing import from_rows, to_rows
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS
@@ -44,60 +43,6 @@ WHOLE, IN_PARTS = RowLengths(LENGTH), RowLengths(LENGTH, 6, 7)
 def layout_of(longest: RowLengths = WHOLE) -> Any:
     shared = jax.jit(shared_layout, static_argnums=(2, 3))
     return shared(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, longest)
-
-
-def test_every_token_has_its_place() -> None:
-    layout, expected = jax.tree.map(np.asarray, layout_of()), places_by_hand()
-    assert max(expected.values()) < PLACES
-    assert {(r, p): int(layout.place[r, p]) for r, p in expected} == expected
-    used = max(expected.values()) + 1
-    for place in range(used):
-        row, position = int(layout.row[place]), int(layout.position[place])
-        assert expected[row, position] == place
-        if position < SHARED[row // MEMBERS]:
-            assert row % MEMBERS == 0
-    assert (np.asarray(layout.row[used:]) == len(LENGTHS)).all()
-
-
-def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
-    layout, expected = layout_of(), places_by_hand()
-    draw = np.random.default_rng(0)
-    packed = draw.normal(size=(PLACES, 2)).astype(np.float32)
-    weights = draw.normal(size=(len(LENGTHS), LENGTH, 2)).astype(np.float32)
-    inside = np.arange(LENGTH)[None] < LENGTHS[:, None]
-    weights *= inside[..., None]
-    moved = jax.jit(jax.grad(lambda packed: (to_rows(packed, layout) * weights).sum()))
-    found = moved(jnp.asarray(packed))
-    by_hand = np.zeros_like(packed)
-    for (row, position), place in expected.items():
-        by_hand[place] += weights[row, position]
-    np.testing.assert_allclose(found, by_hand, atol=1e-6)
-
-    rows, of_places = weights, draw.normal(size=packed.shape).astype(np.float32)
-    moved = jax.jit(jax.grad(lambda rows: (from_rows(rows, layout) * of_places).sum()))
-    found = moved(jnp.asarray(rows))
-    by_hand = np.zeros_like(rows)
-    for (row, position), place in expected.items():
-        if position >= SHARED[row // MEMBERS] or row % MEMBERS == 0:
-            by_hand[row, position] = of_places[place]
-    np.testing.assert_allclose(found, by_hand, atol=1e-6)
-
-
-def test_prompts_and_what_is_behind_them_have_rows_of_their_own() -> None:
-    shared = jax.tree.map(np.asarray, layout_of(IN_PARTS).shared)
-    expected = places_by_hand()
-    for (row, position), place in expected.items():
-        group = row // MEMBERS
-        behind = position - SHARED[group]
-        if behind < 0:
-            assert shared.prompts.place[group, position] == place
-            assert shared.prompts.row[place] == group
-            assert shared.prompts.position[place] == position
-            assert shared.own.row[place] == len(LENGTHS)
-        else:
-            assert shared.own.place[row, behind] == place
-            assert (shared.own.row[place], shared.own.position[place]) == (row, behind)
-            assert shared.prompts.row[place] == len(SHARED)
 
 
 @pytest.mark.parametrize(

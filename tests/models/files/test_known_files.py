@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import inside, read_json, read_modules
 from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.first_encoder import prepare_encoder
-from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.runtime.bounded_files import is_plain
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.small_models import read_tensors, write_small_model
 
@@ -88,12 +84,6 @@ def test_modules_outside_of_the_folder_are_refused(model: Path, tmp_path: Path) 
                 read_published(model)
 
 
-def test_two_modules_of_a_kind_are_not_read_as_one(model: Path) -> None:
-    write_modules(model, "1_Pooling", "Transformer")
-    with pytest.raises(InputError, match=r"modules\.json"):
-        read_published(model)
-
-
 def test_links_out_of_the_folder_are_not_followed(model: Path, tmp_path: Path) -> None:
     home = model.parent
     for name in ("chat_template.jinja", "vocab.txt", "config.json", "model.safetensors"):
@@ -104,12 +94,6 @@ def test_links_out_of_the_folder_are_not_followed(model: Path, tmp_path: Path) -
         (model / name).unlink()
         if whole is not None:
             (model / name).write_bytes(whole)
-    write_modules(model, "1_Normalize")
-    (model / "1_Normalize").symlink_to(home / ".ssh")
-    assert_refused(model, tmp_path, "1_Normalize/config.json: a link")
-    (model / "1_Normalize").unlink()
-    (model / "1_Normalize").symlink_to("1_Normalize")  # in a circle
-    assert_refused(model, tmp_path, "1_Normalize")
 
 
 def test_only_files_of_known_names_are_copied(model: Path, tmp_path: Path) -> None:
@@ -153,15 +137,6 @@ def test_links_of_the_hubs_cache_are_followed(small_bert: Path, tmp_path: Path) 
         prepare(snapshot, tmp_path / "other")
 
 
-def test_a_link_within_the_folder_and_to_the_folder_are_fine(model: Path, tmp_path: Path) -> None:
-    (model / "weights").mkdir()
-    (model / "model.safetensors").rename(model / "weights" / "a")
-    (model / "model.safetensors").symlink_to("weights/a")
-    (tmp_path / "link").symlink_to(model)
-    prepare(tmp_path / "link", tmp_path / "run")
-    assert load_encoder(tmp_path / "run" / "encoder").encoder.width
-
-
 SHARDS: list[object] = [
     *("../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "..", "", "a\\x.safetensors"),
     *("\0.safetensors", "\ud800.safetensors", ".x.safetensors", "x.bin", 5, None),
@@ -176,38 +151,3 @@ def test_shards_have_plain_names(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"index\.json: .*weight_map") as caught:
             read_tensors(tmp_path)
         assert len(str(caught.value)) < 500
-
-
-def test_a_shard_is_no_link_out_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_text(PRIVATE)
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "y.safetensors").symlink_to(tmp_path / "x.safetensors")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"f": "y.safetensors"}}))
-    with pytest.raises(InputError, match=r"y\.safetensors: a link"):
-        read_tensors(folder)
-
-
-def test_plain_names() -> None:
-    assert is_plain("model-00001-of-00002.safetensors")
-    assert is_plain("Gewichte é.bin")
-    odd = ("", ".", "..", ".x", "a/b", "a\\b", "a:b", "a\nb", "\x1b[31m", "\ud800", "x" * 256)
-    assert not any(map(is_plain, odd))
-
-
-def test_json_of_a_model_is_a_file_of_bounded_size(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    with path.open("wb") as file:
-        file.truncate(2**29)  # holds nothing, takes no room
-    with pytest.raises(InputError, match=r"config\.json: .*256 MiB"):
-        read_json(path)
-    path.unlink()
-    os.mkfifo(path)  # reading one waits for ever
-    with pytest.raises(InputError, match=r"config\.json"):
-        read_json(path)
-
-
-def test_folder_without_modules(tmp_path: Path) -> None:
-    assert read_modules(tmp_path) == []
-    assert inside(tmp_path, "config.json") == tmp_path / "config.json"

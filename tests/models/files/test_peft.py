@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
@@ -28,13 +27,6 @@ from tests.support.small_models import torch_trunk
 
 peft = pytest.importorskip("peft", reason="peft, the reference for adapter files, is missing")
 
-TARGETS = {
-    "bert": ("query", "intermediate.dense"),
-    "xlm-roberta": ("value", "output.dense"),  # attention's output as well
-    "qwen3": ("q_proj", "v_proj", "down_proj"),
-    "new": ("qkv_proj", "mlp.down_proj"),
-}
-MAPS = {"bert": 2, "xlm-roberta": 3, "qwen3": 3, "new": 2}
 TOKENS = np.random.default_rng(0).integers(6, 40, (3, 9)).astype(np.int32)
 LENGTHS = np.array([9, 4, 7], np.int32)
 
@@ -65,13 +57,13 @@ def check_refused(loaded: LoadedEncoder, folder: Path, named: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", TARGETS)
-def test_peft_reads_ours_with_some_targets(family, family_bases, tmp_path) -> None:
-    config = LoraConfig(4, 6.0, TARGETS[family], 0.1)
+def test_peft_reads_ours_with_some_targets(family_bases, tmp_path) -> None:
+    family, targets = "xlm-roberta", ("value", "output.dense")  # attention's output as well
+    config = LoraConfig(4, 6.0, targets, 0.1)
     loaded = with_new_adapters(family_bases[family], config, seed=0)
     rng = np.random.default_rng(1)
     maps = loaded.adapters["layers"]
-    assert len(maps) == MAPS[family]
+    assert set(maps) == {"value", "attention_output", "output"}
     for leaves in maps.values():
         assert not leaves["lora_b"].any()  # they change nothing at first
         assert 0 < np.abs(leaves["lora_a"]).max() <= leaves["lora_a"].shape[1] ** -0.5
@@ -92,43 +84,13 @@ def test_peft_reads_ours_with_some_targets(family, family_bases, tmp_path) -> No
     assert (again.lora.rank, again.encoder.lora_scale, again.encoder.lora_dropout) == (4, 1.5, 0.1)
 
 
-def test_names_of_a_model_with_a_head_are_read(family_bases, tmp_path) -> None:
-    write_theirs("qwen3", TARGETS["qwen3"], tmp_path)
-    plain = with_adapters(family_bases["qwen3"], tmp_path).adapters
-    file, start = tmp_path / "adapter_model.safetensors", "base_model.model."
-    headed = {f"{start}model.{n.removeprefix(start)}": t for n, t in load_file(file).items()}
-    save_file(headed, file)
-    found = with_adapters(family_bases["qwen3"], tmp_path).adapters
-    jax.tree.map(np.testing.assert_array_equal, found, plain)
-
-
-def test_adapters_of_one_of_two_towers_are_saved(family_bases, tmp_path) -> None:
-    one, two = (with_new_adapters(family_bases["bert"], LoraConfig(2, 2.0), s) for s in (0, 1))
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), one.adapters, two.adapters)
-    for tower, expected in ((0, one.adapters), (1, two.adapters)):
-        save_adapters(one, stacked, tmp_path / str(tower), tower)
-        found = with_adapters(family_bases["bert"], tmp_path / str(tower)).adapters
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def test_adapters_of_another_base_are_refused(family_bases, tmp_path) -> None:
     write_theirs("qwen3", "all-linear", tmp_path)
     check_refused(family_bases["bert"], tmp_path, "'qwen3'")
     edit(tmp_path, auto_mapping=None)  # where the class is not said, names and sizes decide
     check_refused(family_bases["bert"], tmp_path, "(28 of 28 tensors")
-    for sizes, named in (
-        ({"hidden_size": 48}, "layers.0.self_attn.q_proj.lora_A.weight"),
-        ({"num_hidden_layers": 3}, "layers.2.self_attn.q_proj.lora_A.weight"),
-        ({"num_hidden_layers": 1}, "layers.1.self_attn.q_proj.lora_A.weight"),
-    ):
-        write_theirs("qwen3", ["q_proj"], tmp_path, **sizes)
-        check_refused(family_bases["qwen3"], tmp_path, named)
-    # A base of the same names and sizes; of PEFT's files, and of ours.
-    write_theirs("bert", "all-linear", tmp_path / "theirs")
-    check_refused(family_bases["xlm-roberta"], tmp_path / "theirs", "'bert'")
-    loaded = with_new_adapters(family_bases["xlm-roberta"], LoraConfig(4, 6.0), seed=0)
-    save_adapters(loaded, loaded.adapters, tmp_path / "ours")
-    check_refused(family_bases["bert"], tmp_path / "ours", "'xlm-roberta'")
+    write_theirs("qwen3", ["q_proj"], tmp_path, num_hidden_layers=3)
+    check_refused(family_bases["qwen3"], tmp_path, "layers.2.self_attn.q_proj.lora_A.weight")
 
 
 @pytest.mark.parametrize(
@@ -154,27 +116,7 @@ def test_what_is_not_computed_is_refused(fields: dict[str, Any], family_bases, t
     check_refused(family_bases["bert"], theirs, next(iter(fields)))
 
 
-def test_modules_that_are_left_out_in_some_layers_are_refused(family_bases, theirs) -> None:
-    edit(theirs, exclude_modules=r".*\.0\..*")
-    weights = theirs / "adapter_model.safetensors"
-    save_file({n: x for n, x in load_file(weights).items() if ".layer.0." not in n}, weights)
-    check_refused(family_bases["bert"], theirs, "is missing")
-
-
-def test_missing_files_are_named(family_bases, theirs) -> None:
-    check_refused(family_bases["bert"], theirs / "none", "none")
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        (theirs / name).unlink()
-        check_refused(family_bases["bert"], theirs, name)
-
-
-def test_targets_are_ends_of_names_and_unknown_ones_are_refused(family_bases) -> None:
-    loaded = with_new_adapters(family_bases["bert"], LoraConfig(4, 8.0, "query,output.dense"), 0)
-    # As PEFT reads names: the end of a module's name after a dot.
-    assert set(loaded.adapters["layers"]) == {"query", "attention_output", "output"}
-    for family, known in (("bert", "dense, key, query, value"), ("qwen3", "gate_proj, k_proj")):
-        config = LoraConfig(4, 8.0, ("word_embeddings", "c_attn"))
-        with pytest.raises(InputError, match=r"config\.encoder\.lora\.targets") as caught:
-            with_new_adapters(family_bases[family], config, 0)
-        assert "'word_embeddings', 'c_attn'" in str(caught.value)
-        assert known in str(caught.value)
+def test_unknown_targets_are_refused(family_bases) -> None:
+    config = LoraConfig(4, 8.0, ("word_embeddings", "c_attn"))
+    with pytest.raises(InputError, match=r"config\.encoder\.lora\.targets.*'word_embeddings'"):
+        with_new_adapters(family_bases["bert"], config, 0)

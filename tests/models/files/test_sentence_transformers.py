@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.sentence_transformers import prompts, read_published
+from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from tests.support.parity import vectors_of
 from tests.support.small_models import write_small_model
@@ -90,13 +90,6 @@ def test_every_layout_of_the_pooling_file(layout: str, bert: Path) -> None:
     assert how(bert, normalise=False) == ("cls", False, 0.1)
 
 
-def test_folder_that_says_nothing_or_little(bert: Path) -> None:
-    assert read_published(bert) is None
-    assert how(bert) == ("mean", False, 0.1)
-    write_modules(bert, "Normalize", types="sentence_transformers.base.modules.x")
-    assert how(bert) == ("mean", True, 1.0)
-
-
 @pytest.mark.parametrize(
     ("modules", "pooling", "named"),
     [
@@ -124,12 +117,3 @@ def test_what_is_not_computed_is_refused(
     (bert / "modules.json").write_text('["a"]')
     with pytest.raises(InputError, match=r"modules\.json"):
         load_encoder(bert)
-
-
-def test_prompts(bert: Path) -> None:
-    path = bert / "config_sentence_transformers.json"
-    assert prompts(bert) == {}
-    path.write_text(json.dumps({"prompts": {"query": "Q: ", "document": ""}}))
-    assert prompts(bert) == {"query": "Q: "}
-    path.write_text(json.dumps({"prompts": None}))
-    assert prompts(bert) == {}

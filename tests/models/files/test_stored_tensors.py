@@ -16,32 +16,11 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import StoredLeaf, open_safetensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.trunks.bert import TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk
 
-FLOAT32 = np.dtype(np.float32)
-
-
 # ---------------------------------------------------------------------- read
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, np.bool_],
-)
-def test_tensors_are_as_the_library_wrote_them(dtype: Any, tmp_path: Path) -> None:
-    array = (np.arange(24) % 7).reshape(2, 3, 4).astype(dtype)
-    written = {"one": array, "scalar": np.array(array[0, 0, 1]), "none": array[:0]}
-    save_file({"before": np.ones(3, np.uint8), **written}, tmp_path / "f.safetensors")
-    found = open_safetensors(tmp_path / "f.safetensors")
-    for name in ("one", "scalar"):
-        assert (found[name].dtype, found[name].shape) == (array.dtype, written[name].shape)
-        assert np.asarray(found[name]).tobytes() == written[name].tobytes()
-    assert np.asarray(found["none"]).shape == (0, 3, 4)
-    part = found["one"][1:, :2, ::2]
-    np.testing.assert_array_equal(part, array[1:, :2, ::2])
-    part[...] = 0  # a copy: the file is as it was
-    np.testing.assert_array_equal(found["one"][1:, :2, ::2], array[1:, :2, ::2])
 
 
 def leaves(folder: Path, dtype: Any) -> dict[str, tuple[StoredLeaf, np.ndarray]]:
@@ -52,11 +31,11 @@ def leaves(folder: Path, dtype: Any) -> dict[str, tuple[StoredLeaf, np.ndarray]]
     found = list(open_safetensors(folder / "f.safetensors").values())
     wide = [array.astype(np.float32) for array in arrays.values()]
     return {
-        "kernels": (StoredLeaf(found, True, True, FLOAT32), np.stack([a.T for a in wide])),
-        "stack": (StoredLeaf(found, True, False, FLOAT32), np.stack(wide)),
-        "kernel": (StoredLeaf(found[:1], False, True, FLOAT32), wide[0].T),
-        "table": (StoredLeaf(found[:1], False, False, FLOAT32), wide[0]),
-        "in memory": (StoredLeaf([*arrays.values()], True, True, FLOAT32), np.stack(wide).mT),
+        "kernels": (StoredLeaf(found, True, True), np.stack([a.T for a in wide])),
+        "stack": (StoredLeaf(found, True, False), np.stack(wide)),
+        "kernel": (StoredLeaf(found[:1], False, True), wide[0].T),
+        "table": (StoredLeaf(found[:1], False, False), wide[0]),
+        "in memory": (StoredLeaf([*arrays.values()], True, True), np.stack(wide).mT),
     }
 
 
@@ -76,14 +55,6 @@ def test_a_leaf_gives_any_part(dtype: Any, tmp_path: Path) -> None:
             np.testing.assert_array_equal(leaf.layers(1, 3), whole[1:3], err_msg=name)
 
 
-def test_bytes_survive_a_save(tmp_path: Path) -> None:
-    # NaNs with a payload, infinities and the smallest numbers too.
-    bits = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
-    save_file({"w": bits.view(ml_dtypes.bfloat16)}, tmp_path / "f.safetensors")
-    write_shards(tmp_path, open_safetensors(tmp_path / "f.safetensors"))
-    assert np.asarray(read_tensors(tmp_path)["w"]).tobytes() == bits.tobytes()
-
-
 def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A file of any size that takes no room on the disk: all its tensors are zeros."""
     header, end = {}, 0
@@ -98,10 +69,10 @@ def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     trunk = Bert(BertConfig(2**20, 2**12, 8, 8, 2**14, 512))  # 22 GB
-    shapes = expected_shapes(TABLE, trunk)
+    shapes = expected_shapes(BERT_TABLE, trunk)
     path = tmp_path / "model.safetensors"
     write_hollow(path, shapes)
-    tree = stored_params(TABLE, trunk, open_safetensors(path), "there")
+    tree = stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
     words, query = tree["word_embeddings"], tree["layers"]["query"]["kernel"]
     assert words.shape == (2**20, 2**12)
     assert not words.read((slice(2**19, 2**19 + 2), slice(None))).any()
@@ -113,48 +84,18 @@ def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) ->
     bad |= {name: shape for name, shape in shapes.items() if name not in (*bad, *layers[:60])}
     write_hollow(path, bad)
     with pytest.raises(InputError, match=r"there: .* 11 more"):  # a bounded list
-        stored_params(TABLE, trunk, open_safetensors(path), "there")
+        stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
     write_hollow(path, bad | {name: shapes[name] for name in layers})
     with pytest.raises(InputError, match=r"there: .*word_embeddings\.weight"):
-        stored_params(TABLE, trunk, open_safetensors(path), "there")
-
-
-def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "f.safetensors"
-    for entry in (
-        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
-        {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1]},
-    ):
-        text = json.dumps({"w": entry}).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-        with pytest.raises(InputError, match=r"f\.safetensors"):
-            open_safetensors(path)
+        stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
 
 
 # ---------------------------------------------------------------------- written
-
-ARRAYS: dict[str, np.ndarray] = {
-    "layers.10.ö": np.arange(5, dtype=np.float32),
-    "layers.2.w": np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16),
-    "a": np.arange(3, dtype=np.int64),
-    "scalar": np.array(3, np.float32),
-    "none": np.ones((0, 2), np.float16),
-}
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], **settings: Any) -> list[str]:
     write_shards(folder, arrays, **settings)
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_file_is_the_librarys_byte_for_byte(tmp_path: Path) -> None:
-    save_file(ARRAYS, tmp_path / "theirs", metadata={"format": "pt"})
-    (tmp_path / "ours").mkdir()
-    assert write(tmp_path / "ours", ARRAYS) == ["model.safetensors"]
-    ours = tmp_path / "ours" / "model.safetensors"
-    assert ours.read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_shards_hold_no_more_than_asked(tmp_path: Path) -> None:
@@ -172,31 +113,14 @@ def test_shards_hold_no_more_than_asked(tmp_path: Path) -> None:
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
     # What was there in another layout would be read before it, or fill the disk.
-    assert write(tmp_path, ARRAYS) == ["model.safetensors"]
     assert write(tmp_path, arrays, max_bytes=10**9) == ["model.safetensors"]
     assert len(write(tmp_path, arrays, max_bytes=100)) == 4  # three shards, their index
     assert sorted(read_tensors(tmp_path)) == sorted(arrays)
 
 
-def test_what_fails_midway_leaves_the_old_files(tmp_path: Path) -> None:
-    write(tmp_path, ARRAYS)
-    before = (tmp_path / "model.safetensors").read_bytes()
-
-    class Lost:
-        shape, dtype = (3,), np.dtype(np.float32)
-
-        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-            raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="gone"):
-        write_shards(tmp_path, {**ARRAYS, "b": Lost()}, max_bytes=10)  # type: ignore[dict-item]
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-    assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("bert", torch.float32), ("xlm-roberta", torch.bfloat16), ("qwen3", torch.bfloat16)],
+    [("bert", torch.float32), ("qwen3", torch.bfloat16)],
 )
 def test_an_encoder_goes_round_byte_for_byte(family: str, dtype: Any, tmp_path: Path) -> None:
     model = torch_trunk(family).to(dtype)
@@ -204,15 +128,13 @@ def test_an_encoder_goes_round_byte_for_byte(family: str, dtype: Any, tmp_path: 
     model.save_pretrained(first, max_shard_size="6KB")
     FAMILIES[family][1](first)
     assert len(list(first.glob("*.safetensors"))) > 2
-    save_encoder(load_encoder(first), first, second, max_shard_bytes=5000)
-    assert len(list(second.glob("*.safetensors"))) > 2
+    save_encoder(load_encoder(first), first, second)
     theirs, ours = read_tensors(first), read_tensors(second)
     assert sorted(ours) == sorted(model.state_dict()) == sorted(theirs)
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype == str(dtype).removeprefix("torch."), name
         assert ours[name].tobytes() == array.tobytes(), name
-    sharded = type(model).from_pretrained(second, dtype="auto")
-    # From our own shards into one file, onto themselves, and by Hugging Face.
+    # Into another folder, onto themselves, and by Hugging Face.
     save_encoder(load_encoder(second), second, third)
     assert [path.name for path in third.glob("model*")] == ["model.safetensors"]
     save_encoder(load_encoder(second), second, second)
@@ -222,4 +144,3 @@ def test_an_encoder_goes_round_byte_for_byte(family: str, dtype: Any, tmp_path: 
     assert back.dtype == dtype
     for name, tensor in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor), name
-        assert torch.equal(sharded.state_dict()[name], tensor), name

@@ -14,15 +14,11 @@ import transformers
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import target_modules
 from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import expected_shapes
-from qrag_jax.models.pretrained import FAMILIES, family_of
-from qrag_jax.models.trunks.gte import TABLE as GTE_TABLE
-from qrag_jax.models.trunks.gte import frequencies
-from qrag_jax.models.trunks.modernbert import GLOBAL, LOCAL, ModernBert, ModernBertConfig
-from qrag_jax.models.trunks.mpnet import buckets, by_pairs
+from qrag_jax.models.trunks.encoder import Encoder
+from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL, ModernBertConfig, buckets
 from tests.support.small_models import torch_qwen3
 from tests.support.torch_gte import NewConfig, cos_sin
 
@@ -75,7 +71,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 def read(family: str, **changes: Any) -> Any:
     fields = {"model_type": family} | PUBLISHED[family] | changes
     given = {name: value for name, value in fields.items() if value != "absent"}
-    return FAMILIES[family].read_config(given, "folder/config.json")
+    return FAMILIES[family].config.from_dict(given, "folder/config.json")
 
 
 def check_refused(family: str, named: str, **changes: Any) -> None:
@@ -170,18 +166,7 @@ def test_models_that_are_not_computed(family: str) -> None:
         check_refused(family, next(iter(fields)), **fields)
 
 
-def test_an_unknown_architecture_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match="deberta-v2") as caught:
-        family_of({"model_type": "deberta-v2", "architectures": ["DebertaV2Model"]}, "config.json")
-    assert all(name in str(caught.value) for name in FAMILIES)
-
-
 # ---------------------------------------------------------------------- spellings, and positions
-
-
-def test_both_spellings_of_theta_of_qwen3() -> None:
-    assert read("qwen3", **{ROPE: None, "rope_theta": 5e5, "rope_scaling": None}).rope_theta == 5e5
-    assert read("qwen3").rope_theta == 1e6
 
 
 def test_scaled_positions_of_nomic_limit_rows() -> None:
@@ -206,7 +191,7 @@ def test_older_and_newer_files_of_modernbert_say_the_same() -> None:
 def test_a_local_layer_sees_four_tokens_of_its_own_row() -> None:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     config = ModernBertConfig(20, 16, **sizes, local_attention=8, layer_types=(LOCAL,))
-    module = ModernBert(config)
+    module = Encoder(config)
     prepared = module.prepare(module.init_params(jax.random.key(0)))
     layout = packed_layout(jnp.array([30, 10]), 40, 30)
     rng = np.random.default_rng(0)
@@ -224,15 +209,6 @@ def test_buckets_of_mpnet_are_those_of_torch() -> None:
     assert buckets(1).tolist() == [0]
 
 
-def test_values_of_distances_stand_at_their_pairs() -> None:
-    values = np.random.default_rng(0).normal(size=(13, 3)).astype(np.float32)
-    pairs = np.asarray(by_pairs(jnp.asarray(values)))
-    query, key = np.indices((7, 7))
-    np.testing.assert_array_equal(pairs, values[key - query + 6].transpose(2, 0, 1))
-    program = jax.jit(jax.grad(lambda v: jnp.square(by_pairs(v)).sum())).lower(values).as_text()
-    assert "scatter" not in program  # whose sums would have no fixed order on a GPU
-
-
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -247,24 +223,6 @@ def test_positions_of_gte_turn_as_in_torch(scaling: dict[str, Any] | None) -> No
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "rope_theta": 700.0}
     cos, sin = cos_sin(NewConfig(**sizes, rope_scaling=scaling), 50)
     config = read("new", **sizes, rope_scaling=scaling)
-    angle = np.arange(50)[:, None] * frequencies(config)
+    angle = np.arange(50)[:, None] * config.rotations[0]
     np.testing.assert_allclose(np.cos(angle), cos[:, :8], atol=1e-5)
     np.testing.assert_allclose(np.sin(angle), sin[:, :8], atol=1e-5)
-
-
-def test_the_published_positions_of_gte() -> None:
-    """Q-RAG's run and its makers have rows up to 8192 tokens on a base of 20000 · 8."""
-    config = read("new")
-    assert (config.longest_row, config.head_dim) == (8192, 64)
-    expected = 160_000.0 ** -(np.arange(32) / 32) / 8 ** (1 / 32)
-    np.testing.assert_allclose(frequencies(config), expected, rtol=1e-12)
-    plain = frequencies(read("new", rope_scaling=None))
-    assert (frequencies(config) < plain).all()
-
-
-def test_adapters_of_gte_go_to_maps_by_their_names() -> None:
-    linear = ["attention.qkv_proj", "attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"]
-    everything = {f"encoder.layer.{{}}.{name}" for name in linear}
-    assert set(target_modules(GTE_TABLE, "all-linear").values()) == everything
-    some = target_modules(GTE_TABLE, ("qkv_proj", "mlp.down_proj"))
-    assert set(some) == {("layers", "query_key_value"), ("layers", "down")}

@@ -1,0 +1,623 @@
+"""The families of encoders: sizes, spellings of `config.json`, and names of weights in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.dropout import GATED, OUTPUT
+from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
+from qrag_jax.models.compute.packing import Layout
+from qrag_jax.models.compute.row_sums import take_rows
+from qrag_jax.models.files.weight_names import (
+    DENSE_LEAVES,
+    NORM_LEAVES,
+    LeafPath,
+    NameTable,
+    module_names,
+)
+from qrag_jax.models.heads.embedding import LAST, MEAN
+from qrag_jax.models.trunks import qwen3
+from qrag_jax.models.trunks.encoder import ACTIVATIONS, QKV, Bert, BertConfig, Encoder
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Trunk
+
+KERNEL, SCALE = {"kernel": "weight"}, {"scale": "weight"}  # without biases
+
+
+def _table(
+    tables: Mapping[str, str],
+    norms: Mapping[str, str],
+    layer: str,
+    maps: Mapping[str, str],
+    layer_norms: Mapping[str, str],
+    *,
+    map_leaves: Mapping[str, str] = DENSE_LEAVES,
+    norm_leaves: Mapping[str, str] = NORM_LEAVES,
+    own_prefixes: tuple[str, ...] = (),
+    **further: Any,
+) -> NameTable:
+    """Our tables, norms and maps by Hugging Face's names, those of layers behind `layer`."""
+    names: dict[LeafPath, str] = {(ours,): f"{theirs}.weight" for ours, theirs in tables.items()}
+    names |= module_names((), "", norms, norm_leaves)
+    names |= module_names((LAYERS,), layer, maps, map_leaves)
+    names |= module_names((LAYERS,), layer, layer_norms, norm_leaves)
+    prefixes = ("", *own_prefixes, "model.", "0.auto_model.")
+    return NameTable(names=names, prefixes=prefixes, **further)
+
+
+# ---------------------------------------------------------------------- BERT and RoBERTa
+
+LAYER = "encoder.layer.{}."
+EMBEDDING_TABLES = {
+    WORDS: "embeddings.word_embeddings",
+    "position_embeddings": "embeddings.position_embeddings",
+    "token_type_embeddings": "embeddings.token_type_embeddings",
+}
+EMBEDDING_NORM = {"embedding_norm": "embeddings.LayerNorm"}
+
+BERT_TABLE = _table(
+    EMBEDDING_TABLES,
+    EMBEDDING_NORM,
+    LAYER,
+    {
+        "query": "attention.self.query",
+        "key": "attention.self.key",
+        "value": "attention.self.value",
+        "attention_output": "attention.output.dense",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+    },
+    {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.LayerNorm"},
+    own_prefixes=("bert.",),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.(position_ids|token_type_ids)"),  # buffers, not weights
+    model_type="bert",
+    architecture="BertModel",
+    old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlmRobertaConfig(BertConfig):
+    """XLM-RoBERTa (Conneau et al., 2020) or RoBERTa (Liu et al., 2019): BERT, shifted positions.
+
+    XLM-RoBERTa is the trunk of multilingual E5. The position table begins with unused rows, one for
+    each id up to the padding token's, as in the models of Hugging Face and fairseq;
+    `max_position_embeddings` counts them, too.
+    """
+
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **BertConfig.CHOICES,
+        "model_type": ("xlm-roberta", "roberta"),
+    }
+
+    pad_token_id: int = 1
+
+    @property
+    def first_position(self) -> int:
+        return self.pad_token_id + 1
+
+
+XLM_ROBERTA_TABLE = dataclasses.replace(
+    BERT_TABLE,
+    prefixes=("", "roberta.", "model.", "0.auto_model."),
+    model_type="xlm-roberta",
+    architecture="XLMRobertaModel",
+)
+ROBERTA_TABLE = dataclasses.replace(
+    XLM_ROBERTA_TABLE, model_type="roberta", architecture="RobertaModel"
+)
+
+
+# ---------------------------------------------------------------------- MPNet
+
+DISTANCES = "relative_attention_bias"  # leaf: a number for each bucket and head
+BUCKETS, FARTHEST = 32, 128  # distances of 128 or more are in the last bucket of their side
+
+
+@dataclasses.dataclass(frozen=True)
+class MpnetConfig(BertConfig):
+    """MPNet (Song et al., arXiv 2004.09297): the trunk of all-mpnet-base-v2.
+
+    It is BERT with shifted positions and without segments. Besides, a learned number for each
+    distance between two tokens is added to the scores of attention. One table holds these numbers
+    for all layers; as in T5, far distances share a row of it (Raffel et al., arXiv 1910.10683).
+    """
+
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **BertConfig.CHOICES,
+        "model_type": ("mpnet",),
+        "relative_attention_num_buckets": (BUCKETS,),
+        "pad_token_id": (1,),
+    }
+
+    type_vocab_size: int = 0
+
+    @property
+    def first_position(self) -> int:
+        return 2  # the models of Hugging Face fix their padding id at 1
+
+    @classmethod
+    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return {"type_vocab_size": 0}
+
+
+def buckets(length: int) -> np.ndarray:
+    """The bucket of each distance, key's position minus query's, from 1 - L to L - 1: `[2L - 1]`.
+
+    Half of the buckets are for keys behind the query. In each half the first 8 buckets are of one
+    distance each, and the others grow by a constant factor.
+    """
+    distance = np.arange(1 - length, length)
+    half = BUCKETS // 2
+    single = half // 2
+    far = np.maximum(np.abs(distance), single).astype(np.float32)
+    # In float32 as in torch: where a bucket begins, rounding decides.
+    grown = np.log(far / single) / np.float32(np.log(FARTHEST / single)) * np.float32(half - single)
+    bucket = np.where(np.abs(distance) < single, np.abs(distance), single + grown.astype(np.int64))
+    return np.minimum(bucket, half - 1) + half * (distance > 0)
+
+
+def by_pairs(values: jax.Array) -> jax.Array:
+    """Values of distances `[2L - 1, heads]` → of pairs `[heads, L, L]`, by query and key.
+
+    Each row is the row above, moved by one. So all rows are one long row, cut anew, and no gather
+    is needed, whose gradient would be a scatter.
+    """
+    length = (len(values) + 1) // 2
+    padded = jnp.pad(values.T, ((0, 0), (0, 1)))
+    long = jnp.tile(padded, (1, length))[:, : length * (2 * length - 1)]
+    return long.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
+
+
+class Mpnet(Bert):
+    """MPNet: packed word vectors to last hidden states."""
+
+    LEARNED_CONSTANTS: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        super().setup()
+        init = nn.initializers.normal(0.02)
+        self.distances = self.param(DISTANCES, init, (BUCKETS, self.config.num_attention_heads))
+
+    def constants(self, layout: Layout) -> tuple[jax.Array, ...]:
+        """What is added to the scores of this device's heads, float32 `[heads, L, L]`."""
+        table, group = jnp.asarray(self.distances, jnp.float32), self.group
+        heads = self.config.num_attention_heads // group.tensor
+        if group.tensor > 1:
+            table = used_by_all(TENSOR, table)
+            table = jax.lax.dynamic_slice_in_dim(table, first_of_part(group, heads), heads, 1)
+        return (by_pairs(take_rows(table, jnp.asarray(buckets(layout.place.shape[1])))),)
+
+
+MPNET_TABLE = _table(
+    {
+        WORDS: "embeddings.word_embeddings",
+        "position_embeddings": "embeddings.position_embeddings",
+        DISTANCES: "encoder.relative_attention_bias",
+    },
+    EMBEDDING_NORM,
+    LAYER,
+    {
+        "query": "attention.attn.q",
+        "key": "attention.attn.k",
+        "value": "attention.attn.v",
+        "attention_output": "attention.attn.o",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+    },
+    {"attention_norm": "attention.LayerNorm", "output_norm": "output.LayerNorm"},
+    own_prefixes=("mpnet.",),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.position_ids"),  # a buffer, not a weight
+    model_type="mpnet",
+    architecture="MPNetModel",
+)
+
+
+# ---------------------------------------------------------------------- GTE
+
+
+@dataclasses.dataclass(frozen=True)
+class GteConfig(BertConfig):
+    """GTE's encoder (Zhang et al., arXiv 2407.19669, "mGTE"): rotated, with a gated feed-forward.
+
+    It is the trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel
+    and whose model_type is "new" (huggingface.co/Alibaba-NLP/new-impl).
+
+    Attributes:
+        rope_factor: how many times longer rows may be than those of the first training (`factor`
+            of rope_scaling); 1: no scaling.
+        rope_mixed_b: b of mixed NTK scaling; None: fixed NTK scaling.
+    """
+
+    ROTATES: ClassVar[bool] = True
+    GATED_MAP: ClassVar[str] = "up_gate"
+    DROPS: ClassVar[tuple[int, ...]] = (GATED, OUTPUT)
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "model_type": ("new",),
+        "hidden_act": tuple(ACTIVATIONS),
+        "layer_norm_type": ("layer_norm", "rms_norm"),
+        "position_embedding_type": ("rope",),
+        "pack_qkv": (True,),
+        "logn_attention_scale": (False,),
+    }
+
+    max_position_embeddings: int = 2048
+    type_vocab_size: int = 1
+    layer_norm_type: str = "layer_norm"
+    rope_theta: float = 1e4
+    rope_factor: float = 1.0
+    rope_mixed_b: float | None = None
+
+    @property
+    def layers_norm(self) -> type[nn.Module]:
+        return nn.LayerNorm if self.layer_norm_type == "layer_norm" else nn.RMSNorm
+
+    @property
+    def rotations(self) -> tuple[np.ndarray, ...]:
+        """Fixed NTK scaling by k replaces θ by θ·k and divides all frequencies by k^(2/d).
+
+        Mixed scaling divides the m-th frequency by exp(log k / (d/2)^b · m^b) (Su,
+        kexue.fm/archives/9706, equations 6 and 10 to 13). The published code has one table of these
+        frequencies, k times as long as the longest row, so the same apply to every row.
+        """
+        width, factor, b = self.head_dim, self.rope_factor, self.rope_mixed_b
+        theta = self.rope_theta * (factor if b is None else 1.0)
+        plain = _frequencies(theta, width)
+        if b is None:
+            return (plain / factor ** (2 / width),)
+        number = np.arange(1, width // 2 + 1, dtype=np.float64)
+        return (plain / np.exp(np.log(factor) / (width / 2) ** b * number**b),)
+
+    @classmethod
+    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The rotation that `rope_parameters` or `rope_scaling` holds (two spellings)."""
+        found: dict[str, Any] = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            rope = config.get(name) or {}
+            kind = rope.get("rope_type", rope.get("type", "default"))
+            if "rope_theta" in rope:
+                found["rope_theta"] = float(rope["rope_theta"])
+            if kind == "default":
+                continue
+            factor = rope.get("factor")
+            if kind != "ntk" or not isinstance(factor, int | float) or factor < 1:
+                raise InputError(
+                    f"{where}: {name} {dict(rope)!r} is not computed here, only type 'ntk' with a "
+                    "factor of at least 1."
+                )
+            found |= {"rope_factor": float(factor), "rope_mixed_b": rope.get("mixed_b")}
+        return found
+
+
+def _frequencies(theta: float, width: int) -> np.ndarray:
+    return theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+# Published folders hold a model with a head, in which the trunk is called "new"
+# (gte-multilingual-base: NewForTokenClassification). Folders written here hold NewModel, the trunk.
+GTE_TABLE = _table(
+    {name: EMBEDDING_TABLES[name] for name in (WORDS, "token_type_embeddings")},
+    EMBEDDING_NORM,
+    LAYER,
+    {
+        QKV: "attention.qkv_proj",
+        "attention_output": "attention.o_proj",
+        "up_gate": "mlp.up_gate_proj",  # without a bias
+        "down": "mlp.down_proj",
+    },
+    {"attention_norm": "attn_ln", "output_norm": "mlp_ln"},
+    own_prefixes=("new.",),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
+    model_type="new",
+    architecture="NewModel",
+)
+
+
+# ---------------------------------------------------------------------- NomicBERT
+
+
+# A field of published folders → the same field in transformers.
+NOMIC_SPELLINGS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+    "activation_function": "hidden_act",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NomicBertConfig(GteConfig):
+    """NomicBERT (Nussbaum et al., arXiv 2402.01613): the trunk of nomic-embed-text.
+
+    It is GTE's trunk without biases. `config.json` comes in two spellings: that of the published
+    folders, which is GPT-2's (n_embd, n_head), and that of transformers.
+    """
+
+    BIASES: ClassVar[bool] = False
+    DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "model_type": ("nomic_bert",),
+        "hidden_act": ("silu", *ACTIVATIONS),
+        "activation_function": ("swiglu",),
+        **dict.fromkeys(("prenorm", "parallel_block", "causal", "qkv_proj_bias"), (False,)),
+        **dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"), (False,)),
+        "use_rms_norm": (False, None),
+        "rotary_emb_fraction": (1.0,),
+        "rotary_emb_scale_base": (None,),
+        "moe_every_n_layers": (-1, 0, None),
+    }
+
+    type_vocab_size: int = 2
+    hidden_act: str = "silu"
+    rope_theta: float = 1000.0
+
+    @staticmethod
+    def respelled(config: Mapping[str, Any]) -> dict[str, Any]:
+        """A parsed `config.json` that has transformers' fields too, whatever its spelling.
+
+        Transformers' class ignores the published spelling. So a folder written with this content is
+        read by it and by the published code.
+
+        Positions of the published models are scaled only in rows above `max_trained_positions`,
+        if `rotary_scaling_factor` is set. Such rows are not computed here, so that limit is the
+        longest row then.
+        """
+        found = {**config}
+        for theirs, name in NOMIC_SPELLINGS.items():
+            if config.get(theirs) is not None and config.get(name) is None:
+                found[name] = config[theirs]
+        if found.get("hidden_act") == "swiglu":
+            found["hidden_act"] = "silu"
+        if "rope_theta" in found and config.get("rope_parameters") is None:
+            found["rope_parameters"] = {"rope_type": "default", "rope_theta": found["rope_theta"]}
+        if config.get("rotary_scaling_factor") is not None:
+            found["max_position_embeddings"] = config.get("max_trained_positions", 2048)
+        return found
+
+    @classmethod
+    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        rope = config.get("rope_parameters") or {}
+        if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+            raise InputError(
+                f"{where}: rope_scaling and rope_parameters ask for scaled positions, which are "
+                "not computed here; use the model without them (rope_type 'default')."
+            )
+        heads, width = config["num_attention_heads"], config["hidden_size"]
+        if heads * (config.get("head_dim") or width // heads) != width:
+            raise InputError(
+                f"{where}: hidden_size {width} does not split into {heads} heads of head_dim."
+            )
+        return {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
+
+
+class NomicBert(Encoder):
+    """NomicBERT: the two halves of the feed-forward are two maps in its files."""
+
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {"up_gate": ("up", "gate")}
+
+
+# The names of published folders, which transformers reads and writes, too. The folder of a model
+# with a head (nomic-bert-2048) calls the trunk "bert".
+NOMIC_TABLE = _table(
+    {name: EMBEDDING_TABLES[name] for name in (WORDS, "token_type_embeddings")},
+    {"embedding_norm": "emb_ln"},
+    "encoder.layers.{}.",
+    {
+        QKV: "attn.Wqkv",
+        "attention_output": "attn.out_proj",
+        "up": "mlp.fc11",
+        "gate": "mlp.fc12",
+        "down": "mlp.fc2",
+    },
+    {"attention_norm": "norm1", "output_norm": "norm2"},
+    map_leaves=KERNEL,
+    own_prefixes=("bert.", "nomic_bert."),
+    trunk=("embeddings.", "encoder.", "emb_ln."),
+    ignored=re.compile(r"rotary_emb\.|embeddings\.(position_ids|token_type_ids)"),  # buffers
+    model_type="nomic_bert",
+    architecture="NomicBertModel",
+)
+
+
+# ---------------------------------------------------------------------- ModernBERT
+
+GLOBAL, LOCAL = LAYER_TYPES = ("full_attention", "sliding_attention")
+# Kind of layer → the field of older files that holds its theta.
+THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig(BertConfig):
+    """ModernBERT (Warner et al., arXiv 2412.13663), also of modernbert-embed-base.
+
+    In most layers a token sees only its neighbours; these layers turn positions faster.
+
+    Attributes:
+        local_attention: in a local layer a token sees half as many tokens before and behind it.
+        layer_types: a name of `LAYER_TYPES` for each layer.
+    """
+
+    PRE_NORM: ClassVar[bool] = True
+    ROTATES: ClassVar[bool] = True
+    BIASES: ClassVar[bool] = False
+    GATED_MAP: ClassVar[str] = "gate_up"
+    DROPS: ClassVar[tuple[int, ...]] = (GATED,)
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "model_type": ("modernbert",),
+        "hidden_activation": tuple(ACTIVATIONS),
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,)),
+    }
+
+    max_position_embeddings: int = 8192
+    type_vocab_size: int = 0
+    layer_norm_eps: float = 1e-5
+    local_attention: int = 128
+    global_rope_theta: float = 160_000.0
+    local_rope_theta: float = 10_000.0
+    layer_types: tuple[str, ...] = ()
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        return tuple(kind == LOCAL for kind in self.layer_types)
+
+    @property
+    def reach(self) -> int:
+        return self.local_attention // 2
+
+    @property
+    def rotations(self) -> tuple[np.ndarray, ...]:
+        thetas = (self.global_rope_theta, self.local_rope_theta)
+        return tuple(_frequencies(theta, self.head_dim) for theta in thetas)
+
+    @staticmethod
+    def respelled(config: Mapping[str, Any]) -> dict[str, Any]:
+        names = {"norm_eps": "layer_norm_eps", "hidden_activation": "hidden_act"}
+        return {names.get(name, name): value for name, value in config.items()}
+
+    @classmethod
+    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Thetas and kinds of layers, in either spelling: lists, or every how many is global."""
+        if config.get("rope_scaling"):
+            raise InputError(
+                f"{where}: rope_scaling is set, but scaled positions are not computed here; use "
+                "the model without it."
+            )
+        found: dict[str, Any] = {"type_vocab_size": 0}
+        for kind, field in THETAS.items():
+            rope = (config.get("rope_parameters") or {}).get(kind) or {}
+            theta = rope.get("rope_theta", config.get(field, getattr(cls, field)))
+            number = not isinstance(theta, bool) and isinstance(theta, int | float) and theta > 0
+            if rope.get("rope_type", "default") != "default" or not number:
+                raise InputError(
+                    f"{where}: the rotation {rope!r:.80} of {kind} ({field}, rope_parameters) is "
+                    "not computed here, only the rope_type 'default' with a rope_theta above 0."
+                )
+            found[field] = float(theta)
+        count, kinds = config["num_hidden_layers"], config.get("layer_types")
+        every = config.get("global_attn_every_n_layers", 3)
+        reach = config.get("local_attention", 1)
+        if type(every) is not int or every < 1 or reach < 1:
+            raise InputError(
+                f"{where}: global_attn_every_n_layers is {every!r:.60} and local_attention "
+                f"{reach!r:.60}; they must be whole numbers of at least 1."
+            )
+        if kinds is None:
+            kinds = [LOCAL if number % every else GLOBAL for number in range(count)]
+        if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {*LAYER_TYPES}:
+            raise InputError(
+                f"{where}: layer_types is {kinds!r:.60}; it must name {' or '.join(LAYER_TYPES)} "
+                f"for each of the {count} layers (num_hidden_layers)."
+            )
+        return found | {"layer_types": tuple(kinds)}
+
+
+# Published folders with a head ("head.", "decoder.", "classifier.") call the trunk "model".
+MODERNBERT_TABLE = _table(
+    {WORDS: "embeddings.tok_embeddings"},
+    {"embedding_norm": "embeddings.norm", "final_norm": "final_norm"},
+    "layers.{}.",
+    {
+        QKV: "attn.Wqkv",
+        "attention_output": "attn.Wo",
+        "gate_up": "mlp.Wi",  # first what is activated, then what multiplies
+        "down": "mlp.Wo",
+    },
+    {"attention_norm": "attn_norm", "feed_forward_norm": "mlp_norm"},
+    map_leaves=KERNEL,
+    norm_leaves=SCALE,
+    trunk=("embeddings.", "layers.", "final_norm."),
+    ignored=re.compile(r"rotary_emb\."),  # buffers, not weights
+    model_type="modernbert",
+    architecture="ModernBertModel",
+    absent=("layers.0.attn_norm.weight",),
+)
+
+
+# ---------------------------------------------------------------------- the families
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture: all that is needed to load a folder of it as an encoder.
+
+    Attributes:
+        config: the class of its sizes; `from_dict` reads a parsed `config.json`.
+        trunk: (sizes, precision, remat, whether layers are scanned) → the trunk.
+        table: the names of its weights.
+        last_norm: where the weights of the norm stand whose output is the last hidden states.
+        opens_rows: whether rows begin with [CLS] (<s>), else with their text.
+        pooling: used if the folder names none.
+        normalise: used if the folder has no sentence-transformers files.
+        drops: whether its trunk can drop in training (see `dropout`).
+        pooler: whether transformers' class takes `add_pooling_layer`, to leave out an untrained
+            pooler.
+        complete: adds fields to a parsed `config.json` that transformers needs to read it again.
+    """
+
+    config: type[BertConfig] | type[Qwen3Config]
+    trunk: type[Trunk]
+    table: NameTable
+    last_norm: LeafPath = (LAYERS, "output_norm")
+    opens_rows: bool = True
+    pooling: str = MEAN
+    normalise: bool = False
+    drops: bool = True
+    pooler: bool = True
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+
+
+# The families by the model_type of config.json.
+FAMILIES = {
+    "bert": Family(BertConfig, Bert, BERT_TABLE),
+    "qwen3": Family(
+        Qwen3Config,
+        Qwen3,
+        qwen3.TABLE,
+        last_norm=("final_norm",),
+        opens_rows=False,
+        pooling=LAST,
+        normalise=True,
+        drops=False,
+        pooler=False,
+    ),
+    "new": Family(GteConfig, Encoder, GTE_TABLE),
+    "xlm-roberta": Family(XlmRobertaConfig, Bert, XLM_ROBERTA_TABLE),
+    "roberta": Family(XlmRobertaConfig, Bert, ROBERTA_TABLE),
+    "modernbert": Family(
+        ModernBertConfig, Encoder, MODERNBERT_TABLE, last_norm=("final_norm",), pooler=False
+    ),
+    "mpnet": Family(MpnetConfig, Mpnet, MPNET_TABLE),
+    "nomic_bert": Family(
+        NomicBertConfig, NomicBert, NOMIC_TABLE, complete=NomicBertConfig.respelled
+    ),
+}
+
+
+def family_of(model_config: Mapping[str, Any], where: str) -> Family:
+    """The family of a parsed `config.json`; `where` names the file in errors."""
+    model_type = model_config.get("model_type", "bert")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise InputError(
+            f"{where}: the architecture {model_type!r:.60} "
+            f"({model_config.get('architectures')!r:.100}) is not supported; use a folder whose "
+            f"model_type is one of {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[model_type]
