@@ -139,8 +139,6 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     - no other try at the same state has a higher reward.
 
     Args:
-        tries: all that are compared, by whatever prompts.
-        hops: H.
         key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
@@ -177,8 +175,6 @@ def drawn_candidates(
     In one set are different questions, and the hops in turn, as far as they have examples.
 
     Args:
-        solved: see `full_credit`.
-        config: how many sets of how many examples.
         number: of the round, from 1.
     """
     questions = len({each.question_id for each in solved})
@@ -210,7 +206,6 @@ def ranked(
     often write no query at all.
 
     Args:
-        candidates: prompts that were tried on the ranking's questions.
         rewards: of each candidate's tries, at the same hops of the same questions, the average
             precision; None: the try was masked.
     """
@@ -232,8 +227,6 @@ def kept_variants(
 
     Args:
         rounds: see `ranked`; later rounds come behind earlier ones where scores are equal.
-        prompt: the bare one, by which examples are shown.
-        most: how many, if there are so many.
     """
     every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
     kept: list[Variant] = []

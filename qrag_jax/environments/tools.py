@@ -74,24 +74,18 @@ assert tuple(_FIELD_OF) == FIELDS
 
 @dataclasses.dataclass(frozen=True)
 class ToolAgent:
-    """Plays episodes in which a model calls tools.
+    """Plays episodes in which a model calls tools."""
 
-    Attributes:
-        prompt: the first prompt, with the slot `question`; `tools` takes what they are and how to
-            call them, which a model that was trained on its tools may do without.
-        form: how calls are written, one of `FORMATS`.
-        tools: some of `TOOLS`, in the order in which they are described; `complete` is one of them.
-        max_turns: turns of the model.
-        top_n: documents of a search that does not say how many.
-        most: how many a search may ask for; more are not given. Where it is `top_n`, the tool has
-            no such argument.
-    """
-
+    # the first prompt, with the slot `question`; `tools` takes what they are and how to call them,
+    # which a model that was trained on its tools may do without
     prompt: Prompt
-    form: str = HERMES
+    form: str = HERMES  # how calls are written, one of `FORMATS`
+    # some of `TOOLS`, in the order in which they are described; `complete` is one of them
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)
-    max_turns: int = 10
-    top_n: int = 2
+    max_turns: int = 10  # turns of the model
+    top_n: int = 2  # documents of a search that does not say how many
+    # how many a search may ask for; more are not given. Where it is `top_n`, the tool has no such
+    # argument.
     most: int = 20
 
     def __post_init__(self) -> None:
@@ -121,7 +115,6 @@ class ToolAgent:
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: ToolTask) -> Play:
-        """One episode."""
         trail = _Trail()
         try:
             return (yield from self._closed(task, trail))

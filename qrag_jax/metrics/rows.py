@@ -289,7 +289,7 @@ class RewriteRow:
         collection: "" where there is one without a name.
         original: the query that was given.
         query: what was searched for; "" if there is none.
-        outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
+        outcome: one of `queries.REWRITE_OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
         text: what the model wrote.
         found: ids and scores of documents, best first; None: nothing was searched.

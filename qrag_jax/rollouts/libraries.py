@@ -23,18 +23,12 @@ from qrag_jax.rollouts.token_episodes import Library
 
 @dataclasses.dataclass(frozen=True)
 class CorpusLibrary:
-    """See `token_episodes.Library`. The ids of documents are the passages' names.
+    """See `token_episodes.Library`. The ids of documents are the passages' names."""
 
-    Attributes:
-        corpus: the passages.
-        searched: their index; None: a search gives the question's gold passages, a bound from
-            above.
-        clean: whether quotes are made straight, as in a question's own documents.
-    """
-
-    corpus: StoredCorpus
+    corpus: StoredCorpus  # the passages
+    # their index; None: a search gives the question's gold passages, a bound from above
     searched: SingleStepSearch | None
-    clean: bool = True
+    clean: bool = True  # whether quotes are made straight, as in a question's own documents
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first. Equal queries are searched once."""
@@ -93,15 +87,10 @@ def no_limit(task: ToolTask) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteLibrary:
-    """See `token_episodes.Library`. Documents have ids, and neither title, text nor score.
+    """See `token_episodes.Library`. Documents have ids, and neither title, text nor score."""
 
-    Attributes:
-        engine: the service.
-        until: the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no
-            limit.
-    """
-
-    engine: RemoteEngine
+    engine: RemoteEngine  # the service
+    # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
     until: Callable[[ToolTask], str] = no_limit
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
@@ -168,19 +157,10 @@ class NamedLibrary(Library, Protocol):
 
 
 class KeptResults:
-    """See `token_episodes.Library`; the results used longest ago are dropped first.
-
-    Args:
-        library: what is searched.
-        most: results that are kept.
-
-    Attributes:
-        library: what is searched.
-        asked, searched: searches that were asked for, and those that the library did.
-        failed: those of the latter that failed.
-    """
+    """See `token_episodes.Library`; the results used longest ago are dropped first."""
 
     def __init__(self, library: NamedLibrary, most: int) -> None:
+        # Searches that were asked for, those that the library did, and those that failed.
         self.asked = self.searched = self.failed = 0
         self.library, self._most = library, most
         self._kept: OrderedDict[_Key, _Found] = OrderedDict()

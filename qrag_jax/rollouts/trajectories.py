@@ -20,21 +20,15 @@ MASKED, SCORED = TREATMENTS = ("masked", "scored")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the model.
+    """One turn of the model."""
 
-    Attributes:
-        observed: int32, the ids before it that it did not sample: a prompt, a tool's result.
-        sampled: int32, the ids that it sampled.
-        log_probs: float32, of these by the distribution that they were drawn from, in nats.
-        finish: "stop", or "length" if it was cut off.
-        version: of the weights that sampled it; "" where there is one version only.
-    """
-
+    # int32, the ids before it that it did not sample: a prompt, a tool's result
     observed: np.ndarray
-    sampled: np.ndarray
+    sampled: np.ndarray  # int32, the ids that it sampled
+    # float32, of these by the distribution that they were drawn from, in nats
     log_probs: np.ndarray
-    finish: str
-    version: str = ""
+    finish: str  # "stop", or "length" if it was cut off
+    version: str = ""  # of the weights that sampled it; "" where there is one version only
 
 
 Segment = tuple[Turn, ...]
@@ -76,24 +70,17 @@ def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenTrajectory:
-    """One episode.
+    """One episode."""
 
-    Attributes:
-        question: number of its question.
-        member: its number in the group of this question.
-        attempt: how often it was played, from 1.
-        segments: its turns. A turn that does not extend the ids before it begins a new segment.
-        status: "done", "truncated" (its last turn was cut off), or the cause of a failure.
-        parts: the parts of its reward; none if it failed.
-        facts: what is logged of it and trains nothing, such as its answer and counts.
-    """
-
-    question: int
-    member: int
-    attempt: int
+    question: int  # number of its question
+    member: int  # its number in the group of this question
+    attempt: int  # how often it was played, from 1
+    # its turns. A turn that does not extend the ids before it begins a new segment.
     segments: tuple[Segment, ...]
-    status: str
+    status: str  # "done", "truncated" (its last turn was cut off), or the cause of a failure
+    # the parts of its reward; none if it failed
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # what is logged of it and trains nothing, such as its answer and counts
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -110,12 +97,9 @@ class TokenTrajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
-        return {
-            "question": self.question,
-            "member": self.member,
-            "attempt": self.attempt,
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {
             "segments": segments_to_json(self.segments),
-            "status": self.status,
             "parts": dict(self.parts),
             "facts": dict(self.facts),
         }
@@ -132,48 +116,32 @@ class TokenBatch(NamedTuple):
     An episode whose context was rewritten has several rows. Those of a group are neighbours: group
     g has the episodes g·G to (g + 1)·G - 1. Masks at place t speak of token t, whose
     log-probability comes from the hidden state at t - 1.
-
-    Attributes:
-        tokens: int32 `[R, L]`.
-        lengths: int32 `[R]`; attention sees tokens by length, whatever their ids are.
-        log_prob_mask: bool `[R, L]`, the sampled tokens.
-        loss_mask: bool `[R, L]`, those that train: not of failed or truncated episodes.
-        sampler_log_probs: float32 `[R, L]`, as the sampler drew them.
-        episode: int32 `[R]`, number of the row's episode; N for a row that is padding.
-        leader: int32 `[R]`, the row whose first tokens this row begins with, too; itself if none.
-        shared: int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader.
-        rewards: float32 `[N, K]`, the parts of each episode's reward.
-        scored: bool `[N]`, whether it has any.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    log_prob_mask: np.ndarray
-    loss_mask: np.ndarray
-    sampler_log_probs: np.ndarray
-    episode: np.ndarray
+    tokens: np.ndarray  # int32 `[R, L]`
+    lengths: np.ndarray  # int32 `[R]`; attention sees tokens by length, whatever their ids are
+    log_prob_mask: np.ndarray  # bool `[R, L]`, the sampled tokens
+    loss_mask: np.ndarray  # bool `[R, L]`, those that train: not of failed or truncated episodes
+    sampler_log_probs: np.ndarray  # float32 `[R, L]`, as the sampler drew them
+    episode: np.ndarray  # int32 `[R]`, number of the row's episode; N for a row that is padding
+    # int32 `[R]`, the row whose first tokens this row begins with, too; itself if none
     leader: np.ndarray
+    # int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader
     shared: np.ndarray
-    rewards: np.ndarray
-    scored: np.ndarray
+    rewards: np.ndarray  # float32 `[N, K]`, the parts of each episode's reward
+    scored: np.ndarray  # bool `[N]`, whether it has any
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchRules:
-    """How trajectories become rows.
+    """How trajectories become rows."""
 
-    Attributes:
-        members: G, episodes of one group.
-        parts: names of the parts of the reward, in the order of the policy's weights.
-        truncated: "masked": an episode that was cut off is not learned from and is no part of its
-            group's mean; "scored": it is like any other.
-        longest: most tokens of a row.
-    """
-
-    members: int
-    parts: tuple[str, ...]
+    members: int  # G, episodes of one group
+    parts: tuple[str, ...]  # names of the parts of the reward, in the order of the policy's weights
+    # "masked": an episode that was cut off is not learned from and is no part of its group's mean;
+    # "scored": it is like any other
     truncated: str
-    longest: int
+    longest: int  # most tokens of a row
 
     def __post_init__(self) -> None:
         if self.truncated not in TREATMENTS:

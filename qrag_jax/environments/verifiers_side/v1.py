@@ -38,11 +38,7 @@ _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError",
 
 
 def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
-    """The environment, and the digest of its package's code.
-
-    Raises:
-        Refused: there is no package, or it exports nothing that can be used.
-    """
+    """The environment, and the digest of its package's code."""
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     builtin = f"verifiers.v1.tasksets.{module_name}"
@@ -170,11 +166,7 @@ class TasksetPlayer:
 
 
 def _found(episode: Any) -> dict[str, Any]:
-    """The fields of `played`.
-
-    Raises:
-        EpisodeFailed: it has no reward.
-    """
+    """The fields of `played`."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors or not episode.ok:
         last = errors[-1] if errors else None
