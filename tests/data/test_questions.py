@@ -17,7 +17,7 @@ from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import load_samples, read_parts, without_asked
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
-from qrag_jax.environments.rag.scripted import named
+from qrag_jax.environments.rag import named
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 from tests.support import worlds

@@ -10,8 +10,7 @@ import pytest
 
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
-from qrag_jax.rollouts.replay import replay
+from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory, replay
 from tests import reference
 from tests.rollouts.play_setup import (
     ACTOR,
@@ -127,9 +126,7 @@ def test_sampled(config, uniform, params, player) -> None:
     assert not config.never_terminate or steps == [min(3, n) for n in CHUNK_COUNTS]
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("absolute", marks=pytest.mark.slow), "random", "relative"]
-)
+@pytest.mark.parametrize("kind", ["random", "relative"])
 def test_greedy_at_positions(kind, params, player) -> None:
     config = dataclasses.replace(CONFIG, positions=kind)
     actor = Actor(ENCODER, ONE_BUCKET, config)
@@ -180,15 +177,6 @@ def test_stop_action(sampled, params, player) -> None:
             gap = np.full(SHAPE.chunks + 1 - len(episode.first_q), MASKED)
             episode.first_q = np.concatenate([episode.first_q[:-1], gap, episode.first_q[-1:]])
     check(found, expected, STOP_ACTION.max_steps)
-
-
-def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
-    found = jitted_rollout(ACTOR, params[:1], BATCH, GREEDY)
-    ours = params[0], params[0]
-    expected = [player.play(CONFIG, *ours, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
-    check(found, expected, CONFIG.max_steps)
-    both = jitted_rollout(ACTOR, params, BATCH, GREEDY)
-    assert float(both.tokens.real) == 2 * float(found.tokens.real)
 
 
 def test_an_episode_is_the_same_in_another_batch(params) -> None:
