@@ -52,7 +52,6 @@ class Seen(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """Title and text, on one line."""
         parts = (self.title.strip(), self.text.strip())
         return " ".join(". ".join(part for part in parts if part).split())
 
@@ -87,7 +86,6 @@ class ToolTask(Task):
 
     @property
     def gold(self) -> tuple[str, ...]:
-        """Ids of the supporting documents."""
         own = tuple(document.id for document in self.documents if document.is_supporting)
         return own or self.gold_ids
 

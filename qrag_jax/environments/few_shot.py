@@ -109,7 +109,6 @@ class Candidate:
 
     @property
     def variant(self) -> Variant:
-        """The prompt as a way to ask."""
         return Variant(self.name, tuple(each.example for each in self.shown))
 
 
@@ -274,13 +273,11 @@ class FewShotPrompts:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The kept prompts as ways to ask."""
         named = {each.name: each for one in self.rounds for each in one}
         return tuple(named[name].variant for name in self.kept)
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
-    """Replaces the file."""
     write_whole(path, json.dumps(dataclasses.asdict(prompts), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -19,7 +19,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from qrag_jax.environments.episode import (
@@ -78,11 +77,9 @@ class QueryState(ToolTask):
     variant: int = 0  # number of the prompt that asks for the query; 0 is the bare one
 
     def asked_by(self, variant: int) -> QueryState:
-        """The same state, asked by another prompt."""
         return dataclasses.replace(self, variant=variant)
 
     def after(self, pool: Pool) -> QueryState:
-        """The state of the next hop."""
         return dataclasses.replace(self, hop=self.hop + 1, pool=pool, variant=0)
 
 
@@ -271,16 +268,14 @@ class PromptKind:
 
 
 # Name of the package's prompt → what it asks for.
-PROMPTS: Mapping[str, PromptKind] = MappingProxyType(
-    {
-        "rewrite_pico": PromptKind(TAGGED, boolean=True),
-        "rewrite_boolean": PromptKind(TAGGED, boolean=True),
-        "rewrite_bm25": PromptKind(TAGGED),
-        "rewrite_dense": PromptKind(TAGGED),
-        "rewrite_plain": PromptKind(BARE),
-        "bare_rewrite": PromptKind(BARE),
-    }
-)
+PROMPTS: Mapping[str, PromptKind] = {
+    "rewrite_pico": PromptKind(TAGGED, boolean=True),
+    "rewrite_boolean": PromptKind(TAGGED, boolean=True),
+    "rewrite_bm25": PromptKind(TAGGED),
+    "rewrite_dense": PromptKind(TAGGED),
+    "rewrite_plain": PromptKind(BARE),
+    "bare_rewrite": PromptKind(BARE),
+}
 
 
 def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKind:
@@ -497,11 +492,6 @@ class QueryAgent:
         return query, STOPPED if is_stop else SEARCHED
 
 
-def any_query(query: str) -> bool:
-    """True: a search that reads words reads every query."""
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class RewriteAgent:
     """Plays one rewriting of a `RewriteTask`."""
@@ -511,7 +501,7 @@ class RewriteAgent:
     k: int  # documents that a query finds
     # whether the search can read a query. One that it cannot read, such as an open parenthesis in a
     # Boolean query, is not searched for.
-    readable: Callable[[str], bool] = any_query
+    readable: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         check_least("writing", self, k=1)
@@ -522,7 +512,7 @@ class RewriteAgent:
 
     def _read(self, said: Said) -> tuple[str, str]:
         query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")
-        if outcome == REWRITTEN and not self.readable(query):
+        if outcome == REWRITTEN and self.readable and not self.readable(query):
             outcome = UNREADABLE
         return query, outcome
 

@@ -73,7 +73,6 @@ class Trail:
         self.searches = 0  # number of retrievals
 
     def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
-        """The model's answer."""
         answer: Answer = yield from ask(Complete(request, shared=not self.searches))
         return answer
 
@@ -100,7 +99,6 @@ class Trail:
         raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
-        """The passages found, in the order in which they are read."""
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
         self.searches += 1
         return tuple(passages)
@@ -110,7 +108,6 @@ class Trail:
         request: ChatRequest | CompletionRequest,
         read: Callable[[Answer], str | NoAnswer],
     ) -> Generator[Step, Reply, str]:
-        """The answer that is read from the model's reply."""
         found = read((yield from self.ask(request)))
         if isinstance(found, NoAnswer):
             raise Unplayable(found.cause, found.message)
@@ -564,7 +561,6 @@ class OwnAgent(SearchingAgent):
 
     @classmethod
     def load(cls, path: str, limits: Limits) -> OwnAgent:
-        """Runs the file."""
         return cls(own_code.load(path, PATH, _TAKES), limits)
 
     def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:

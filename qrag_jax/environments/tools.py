@@ -105,12 +105,10 @@ class ToolAgent:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model is told of them."""
         every = {RETRIEVE: self._retrieve(), GET: _GET, COMPLETE: _COMPLETE}
         return tuple(every[name] for name in self.tools)
 
     def opening(self, question: str) -> Messages:
-        """The first prompt."""
         texts = {"question": question, "tools": describe(self.specs, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
@@ -210,7 +208,6 @@ class _Trail:
         self._asked: set[Look | Open] = set()
 
     def count(self, **more: int) -> None:
-        """Adds to the counts."""
         new = {name: getattr(self.tally, name) + number for name, number in more.items()}
         self.tally = dataclasses.replace(self.tally, **new)
 
@@ -227,7 +224,6 @@ class _Trail:
         return documents
 
     def closed(self, given: Mapping[str, Any]) -> Closed:
-        """The end, with the fields of `complete` that were given."""
         cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
         return Closed(
             answer=given.get("final_answer", "").strip(),

@@ -64,7 +64,6 @@ class EnvironmentProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, check: Callable[[], None]) -> About:

@@ -110,7 +110,6 @@ class Draws(NamedTuple):
 
     @classmethod
     def greedy(cls) -> Draws:
-        """Always takes the best action."""
         return cls(None, jnp.float32(1.0))
 
 
@@ -365,7 +364,6 @@ class Widths(NamedTuple):
 
 
 def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> Widths:
-    """The padded widths of a run's rows."""
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
     opening, steps = len(encoder.state_opening), config.max_steps
     chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)

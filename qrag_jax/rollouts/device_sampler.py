@@ -171,7 +171,6 @@ class RoundSampler:
         self._sampler, self._params = sampler, params
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """The turns, which are there when this returns."""
         done: list[Future[Sampled | Failure]] = []
         for sampled in self._sampler.sample(self._params, requests):
             done.append(Future())
@@ -227,7 +226,6 @@ class _Loop(NamedTuple):
         return ~self.drawn.stopped & (self.drawn.counts < self.most)
 
     def rows(self, which: jax.Array) -> _Loop:
-        """The rows of these numbers."""
         cache, rest = self.cache.rows(which), (self.hidden, self.keys, self.most, self.drawn)
         return _Loop(cache, *jax.tree.map(lambda leaf: leaf[which], rest))
 
@@ -459,7 +457,6 @@ def _runs(
 
 
 def _common(one: np.ndarray, two: np.ndarray) -> int:
-    """Length of the longest common prefix."""
     shorter = min(len(one), len(two))
     differs = np.flatnonzero(one[:shorter] != two[:shorter])
     return int(differs[0]) if len(differs) else shorter

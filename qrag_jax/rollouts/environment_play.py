@@ -139,8 +139,6 @@ class _Episode:
 
 
 class _Course(Schedule):
-    """Plays one list of episodes."""
-
     def __init__(self, play: EnvironmentPlay, sampler: Sampler, stop: Checks) -> None:
         settings = play.settings
         begin = partial(_Episode, settings.limits)
@@ -166,7 +164,6 @@ class _Course(Schedule):
         return bool(self._todo or self._playing)
 
     def dispatch(self) -> float:
-        """Begins episodes, takes what the process says, and samples."""
         while self._todo and len(self._playing) < max(self._settings.side_by_side, 1):
             each = self._todo.popleft()
             self._playing[each.number] = each
@@ -336,7 +333,6 @@ class EpisodeCalls:
         return self._calls[-1]
 
     def segments(self) -> tuple[Segment, ...]:
-        """All turns, each in a segment of its own."""
         return tuple(
             (Turn(call.request.ids, own.ids, own.log_probs, own.finish, call.version),)
             for call in self._calls

@@ -474,7 +474,6 @@ class AgentExperience:
         return self._counts()
 
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
-        """The episodes that step `number` learns from; begins to play those of later steps."""
         stop.check()
         playing = self._playing
         if not playing.staleness:

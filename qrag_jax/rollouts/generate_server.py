@@ -161,7 +161,6 @@ class GenerateServer:
         return {"object": "list", "data": [card | {"max_model_len": self._room}]}
 
     def generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /inference/v1/generate."""
         name = body.get("model")
         if name not in (None, self._model):
             raise _Wrong(

@@ -50,7 +50,6 @@ class CorpusLibrary:
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
-        """The passage of this name; None if there is none."""
         return next(iter(self.named(task, (step.doc_id,))), None)
 
     def named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
@@ -80,18 +79,13 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
     return found
 
 
-def no_limit(task: ToolTask) -> str:
-    """No last day, for any question."""
-    return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class RemoteLibrary:
     """See `token_episodes.Library`. Documents have ids, and neither title, text nor score."""
 
     engine: RemoteEngine  # the service
     # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
-    until: Callable[[ToolTask], str] = no_limit
+    until: Callable[[ToolTask], str] = lambda task: ""
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; a search that failed is a `Failure`."""
@@ -130,12 +124,10 @@ class OwnLibrary:
     retriever: OwnRetriever
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first."""
         searches = [DocumentSearch(s.query, s.most, task.documents) for task, s in asked]
         return self.retriever.find(searches)
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
-        """The question's document of this id; None if there is none."""
         return next((each for each in task.documents if each.id == step.doc_id), None)
 
 
@@ -167,7 +159,6 @@ class KeptResults:
         self._lock = threading.Lock()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first; equal ones are done once."""
         keys = [self._key(task, step) for task, step in asked]
         with self._lock:
             known = {key: self._kept[key] for key in keys if key in self._kept}
@@ -195,7 +186,6 @@ class KeptResults:
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """As the library has it."""
         return self.library.open(task, step)
 
     def _key(self, task: ToolTask, step: Look) -> _Key:

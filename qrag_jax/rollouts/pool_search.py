@@ -159,15 +159,12 @@ class QueryRows:
 
     @property
     def room(self) -> int:
-        """Tokens that are left for a text."""
         return self.max_tokens - len(self.opening) - 1
 
     def count(self, text: str) -> int:
-        """Number of tokens of a text."""
         return len(self.tokenizer.encode([text])[0])
 
     def of(self, texts: Sequence[str]) -> list[list[int]]:
-        """The rows of texts that fit."""
         ids = self.tokenizer.encode(texts)
         return [[*self.opening, *own, self.sep_id] for own in ids]
 
@@ -291,7 +288,6 @@ class Rewarded(NamedTuple):
 def hop_batch(
     episodes: Sequence[Rewarded], shape: HopShape, config: PlackettLuceConfig
 ) -> HopBatch:
-    """The arrays of these episodes, on the host."""
     arrays = _empty(len(episodes), shape, config)
     for row, episode in enumerate(episodes):
         for hop, drawn in enumerate(episode.searches):
@@ -309,14 +305,12 @@ def hop_batch(
 
 
 def batch_shapes(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> HopBatch:
-    """Shapes and dtypes of a batch."""
     arrays = _empty(episodes, shape, config)
     shapes: Any = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in arrays.items()}
     return HopBatch(**shapes)
 
 
 def _empty(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> dict[str, Any]:
-    """A batch of episodes in which nothing happened."""
     searches = episodes, shape.hops
     return {
         "tokens": np.zeros((*searches, shape.tokens), np.int32),

@@ -38,7 +38,6 @@ class Scoring:
     gold_by: str  # what a page is known by, one of `queries.KEYS`
 
     def pool_scores(self, state: QueryState, pool: Pool) -> dict[str, float]:
-        """Scores of a pool after the state's hop."""
         pages = [key_of(each, self.gold_by) for each in pool]
         return self.scores.of(pages, state.pages, state.hop)
 
@@ -211,7 +210,6 @@ def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[s
 
 
 def _by_passage(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
-    """The id of the passage of each page."""
     wanted = dict.fromkeys(pages)
     named = [page.id for page in wanted if page.id]
     numbers = corpus.numbers(named)

@@ -74,7 +74,6 @@ class Playing:
         self._play = agent.play(start.task)
 
     def advance(self, reply: Any) -> Any | None:
-        """What it asks for next; None: it has ended."""
         first, self._begun = not self._begun, True
         try:
             return next(self._play) if first else self._play.send(reply)
@@ -133,11 +132,9 @@ class Schedule:
         return played
 
     def take(self, playing: Any, step: Any) -> None:
-        """Begins to answer what an episode asks for."""
         raise NotImplementedError
 
     def waits(self) -> bool:
-        """Whether requests are being collected."""
         raise NotImplementedError
 
     def dispatch(self) -> float:
@@ -145,7 +142,6 @@ class Schedule:
         raise NotImplementedError
 
     def reply(self, playing: Any, reply: Any) -> None:
-        """Lets an episode go on."""
         self._ready.append((playing, reply))
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
@@ -156,7 +152,6 @@ class Schedule:
 
     @property
     def flies(self) -> bool:
-        """Whether something is in flight."""
         return bool(self._flying)
 
     def _collect(self, seconds: float) -> None:

@@ -166,7 +166,6 @@ class _Episode(Playing):
 
     @property
     def episode(self) -> TokenEpisode:
-        """The played episode."""
         assert self.ended is not None
         segments = tuple(tuple(segment) for segment in self.segments if segment)
         return TokenEpisode(self.ended, segments, self.attempt)

@@ -158,55 +158,20 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
     Args:
         trajectories: group by group; the members of a group have one question.
     """
-    rows: list[_Row] = []
-    scored = np.zeros(len(trajectories), bool)
-    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
-    for number, each in enumerate(trajectories):
-        is_masked = each.status == TRUNCATED and rules.truncated == MASKED
-        scored[number] = not each.failed and not is_masked
-        if scored[number]:
-            rewards[number] = [each.parts[name] for name in rules.parts]
-        rows += [
-            _row(segment, number, bool(scored[number])) for segment in each.segments if segment
-        ]
-    return _filled(rows, rules, rewards, scored)
-
-
-@dataclasses.dataclass
-class _Row:
-    """One segment as arrays of its length."""
-
-    tokens: np.ndarray
-    sampled: np.ndarray
-    log_probs: np.ndarray
-    episode: int
-    learns: bool
-
-    @property
-    def start(self) -> int:
-        """Tokens before the first sampled one."""
-        return int(np.argmax(self.sampled)) if self.sampled.any() else len(self.tokens)
-
-
-def _row(segment: Segment, episode: int, learns: bool) -> _Row:
-    tokens, sampled, log_probs = [], [], []
-    for turn in segment:
-        tokens += [turn.observed, turn.sampled]
-        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
-        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
-    return _Row(
-        np.concatenate(tokens).astype(np.int32),
-        np.concatenate(sampled),
-        np.concatenate(log_probs).astype(np.float32),
-        episode,
-        learns,
+    is_masked = {TRUNCATED} if rules.truncated == MASKED else set[str]()
+    scored = np.array(
+        [not each.failed and each.status not in is_masked for each in trajectories], bool
     )
-
-
-def _filled(
-    rows: Sequence[_Row], rules: BatchRules, rewards: np.ndarray, scored: np.ndarray
-) -> TokenBatch:
-    longest = max((len(row.tokens) for row in rows), default=1)
+    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
+    for number in np.flatnonzero(scored):
+        rewards[number] = [trajectories[number].parts[name] for name in rules.parts]
+    rows = [
+        (number, *_arrays(segment))
+        for number, each in enumerate(trajectories)
+        for segment in each.segments
+        if segment
+    ]
+    longest = max((len(tokens) for _, tokens, _, _ in rows), default=1)
     if longest > rules.longest:
         raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
     # One row at least, so that a batch whose episodes have all failed has a shape.
@@ -224,23 +189,39 @@ def _filled(
         scored=scored,
     )
     leaders: dict[int, int] = {}  # the first row of each group
-    for number, row in enumerate(rows):
-        length = len(row.tokens)
-        batch.tokens[number, :length] = row.tokens
-        batch.lengths[number] = length
-        batch.log_prob_mask[number, :length] = row.sampled
-        batch.loss_mask[number, :length] = row.sampled & row.learns
-        batch.sampler_log_probs[number, :length] = row.log_probs
-        batch.episode[number] = row.episode
-        leader = leaders.setdefault(row.episode // rules.members, number)
-        shared = _in_common(rows[leader], row)
-        if leader != number and shared:
-            batch.leader[number], batch.shared[number] = leader, shared
+    for row, (number, tokens, sampled, log_probs) in enumerate(rows):
+        length = len(tokens)
+        batch.tokens[row, :length] = tokens
+        batch.lengths[row] = length
+        batch.log_prob_mask[row, :length] = sampled
+        batch.loss_mask[row, :length] = sampled & scored[number]
+        batch.sampler_log_probs[row, :length] = log_probs
+        batch.episode[row] = number
+        leader = leaders.setdefault(number // rules.members, row)
+        shared = _in_common(*rows[leader][1:3], tokens, sampled)
+        if leader != row and shared:
+            batch.leader[row], batch.shared[row] = leader, shared
     return batch
 
 
-def _in_common(one: _Row, other: _Row) -> int:
-    """First ids that both have and neither has sampled."""
-    most = min(one.start, other.start)
-    equal = one.tokens[:most] == other.tokens[:most]
+def _arrays(segment: Segment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Its ids, which of them were sampled, and their log-probabilities, each `[token]`."""
+    tokens, sampled, log_probs = [], [], []
+    for turn in segment:
+        tokens += [turn.observed, turn.sampled]
+        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
+        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
+    ids = np.concatenate(tokens).astype(np.int32)
+    return ids, np.concatenate(sampled), np.concatenate(log_probs).astype(np.float32)
+
+
+def _in_common(
+    one: np.ndarray, one_sampled: np.ndarray, other: np.ndarray, other_sampled: np.ndarray
+) -> int:
+    """First ids that both rows have and neither has sampled."""
+    most = min(
+        int(np.argmax(sampled)) if sampled.any() else len(sampled)
+        for sampled in (one_sampled, other_sampled)
+    )
+    equal = one[:most] == other[:most]
     return most if equal.all() else int(np.argmin(equal))

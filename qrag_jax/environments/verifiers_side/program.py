@@ -47,7 +47,6 @@ class EpisodeFailed(Exception):
 
 
 def one_line(text: object, most: int = 300) -> str:
-    """A text in one line, cut."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[:most]}…"
 

@@ -109,11 +109,9 @@ class TasksetPlayer:
         }
 
     async def start(self) -> None:
-        """Before the first episode."""
         await self._serving.enter_async_context(self._environment.serving())
 
     async def stop(self) -> None:
-        """After the last one."""
         await self._serving.aclose()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
@@ -166,7 +164,6 @@ class TasksetPlayer:
 
 
 def _found(episode: Any) -> dict[str, Any]:
-    """The fields of `played`."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors or not episode.ok:
         last = errors[-1] if errors else None
