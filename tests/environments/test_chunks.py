@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
+from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, tokenise
 from qrag_jax.environments import chunks as env
@@ -144,63 +144,6 @@ def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_on_its_own(
         assert (np.asarray(tokens)[b, lengths[b] :] == form.pad_id).all()
         for i, part in enumerate(parts):
             assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == [*opening, *part]
-
-
-def document(chunk_counts: list[int], support: list[list[int]]) -> EpisodeBatch:
-    """Episodes of which only the masks matter."""
-    rows, chunks = len(chunk_counts), max(chunk_counts)
-    mask = np.arange(chunks) < np.array(chunk_counts)[:, None]
-    facts = np.zeros((rows, chunks), bool)
-    for row, indices in zip(facts, support, strict=True):
-        row[indices] = True
-    return EpisodeBatch(
-        question=np.zeros((rows, 1), np.int32),
-        question_length=np.zeros(rows, np.int32),
-        chunks=np.zeros((rows, chunks, 1), np.int32),
-        chunk_lengths=np.zeros((rows, chunks), np.int32),
-        chunk_mask=mask,
-        rank=facts.astype(np.int32) - 1,
-        sample=np.arange(rows, dtype=np.int32),
-        epoch=np.zeros(rows, np.int32),
-    )
-
-
-def play(batch: EpisodeBatch, actions: list[list[int]], never_terminate: bool):
-    """States after 0, 1, … steps; `actions[t]` holds one action an episode."""
-    states = [env.reset(batch, len(actions))]
-    for t, action in enumerate(actions):
-        arguments = batch, jnp.array(action), jnp.int32(t)
-        states.append(env.step(states[-1], *arguments, never_terminate=never_terminate))
-    return states
-
-
-@pytest.mark.parametrize("never_terminate", [False, True])
-def test_random_episodes_against_sets(never_terminate) -> None:
-    """What comes after the end leaves no trace; a row that fills up a batch has none."""
-    rng = np.random.default_rng(5)
-    counts = [0, *(int(c) for c in rng.integers(1, 7, 20))]
-    some = rng.integers(0, 3, 21)  # without known facts, no fact ends an episode
-    support = [
-        sorted(rng.choice(c, min(f, c), replace=False).tolist()) for c, f in zip(counts, some)
-    ]
-    batch, orders = document(counts, support), [rng.permutation(c) for c in counts]
-    actions = [[int(order[t]) if t < len(order) else 0 for order in orders] for t in range(4)]
-    states = play(batch, actions, never_terminate)
-    np.testing.assert_array_equal(states[0].available, batch.chunk_mask)
-    for b, (count, facts, order) in enumerate(zip(counts, support, orders, strict=True)):
-        taken: list[int] = []
-        ended = not count
-        assert bool(states[0].done[b]) == ended
-        for t in range(4):
-            if not ended:
-                taken.append(int(order[t]))
-                found = facts and set(facts) <= set(taken)
-                ended = t == 3 or len(taken) == count or bool(found and not never_terminate)
-            state = states[t + 1]
-            assert bool(state.done[b]) == ended
-            assert np.asarray(state.taken[b]).tolist() == taken + [-1] * (4 - len(taken))
-            left = set(range(count)) - set(taken)
-            assert set(np.flatnonzero(state.available[b]).tolist()) == left
 
 
 def test_relative_is_as_defined_also_of_a_slice_and_of_a_batch():

@@ -209,7 +209,6 @@ def test_a_malformed_call_is_answered_and_counted() -> None:
         ({"query": " \n"}, "query"),
         ({}, "query"),
         ({"query": "x", "top_n": 0}, "top_n"),
-        ({"query": "x", "top_n": "2"}, "top_n"),
         ({"query": "x", "k": 2}, '"k"'),
     ):
         steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
@@ -221,11 +220,9 @@ def test_a_malformed_call_is_answered_and_counted() -> None:
 def test_a_call_of_complete_that_lacks_fields_ends_it_too() -> None:
     cases: list[tuple[dict[str, Any], str, tuple[str, ...], int]] = [
         ({"final_answer": "Norway", "cited_doc_ids": ["3"]}, "Norway", ("3",), 2),
-        ({"reasoning": "x", "final_answer": " ", "cited_doc_ids": []}, "", (), 1),
         ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "3"}, "", (), 1),
         ({"final_answer": "Norway", "cited_doc_ids": [3]}, "Norway", (), 1),
         ({"reasoning": "x", "cited_doc_ids": [" 7", "3", "7 "]}, "", ("7", "3"), 2),
-        ({}, "", (), 0),
     ]
     tally = ToolTally(turns=1, malformed=1, completed=True)
     for arguments, answer, cited, fields in cases:
@@ -250,9 +247,6 @@ def test_the_last_turn_is_not_carried_out() -> None:
     assert ended == Closed("", (), ("3",), 0, tally)
     _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
     assert ended.answer == "Norway"
-    ten = [each for _ in range(9) for each in (SEARCH, ())]
-    _, ended = played(agent(), [*ten, SEARCH])
-    assert ended.tally == ToolTally(turns=10, searches=9, repeated=8)
 
 
 FAILURE = Failure("timeout", "the search took 30 seconds.", 3)

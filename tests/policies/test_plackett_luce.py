@@ -33,7 +33,7 @@ def ordered(places: int, k: int) -> np.ndarray:
     return np.array(list(itertools.permutations(range(places), k)), np.int32)
 
 
-@pytest.mark.parametrize(("places", "k"), [(1, 1), (4, 1), (5, 3), (4, 4)])
+@pytest.mark.parametrize(("places", "k"), [(1, 1), (5, 3)])
 def test_probabilities_are_those_of_the_definition(places: int, k: int) -> None:
     logits = np.random.default_rng(places).normal(size=places).astype(np.float32) * 3
     all_draws = ordered(places, k)
