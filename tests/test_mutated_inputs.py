@@ -32,8 +32,8 @@ from qrag_jax.data import babi, corpora, queries
 from qrag_jax.data.reading import load_samples, read_parts
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sources import SOURCES
-from qrag_jax.environments.query_output import FORMS, OUTCOMES, read_output
-from qrag_jax.environments.rag import search_r1, trail
+from qrag_jax.environments import rag
+from qrag_jax.environments.queries import FORMS, REWRITE_OUTCOMES, read_output
 from qrag_jax.errors import InputError
 from qrag_jax.llm import replies
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
@@ -345,8 +345,8 @@ def rewritten(text: str) -> None:
     for form in FORMS:
         for cut_off in (False, True):
             found = read_output(text, form, cut_off=cut_off)
-            assert found.outcome in OUTCOMES
-            assert bool(found.query) == (found.outcome == OUTCOMES[0]), found
+            assert found.outcome in REWRITE_OUTCOMES
+            assert bool(found.query) == (found.outcome == REWRITE_OUTCOMES[0]), found
 
 
 def called(text: str) -> None:
@@ -361,8 +361,8 @@ def answered(text: str) -> None:
     final_answer(text)
     verdict(text)
     last_object(text, ("action",))
-    trail.read_evidence("where", text)
-    search_r1.read(Answer(text))
+    rag.read_evidence("where", text)
+    rag.read_turn(Answer(text))
 
 
 CALL = ToolCall("find", {"query": "oslo fjord", "count": 3, "fields": ["title", "text"]})

@@ -1,7 +1,7 @@
 """Takes records apart: the sub-questions that lead to an answer, with the answer of each.
 
 MuSiQue and 2WikiMultiHopQA come with their decompositions, and data of one's own may (`hops`). An
-agent that follows one needs no language model (`environments.rag.scripted`).
+agent that follows one needs no language model (`environments.rag`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ action, which is an empty chunk after the others (`with_stop`), taking it also e
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,11 +89,7 @@ def step(
     never_terminate: bool,
     stop_action: bool = False,
 ) -> ChunksState:
-    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended.
-
-    Args:
-        stop_action: the last column is STOP.
-    """
+    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended."""
     max_steps = state.taken.shape[1]
     live = ~state.done
     taken = state.taken.at[:, t].set(jnp.where(live, action, NOT_TAKEN))
@@ -108,34 +104,20 @@ def step(
     return ChunksState(taken=taken, available=available, done=done)
 
 
-class RowForm(NamedTuple):
-    """The tokens of an encoder's row that are not text.
-
-    opening: what every row begins with, such as [CLS] and a prefix; may be empty.
-    sep_id: [SEP], behind every part of the text.
-    pad_id: behind the row.
-    """
-
-    opening: tuple[int, ...]
-    sep_id: int
-    pad_id: int
-
-
 def join_parts(
-    parts: jax.Array, lengths: jax.Array, form: RowForm, width: int
+    parts: jax.Array, lengths: jax.Array, opening: tuple[int, ...], encoder: Any, width: int
 ) -> tuple[jax.Array, jax.Array]:
     """`opening part [SEP] part [SEP] …` without padding inside, for every row.
 
     Args:
         parts: `[B, P, Lp]` token ids without special tokens.
         lengths: `[B, P]` tokens of each part; a part of length -1 is absent (no [SEP] either).
-        form: the opening, [SEP] and the padding.
+        encoder: as `TextEncoder`, with `sep_id` and `pad_id`.
         width: columns of the result; must hold the longest row.
 
     Returns:
         tokens `[B, width]`, padded on the right, and row lengths `[B]`.
     """
-    opening, sep_id, pad_id = form
     rows = jnp.arange(parts.shape[0])[:, None]
     sizes = jnp.where(lengths < 0, 0, lengths + 1)  # each part brings its separator
     ends = len(opening) + jnp.cumsum(sizes, axis=1)
@@ -147,8 +129,8 @@ def join_parts(
     part = jnp.minimum(part, parts.shape[1] - 1)
     offset = column[None, :] - starts[rows, part]
     token = parts[rows, part, jnp.clip(offset, 0, parts.shape[2] - 1)]
-    token = jnp.where(offset == lengths[rows, part], sep_id, token)
-    token = jnp.where(inside, token, pad_id)
+    token = jnp.where(offset == lengths[rows, part], encoder.sep_id, token)
+    token = jnp.where(inside, token, encoder.pad_id)
     if opening:
         token = token.at[:, : len(opening)].set(jnp.array(opening, token.dtype))
     return token, ends[:, -1]
@@ -157,7 +139,7 @@ def join_parts(
 def state_rows(
     batch: EpisodeBatch,
     taken: jax.Array,
-    form: RowForm,
+    encoder: Any,
     *,
     chunk_tokens: int,
     sort_by_index: bool,
@@ -166,9 +148,7 @@ def state_rows(
 
     Args:
         taken: `[B, K]` chunk indices, `NOT_TAKEN` where none.
-        form: opens with `TextEncoder.state_opening`.
         chunk_tokens: tokens of a chunk kept in the state (`max_chunk_tokens_in_state`).
-        sort_by_index: chunks in document order rather than in the order taken.
 
     Returns:
         tokens `[B, W]` and lengths `[B]`, where W is `state_width` of K chunks.
@@ -187,27 +167,25 @@ def state_rows(
     part_width = max(question.shape[2], chunks.shape[2])
     parts = jnp.concatenate([_widen(question, part_width), _widen(chunks, part_width)], axis=1)
     lengths = jnp.concatenate([batch.question_length[:, None], lengths], axis=1)
-    width = state_width(len(form.opening), question.shape[2], kept, taken.shape[1])
-    return join_parts(parts, lengths, form, width)
+    opening = encoder.state_opening
+    width = state_width(len(opening), question.shape[2], kept, taken.shape[1])
+    return join_parts(parts, lengths, opening, encoder, width)
 
 
 def chunk_rows(
-    batch: EpisodeBatch, form: RowForm, *, row_tokens: int
+    batch: EpisodeBatch, encoder: Any, *, row_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
     """Every chunk as an encoder row `opening chunk [SEP]` of at most `row_tokens` tokens.
-
-    Args:
-        form: opens with `TextEncoder.chunk_opening`.
 
     Returns:
         tokens `[B, C, W]` and lengths `[B, C]`, 0 where the document has no such chunk.
     """
     episodes, chunks, tokens = batch.chunks.shape
-    kept = min(tokens, row_tokens - len(form.opening) - 1)
+    kept = min(tokens, row_tokens - len(encoder.chunk_opening) - 1)
     parts = batch.chunks[:, :, :kept].reshape(episodes * chunks, 1, kept)
     lengths = jnp.minimum(batch.chunk_lengths, kept).reshape(-1, 1)
-    width = chunk_width(len(form.opening), kept)
-    rows, row_lengths = join_parts(parts, lengths, form, width)
+    width = chunk_width(len(encoder.chunk_opening), kept)
+    rows, row_lengths = join_parts(parts, lengths, encoder.chunk_opening, encoder, width)
     row_lengths = jnp.where(batch.chunk_mask, row_lengths.reshape(episodes, chunks), 0)
     return rows.reshape(episodes, chunks, -1), row_lengths
 

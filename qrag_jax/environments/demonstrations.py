@@ -239,7 +239,6 @@ class StylesConfig:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each style, in the order of `STYLES`."""
         return {name: getattr(self, name) for name in STYLES}
 
     @property
@@ -407,7 +406,6 @@ class RewriteStylesConfig:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each style, in the order of `REWRITE_STYLES`."""
         return {name: getattr(self, name) for name in REWRITE_STYLES}
 
 

@@ -52,7 +52,6 @@ class Seen(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """Title and text, on one line."""
         parts = (self.title.strip(), self.text.strip())
         return " ".join(". ".join(part for part in parts if part).split())
 
@@ -77,23 +76,16 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolTask(Task):
-    """A question, its gold answers, and what it needs.
+    """A question, its gold answers, and what it needs."""
 
-    Attributes:
-        answers: the gold answers, each of which counts.
-        documents: the question's own; () if the agent searches a corpus.
-        hops: how many supporting documents the question needs.
-        gold_ids: ids of the supporting documents in a corpus; () for own documents.
-    """
-
-    answers: tuple[str, ...]
-    documents: tuple[Document, ...] = ()
-    hops: int = 1
+    answers: tuple[str, ...]  # the gold answers, each of which counts
+    documents: tuple[Document, ...] = ()  # the question's own; () if the agent searches a corpus
+    hops: int = 1  # how many supporting documents the question needs
+    # ids of the supporting documents in a corpus; () for own documents
     gold_ids: tuple[str, ...] = ()
 
     @property
     def gold(self) -> tuple[str, ...]:
-        """Ids of the supporting documents."""
         own = tuple(document.id for document in self.documents if document.is_supporting)
         return own or self.gold_ids
 
@@ -112,15 +104,11 @@ History = tuple[Hop, ...]  # the oldest first
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Complete:
-    """Ask a server's language model. The reply is an `Outcome`.
+    """Ask a server's language model. The reply is an `Outcome`."""
 
-    Attributes:
-        request: what is asked.
-        shared: nothing retrieved has gone into the request. It depends on the question alone, so
-            that the episodes of a group may share one outcome.
-    """
-
-    request: ChatRequest | CompletionRequest
+    request: ChatRequest | CompletionRequest  # what is asked
+    # nothing retrieved has gone into the request. It depends on the question alone, so that the
+    # episodes of a group may share one outcome.
     shared: bool
 
 
@@ -134,13 +122,10 @@ class Retrieve:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speak:
-    """Let the policy speak. The reply is a `Said` or a `Failure`.
+    """Let the policy speak. The reply is a `Said` or a `Failure`."""
 
-    Attributes:
-        messages: those that follow what was there before; at first the whole prompt. What the
-            model itself said is not among them: whoever plays has it, as tokens.
-    """
-
+    # those that follow what was there before; at first the whole prompt. What the model itself said
+    # is not among them: whoever plays has it, as tokens.
     messages: Messages
 
 
@@ -185,23 +170,15 @@ class ToolTally:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closed:
-    """An episode that came to an end, with or without an answer, which may be wrong.
+    """An episode that came to an end, with or without an answer, which may be wrong."""
 
-    Attributes:
-        answer: "" if the model gave none.
-        cited: ids of documents that the model names as its evidence, each once.
-        seen: ids of the documents in all tool results, in the order of first sight.
-        fields: how many of the `FIELDS` of the last call were given, from 0 to 3.
-        tally: counts.
-        history: all hops of an agent that retrieves, one for each retrieval.
-    """
-
-    answer: str
-    cited: tuple[str, ...] = ()
+    answer: str  # "" if the model gave none
+    cited: tuple[str, ...] = ()  # ids of documents that the model names as its evidence, each once
+    # ids of the documents in all tool results, in the order of first sight
     seen: tuple[str, ...] = ()
-    fields: int = 0
-    tally: ToolTally = ToolTally()
-    history: History = ()
+    fields: int = 0  # how many of the `FIELDS` of the last call were given, from 0 to 3
+    tally: ToolTally = ToolTally()  # counts
+    history: History = ()  # all hops of an agent that retrieves, one for each retrieval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -234,11 +211,7 @@ class Unplayable(Exception):
 
 
 def ask(step: Step) -> Generator[Step, Reply, Any]:
-    """The reply to a step.
-
-    Raises:
-        Unplayable: it is a failure.
-    """
+    """The reply to a step."""
     reply = yield step
     if isinstance(reply, Failure):
         raise Unplayable(reply.cause, reply.message)

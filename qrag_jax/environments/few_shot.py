@@ -109,7 +109,6 @@ class Candidate:
 
     @property
     def variant(self) -> Variant:
-        """The prompt as a way to ask."""
         return Variant(self.name, tuple(each.example for each in self.shown))
 
 
@@ -139,8 +138,6 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     - no other try at the same state has a higher reward.
 
     Args:
-        tries: all that are compared, by whatever prompts.
-        hops: H.
         key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
@@ -177,8 +174,6 @@ def drawn_candidates(
     In one set are different questions, and the hops in turn, as far as they have examples.
 
     Args:
-        solved: see `full_credit`.
-        config: how many sets of how many examples.
         number: of the round, from 1.
     """
     questions = len({each.question_id for each in solved})
@@ -210,7 +205,6 @@ def ranked(
     often write no query at all.
 
     Args:
-        candidates: prompts that were tried on the ranking's questions.
         rewards: of each candidate's tries, at the same hops of the same questions, the average
             precision; None: the try was masked.
     """
@@ -232,8 +226,6 @@ def kept_variants(
 
     Args:
         rounds: see `ranked`; later rounds come behind earlier ones where scores are equal.
-        prompt: the bare one, by which examples are shown.
-        most: how many, if there are so many.
     """
     every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
     kept: list[Variant] = []
@@ -281,13 +273,11 @@ class FewShotPrompts:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The kept prompts as ways to ask."""
         named = {each.name: each for one in self.rounds for each in one}
         return tuple(named[name].variant for name in self.kept)
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
-    """Replaces the file."""
     write_whole(path, json.dumps(dataclasses.asdict(prompts), indent=1, ensure_ascii=False) + "\n")
 
 

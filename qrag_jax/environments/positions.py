@@ -96,16 +96,12 @@ def absolute(keys: jax.Array | None, episodes: int, chunks: int) -> jax.Array:
 
 
 class Indents(NamedTuple):
-    """The draw of `random_published` for B documents.
+    """The draw of `random_published` for B documents."""
 
-    Attributes:
-        cuts: `[B, PARTS - 1]`, ascending indices at which a part begins. A cut that is not below
-            the document's number of chunks has no effect.
-        by: `[B, PARTS]`, number of positions by which each part is moved.
-    """
-
+    # `[B, PARTS - 1]`, ascending indices at which a part begins. A cut that is not below the
+    # document's number of chunks has no effect.
     cuts: jax.Array
-    by: jax.Array
+    by: jax.Array  # `[B, PARTS]`, number of positions by which each part is moved
 
     def positions(self, index: jax.Array) -> jax.Array:
         """`[B, N]` chunk indices → their positions."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from qrag_jax.environments.episode import (
     Closed,
@@ -32,22 +34,25 @@ from qrag_jax.environments.episode import (
     Unplayable,
     ask,
 )
-from qrag_jax.environments.query_output import (
-    BARE,
-    FORMS,
-    NO_QUERY,
-    REWRITTEN,
-    TAGGED,
-    TOO_LONG,
-    UNREADABLE,
-    read_output,
-)
 from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
+
+TAGGED, BARE = FORMS = ("tagged", "bare")
+# What an episode came to. `read_output` tells all but the last, which depends on the search.
+REWRITTEN, NO_QUERY, TOO_LONG, UNCLOSED, BROKEN, SEVERAL, UNREADABLE = REWRITE_OUTCOMES = (
+    "rewritten",
+    "no_query",
+    "query_too_long",
+    "unclosed_tags",
+    "broken_json",
+    "several_queries",
+    "unreadable_query",  # there is a query, but the search cannot read its syntax
+)
 
 BY_PASSAGE, BY_TITLE = KEYS = ("passage", "title")
 BY_HOP, BY_SCORE = ORDERS = ("hop", "score")
-# What a try of a query writer came to; `query_output.OUTCOMES` are a rewriter's. Only a query that
+# What a try of a query writer came to; `REWRITE_OUTCOMES` are a rewriter's. Only a query that
 # was searched for, or a wish to stop, is scored.
 EMPTY = NO_QUERY
 SEARCHED, STOPPED, *_ = OUTCOMES = ("searched", "stopped", EMPTY, TOO_LONG)
@@ -72,11 +77,9 @@ class QueryState(ToolTask):
     variant: int = 0  # number of the prompt that asks for the query; 0 is the bare one
 
     def asked_by(self, variant: int) -> QueryState:
-        """The same state, asked by another prompt."""
         return dataclasses.replace(self, variant=variant)
 
     def after(self, pool: Pool) -> QueryState:
-        """The state of the next hop."""
         return dataclasses.replace(self, hop=self.hop + 1, pool=pool, variant=0)
 
 
@@ -86,15 +89,12 @@ class RewriteTask(ToolTask):
 
     `gold_ids` are the documents of `grades`, in their order. `documents` are empty, since all
     queries search a collection.
-
-    Attributes:
-        grades: (document id, relevance) pairs; each document once, each relevance at least 1.
-        collection: name of the collection that is searched, where there are several.
-        until: YYYY-MM-DD, the last day of publication that a search engine may find; "": any.
     """
 
+    # (document id, relevance) pairs; each document once, each relevance at least 1
     grades: tuple[tuple[str, int], ...] = ()
-    collection: str = ""
+    collection: str = ""  # name of the collection that is searched, where there are several
+    # YYYY-MM-DD, the last day of publication that a search engine may find; "": any
     until: str = ""
 
     @classmethod
@@ -118,7 +118,7 @@ class RewriteTask(ToolTask):
 class Searched(Closed):
     """How one turn ended; `answer` is the query, "" if there is none."""
 
-    outcome: str = SEARCHED  # one of `OUTCOMES`, or of `query_output.OUTCOMES`
+    outcome: str = SEARCHED  # one of `OUTCOMES`, or of `REWRITE_OUTCOMES`
     found: Pool = ()  # what the query found, best first; () if it was not searched for
 
 
@@ -186,16 +186,12 @@ class QueryPrompt:
     A variant makes the model try something else: with solved examples before it, as earlier turns,
     or with a mark before its last message. What is trained on is the bare prompt, so variants must
     leave no trace in it.
-
-    Attributes:
-        prompt: with the slots `question` and `passages`.
-        variants: those beside the bare prompt; variant n is number n - 1 of them.
-        passage_words: words of a passage that are shown, at most; 0: all.
     """
 
-    prompt: Prompt
+    prompt: Prompt  # with the slots `question` and `passages`
+    # those beside the bare prompt; variant n is number n - 1 of them
     variants: tuple[Variant, ...] = ()
-    passage_words: int = 0
+    passage_words: int = 0  # words of a passage that are shown, at most; 0: all
 
     def __post_init__(self) -> None:
         check_least("writing", self, passage_words=0)
@@ -264,28 +260,22 @@ def _check_slots(prompt: Prompt, *slots: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptKind:
-    """What a rewriter's prompt asks for.
+    """What a rewriter's prompt asks for."""
 
-    Attributes:
-        form: of the output, one of `query_output.FORMS`.
-        boolean: whether it asks for AND, OR, NOT and parentheses. Then the search must obey them.
-    """
-
-    form: str
+    form: str  # of the output, one of `FORMS`
+    # whether it asks for AND, OR, NOT and parentheses. Then the search must obey them.
     boolean: bool = False
 
 
 # Name of the package's prompt → what it asks for.
-PROMPTS: Mapping[str, PromptKind] = MappingProxyType(
-    {
-        "rewrite_pico": PromptKind(TAGGED, boolean=True),
-        "rewrite_boolean": PromptKind(TAGGED, boolean=True),
-        "rewrite_bm25": PromptKind(TAGGED),
-        "rewrite_dense": PromptKind(TAGGED),
-        "rewrite_plain": PromptKind(BARE),
-        "bare_rewrite": PromptKind(BARE),
-    }
-)
+PROMPTS: Mapping[str, PromptKind] = {
+    "rewrite_pico": PromptKind(TAGGED, boolean=True),
+    "rewrite_boolean": PromptKind(TAGGED, boolean=True),
+    "rewrite_bm25": PromptKind(TAGGED),
+    "rewrite_dense": PromptKind(TAGGED),
+    "rewrite_plain": PromptKind(BARE),
+    "bare_rewrite": PromptKind(BARE),
+}
 
 
 def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKind:
@@ -321,6 +311,160 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
     return kind
 
 
+# ---------------------------------------------------------------- what a rewriter wrote
+# Two forms are asked for (DeepRetrieval, arXiv 2503.00223, has the first):
+#
+# - "tagged": `<think>…</think><answer>{"query": "…"}</answer>`. The prompt may have opened the
+#   thinking, so `<think>` may be missing. Each other tag stands there once, in this order. The
+#   answer is a JSON object whose only name is `query`, with a text.
+# - "bare": the whole text is the query.
+#
+# What is tolerated: white space anywhere, raw line breaks in the JSON text, one code fence around
+# the answer, and in the tagged form any text outside the tags, which counts for nothing. A bare
+# text may have what a reasoning model adds: only what is behind the last `</think>` is read, tags
+# of an answer are taken off, and if that is JSON, it is read as in the tagged form.
+#
+# What is not tolerated, and what it is called:
+#
+# | outcome | what |
+# |---|---|
+# | `rewritten` | there is a query |
+# | `query_too_long` | the text was cut off, wherever |
+# | `unclosed_tags` | a tag is missing, there twice or out of order, or is in the query |
+# | `broken_json` | the answer is no JSON object, or one with other names, or no text is its query |
+# | `several_queries` | several answers, objects, names `query` or a list of queries |
+# | `no_query` | there is nothing, or nothing with a letter or digit |
+#
+# A wrong format is the policy's own doing, so it is an outcome and not a failure. What is read as a
+# query has one line, none of the tags, no control character, no half of a surrogate pair, and is no
+# JSON.
+
+_END_OF_THINK = "</think>"
+_TAG = re.compile(r"</?(?:think|answer)>")
+_LIKE_A_TAG = re.compile(r"</?\s*(?:think|answer)\s*>", re.IGNORECASE)
+_ANSWER = ["<answer>", "</answer>"]
+_LIKE_JSON = re.compile(r"(?:\[\s*)?\{")
+_FENCE = "```"
+# After the opening fence: it ends its line, or JSON follows it.
+_LANGUAGE = re.compile(r"[\w+-]*(?=[^\S\r\n]*[\r\n{\[])")
+_BETWEEN = re.compile(r"\s*,?\s*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+# Objects as their (name, value) pairs, so that a name may be there twice; lists stay lists.
+_DECODER = json.JSONDecoder(object_pairs_hook=tuple, strict=False)
+
+
+class Parsed(NamedTuple):
+    """What was read; `query` is "" unless `outcome` is "rewritten"."""
+
+    query: str
+    outcome: str
+
+
+def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
+    """Reads the query in one of the `FORMS`. No text makes it raise.
+
+    Args:
+        form: one of `FORMS`.
+        cut_off: whether the text ended at the limit of its length.
+    """
+    if cut_off:
+        return Parsed("", TOO_LONG)
+    return _tagged(text) if form == TAGGED else _bare(text)
+
+
+def _tagged(text: str) -> Parsed:
+    if not text.strip():
+        return Parsed("", NO_QUERY)
+    tags = [*_TAG.finditer(text)]
+    if tags and tags[0][0] == "<think>":
+        del tags[0]
+    if not tags or tags[0][0] != _END_OF_THINK:
+        return Parsed("", UNCLOSED)
+    answer = _answer(text, tags[1:])
+    return answer if isinstance(answer, Parsed) else _from_json(answer)
+
+
+def _bare(text: str) -> Parsed:
+    answer: str | Parsed = text.rpartition(_END_OF_THINK)[2]
+    assert isinstance(answer, str)
+    if tags := [*_TAG.finditer(answer)]:
+        answer = _answer(answer, tags)
+        if isinstance(answer, Parsed):
+            return answer
+    answer = _unfenced(answer)
+    # Not asked for, but a model that has learned to write JSON may go on doing so.
+    return _from_json(answer) if _LIKE_JSON.match(answer) else _from_words(answer)
+
+
+def _answer(text: str, tags: list[re.Match[str]]) -> str | Parsed:
+    """What stands between the tags of the answer, which are all the tags that there should be."""
+    names = [each[0] for each in tags]
+    if names != _ANSWER:
+        several = len(names) > 2 and names == _ANSWER * (len(names) // 2)
+        return Parsed("", SEVERAL if several else UNCLOSED)
+    return text[tags[0].end() : tags[1].start()]
+
+
+def _unfenced(text: str) -> str:
+    """The text without white space and one code fence around it."""
+    text = text.strip()
+    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
+        return text
+    inner = text[len(_FENCE) : -len(_FENCE)]
+    language = _LANGUAGE.match(inner)
+    return inner[language.end() if language else 0 :].strip()
+
+
+def _from_json(text: str) -> Parsed:
+    text = _unfenced(text)
+    if not text:
+        return Parsed("", NO_QUERY)
+    values = _values(text)
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0] if len(values[0]) > 1 else []
+    if not values or not all(isinstance(each, tuple) for each in values):
+        return Parsed("", BROKEN)
+    if len(values) > 1:
+        return Parsed("", SEVERAL)
+    (pairs,) = values
+    if not pairs or any(name != "query" for name, _ in pairs):
+        return Parsed("", BROKEN)
+    _, query = pairs[0]
+    if len(pairs) > 1 or isinstance(query, list):
+        return Parsed("", SEVERAL)
+    return _from_words(query) if isinstance(query, str) else Parsed("", BROKEN)
+
+
+def _values(text: str) -> list[Any]:
+    """The JSON values that a stripped text is made of; none if anything else is in it."""
+    values: list[Any] = []
+    at = 0
+    while at < len(text):
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        values.append(value)
+        between = _BETWEEN.match(text, at)
+        assert between is not None
+        at = between.end()
+        if between[0] and at == len(text):
+            return []  # a comma that nothing follows
+    return values
+
+
+def _from_words(text: str) -> Parsed:
+    query = one_line(_CONTROL.sub(" ", well_formed(text)))
+    if _LIKE_A_TAG.search(query):
+        return Parsed("", UNCLOSED)
+    if _LIKE_JSON.match(query):
+        return Parsed("", BROKEN)
+    if not any(map(str.isalnum, query)):
+        return Parsed("", NO_QUERY)
+    return Parsed(query, REWRITTEN)
+
+
 # ---------------------------------------------------------------- agents
 
 
@@ -336,7 +480,6 @@ class QueryAgent:
         check_least("writing", self, k=1)
 
     def play(self, task: QueryState) -> Play:
-        """One episode."""
         return _one_search(self.prompt.messages(task), self.k, self._read)
 
     def _read(self, said: Said) -> tuple[str, str]:
@@ -349,50 +492,33 @@ class QueryAgent:
         return query, STOPPED if is_stop else SEARCHED
 
 
-def any_query(query: str) -> bool:
-    """True: a search that reads words reads every query."""
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class RewriteAgent:
-    """Plays one rewriting of a `RewriteTask`.
+    """Plays one rewriting of a `RewriteTask`."""
 
-    Attributes:
-        prompt: asks for the query.
-        form: of the output, one of `query_output.FORMS`.
-        k: documents that a query finds.
-        readable: whether the search can read a query. One that it cannot read, such as an open
-            parenthesis in a Boolean query, is not searched for.
-    """
-
-    prompt: RewritePrompt
-    form: str
-    k: int
-    readable: Callable[[str], bool] = any_query
+    prompt: RewritePrompt  # asks for the query
+    form: str  # of the output, one of `FORMS`
+    k: int  # documents that a query finds
+    # whether the search can read a query. One that it cannot read, such as an open parenthesis in a
+    # Boolean query, is not searched for.
+    readable: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         check_least("writing", self, k=1)
         check_known("writing", self, "form", FORMS)
 
     def play(self, task: RewriteTask) -> Play:
-        """One episode."""
         return _one_search(self.prompt.messages(task), self.k, self._read)
 
     def _read(self, said: Said) -> tuple[str, str]:
         query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")
-        if outcome == REWRITTEN and not self.readable(query):
+        if outcome == REWRITTEN and self.readable and not self.readable(query):
             outcome = UNREADABLE
         return query, outcome
 
 
 def _one_search(messages: Messages, k: int, read: Callable[[Said], tuple[str, str]]) -> Play:
-    """One turn of the model, and one search if it has written a query.
-
-    Args:
-        k: how many documents are searched for.
-        read: gives the query, and the outcome.
-    """
+    """One turn of the model, and one search if it has written a query."""
     turns = 0
     try:
         said = yield from ask(Speak(messages))

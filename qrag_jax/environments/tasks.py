@@ -20,23 +20,11 @@ from qrag_jax.errors import InputError, check_least
 _SECTION = "tasks"
 _QUOTED = re.compile(r"(\s*)``\s*(.*?)\s*''(?=([\w(]?))", re.DOTALL)
 _LEFT_OVER = re.compile(r"\s*(?:``|'')")
-_DIGITS = {
-    word: str(number)
-    for number, word in enumerate(
-        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    )
-}
+_NUMBERS = "zero one two three four five six seven eight nine ten"
+_DIGITS = {word: str(number) for number, word in enumerate(_NUMBERS.split())}
 _ORDINALS = {
-    "zeroth": "0th",
-    "first": "1st",
-    "second": "2nd",
-    "third": "3rd",
-    "fourth": "4th",
-    "fifth": "5th",
-    "sixth": "6th",
-    "seventh": "7th",
-    "eighth": "8th",
-    "ninth": "9th",
+    **{"zeroth": "0th", "first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th"},
+    **{"fifth": "5th", "sixth": "6th", "seventh": "7th", "eighth": "8th", "ninth": "9th"},
 }
 
 
@@ -113,11 +101,7 @@ def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
 
 
 def document_text(title: str, body: str, clean: bool) -> str:
-    """What a model reads of a document: its title as a heading, if it has one, and the rest.
-
-    Args:
-        clean: whether the body's quotes are made straight.
-    """
+    """What a model reads of a document: its title as a heading, if it has one, and the rest."""
     body = cleaned(body) if clean else body
     return f"# {title}\n{body}" if title else body
 

@@ -74,24 +74,18 @@ assert tuple(_FIELD_OF) == FIELDS
 
 @dataclasses.dataclass(frozen=True)
 class ToolAgent:
-    """Plays episodes in which a model calls tools.
+    """Plays episodes in which a model calls tools."""
 
-    Attributes:
-        prompt: the first prompt, with the slot `question`; `tools` takes what they are and how to
-            call them, which a model that was trained on its tools may do without.
-        form: how calls are written, one of `FORMATS`.
-        tools: some of `TOOLS`, in the order in which they are described; `complete` is one of them.
-        max_turns: turns of the model.
-        top_n: documents of a search that does not say how many.
-        most: how many a search may ask for; more are not given. Where it is `top_n`, the tool has
-            no such argument.
-    """
-
+    # the first prompt, with the slot `question`; `tools` takes what they are and how to call them,
+    # which a model that was trained on its tools may do without
     prompt: Prompt
-    form: str = HERMES
+    form: str = HERMES  # how calls are written, one of `FORMATS`
+    # some of `TOOLS`, in the order in which they are described; `complete` is one of them
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)
-    max_turns: int = 10
-    top_n: int = 2
+    max_turns: int = 10  # turns of the model
+    top_n: int = 2  # documents of a search that does not say how many
+    # how many a search may ask for; more are not given. Where it is `top_n`, the tool has no such
+    # argument.
     most: int = 20
 
     def __post_init__(self) -> None:
@@ -111,20 +105,14 @@ class ToolAgent:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model is told of them."""
         every = {RETRIEVE: self._retrieve(), GET: _GET, COMPLETE: _COMPLETE}
         return tuple(every[name] for name in self.tools)
 
     def opening(self, question: str) -> Messages:
-        """The first prompt."""
-        texts = {
-            "question": question,
-            "tools": describe([spec.schema for spec in self.specs], self.form),
-        }
+        texts = {"question": question, "tools": describe(self.specs, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: ToolTask) -> Play:
-        """One episode."""
         trail = _Trail()
         try:
             return (yield from self._closed(task, trail))
@@ -220,7 +208,6 @@ class _Trail:
         self._asked: set[Look | Open] = set()
 
     def count(self, **more: int) -> None:
-        """Adds to the counts."""
         new = {name: getattr(self.tally, name) + number for name, number in more.items()}
         self.tally = dataclasses.replace(self.tally, **new)
 
@@ -237,7 +224,6 @@ class _Trail:
         return documents
 
     def closed(self, given: Mapping[str, Any]) -> Closed:
-        """The end, with the fields of `complete` that were given."""
         cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
         return Closed(
             answer=given.get("final_answer", "").strip(),

@@ -52,17 +52,11 @@ class ProcessSpec:
 
 
 class EnvironmentProcess:
-    """Starts the process, and starts it again when it was lost.
-
-    Attributes:
-        messages: what it says; None: it has ended.
-        about: what the environment says of itself, once it was started.
-        starts: how often it was started.
-    """
+    """Starts the process, and starts it again when it was lost."""
 
     def __init__(self, spec: ProcessSpec) -> None:
-        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.about: About | None = None
+        self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
+        self.about: About | None = None  # what the environment says of itself, once started
         self.starts = 0
         self._spec = spec
         self._process: subprocess.Popen[str] | None = None
@@ -70,7 +64,6 @@ class EnvironmentProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, check: Callable[[], None]) -> About:

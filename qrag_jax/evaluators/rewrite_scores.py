@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.episode import Document, Failed
-from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import REWRITTEN, read_output
+from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched, read_output
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure

@@ -13,7 +13,7 @@ from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction
-from qrag_jax.rollouts.environment_play import PlayedEpisode, Scored
+from qrag_jax.rollouts.environment_play import Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 
@@ -71,7 +71,7 @@ class EnvironmentScores:
         logged: makes rows to look at.
     """
 
-    play: Callable[[Any, StopSignal], Sequence[PlayedEpisode]]
+    play: Callable[[Any, StopSignal], Sequence[TokenEpisode]]
     logged: Logged
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
@@ -135,14 +135,14 @@ def score_rows(
     return rows
 
 
-def environment_rows(episodes: Sequence[PlayedEpisode]) -> list[dict[str, float]]:
+def environment_rows(episodes: Sequence[TokenEpisode]) -> list[dict[str, float]]:
     """The reward, its parts and counts of each episode that has a reward."""
     return [
         {
             REWARD: episode.ended.reward,
             **{name: value for name, value in episode.ended.parts.items() if name != REWARD},
             "turns": float(sum(len(segment) for segment in episode.segments)),
-            "truncated": float(episode.ended.truncated),
+            "truncated": float(episode.ended.tally.truncated),
             "sampled_tokens": float(_sampled_tokens(episode)),
         }
         for episode in episodes
@@ -150,7 +150,7 @@ def environment_rows(episodes: Sequence[PlayedEpisode]) -> list[dict[str, float]
     ]
 
 
-def _sampled_tokens(episode: TokenEpisode | PlayedEpisode) -> int:
+def _sampled_tokens(episode: TokenEpisode) -> int:
     return sum(len(turn.sampled) for segment in episode.segments for turn in segment)
 
 

@@ -38,8 +38,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from qrag_jax.data.words import words_of
 from qrag_jax.environments.episode import Document
-from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import REWRITTEN, UNREADABLE
+from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.metrics.answer_places import answer_place, has_answer
 from qrag_jax.metrics.answers import normalise

@@ -34,9 +34,8 @@ from qrag_jax.models.compute.ragged import (
 )
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, rollout
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, replay, rollout
 from qrag_jax.rollouts.experience import ScoredEpisodes
-from qrag_jax.rollouts.replay import replay
 
 # (batch, trajectory, of which it reads `actions` and `valid`) → rewards `[B, T]`
 Feedback = Callable[[EpisodeBatch, Any], jax.Array]

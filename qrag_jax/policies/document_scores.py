@@ -35,30 +35,17 @@ class Best(NamedTuple):
 
 
 class Searches(NamedTuple):
-    """W states in each of B documents; the next action of each state is wanted.
+    """W states in each of B documents; the next action of each state is wanted."""
 
-    counts: `[B]` chunks of each document.
-    states: `[B, W, 2D]` embeddings.
-    taken: `[B, W, T]` chunks taken so far, -1 where none.
-    keys: `[B]` as `positions.evaluation_keys` gives them; "random_published" draws from them.
-    """
-
-    counts: jax.Array
-    states: jax.Array
-    taken: jax.Array
+    counts: jax.Array  # `[B]` chunks of each document
+    states: jax.Array  # `[B, W, 2D]` embeddings
+    taken: jax.Array  # `[B, W, T]` chunks taken so far, -1 where none
+    # `[B]` as `positions.evaluation_keys` gives them; "random_published" draws from them
     keys: jax.Array
 
 
 # (table, rows, searches) → the best chunks
 BestChunks = Callable[..., Best]
-
-
-class _Placement(NamedTuple):
-    """Where chunks stand: the kind, its highest position, the draw of "random_published"."""
-
-    kind: str
-    last: int
-    indents: positions.Indents | None
 
 
 def padded_chunks(chunks: int, devices: int) -> int:
@@ -80,8 +67,6 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
 
     Args:
         kind: one of `positions.KINDS`; "random" is played as "absolute".
-        max_steps: T.
-        k: number of actions, at most `LEAST_BLOCK`.
 
     Raises:
         ValueError: k is out of range.
@@ -96,7 +81,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
         last = positions.last_position(kind, columns * devices, max_steps)
         published = kind == positions.RANDOM_PUBLISHED
         indents = positions.draw_indents(searches.keys, searches.counts) if published else None
-        score = partial(_scores, _Placement(kind, last, indents), searches)
+        score = partial(_scores, (kind, last, indents), searches)
         block = min(BLOCK, columns)
         blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
 
@@ -132,9 +117,16 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
 
 
 def _scores(
-    placement: _Placement, searches: Searches, chunks: jax.Array, index: jax.Array
+    placement: tuple[str, int, positions.Indents | None],
+    searches: Searches,
+    chunks: jax.Array,
+    index: jax.Array,
 ) -> jax.Array:
-    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` if taken or absent."""
+    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` if taken or absent.
+
+    Args:
+        placement: the kind, its highest position, the draw of "random_published".
+    """
     kind, last, indents = placement
     counts, states, taken, _ = searches
     if kind == "relative":

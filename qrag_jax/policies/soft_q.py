@@ -44,7 +44,6 @@ def log_policy(q: jax.Array, available: jax.Array, alpha: jax.Array, top_k: int)
         q: `[..., C]` values.
         available: `[..., C]` bool.
         alpha: temperature, a scalar > 0.
-        top_k: number of best actions that can be drawn.
 
     Returns:
         `[..., C]`, `MASKED` or less for actions that cannot be drawn.
@@ -72,8 +71,6 @@ def soft_value(twin: jax.Array, available: jax.Array, alpha: jax.Array, top_k: i
     Args:
         twin: `[..., C, 2]` values of the two critics.
         available: `[..., C]` bool.
-        alpha: temperature.
-        top_k: number of best actions of each half that are summed over.
 
     Returns:
         `[...]`; 0 where no action is available, because a state that has ended has the value 0.

@@ -21,19 +21,12 @@ _LOWEST = -1e30  # below every logit; -inf would make NaNs of differences
 
 
 class Vocabulary(NamedTuple):
-    """How logits become log-probabilities. It is hashable, so it can be static under jit.
+    """How logits become log-probabilities. It is hashable, so it can be static under jit."""
 
-    Attributes:
-        temperature: logits are divided by it, as by the sampler.
-        numbers: logits that exist at a time, at most; a block has at least one column.
-        products: dtype of the factors of logits; sums are float32.
-        group: the devices that hold the head in parts along its width.
-    """
-
-    temperature: float = 1.0
-    numbers: int = 2**24
-    products: jnp.dtype = jnp.dtype(jnp.float32)
-    group: Group = Group()
+    temperature: float = 1.0  # logits are divided by it, as by the sampler
+    numbers: int = 2**24  # logits that exist at a time, at most; a block has at least one column
+    products: jnp.dtype = jnp.dtype(jnp.float32)  # dtype of the factors of logits; sums are float32
+    group: Group = Group()  # the devices that hold the head in parts along its width
 
     def block(self, rows: int, words: int) -> int:
         """Columns of a block: the fewest blocks that are small enough, all of one size."""
@@ -42,14 +35,10 @@ class Vocabulary(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-    """Of the policy at each sampled token; float32 `[S]`.
+    """Of the policy at each sampled token; float32 `[S]`."""
 
-    log_probs: of the token that was sampled.
-    entropy: of the distribution that it was sampled from, in nats.
-    """
-
-    log_probs: jax.Array
-    entropy: jax.Array
+    log_probs: jax.Array  # of the token that was sampled
+    entropy: jax.Array  # of the distribution that it was sampled from, in nats
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -65,67 +65,21 @@ class PlayConfig:
 
 
 class Start(NamedTuple):
-    """An episode to play.
+    """An episode to play."""
 
-    Attributes:
-        task: what the agent is asked.
-        group: equal for the episodes of one question that are compared. Requests that depend on the
-            question alone are made once for all of them.
-        key: uint32 `[2]`, data of the PRNG key of the episode's draws.
-    """
-
-    task: Task
+    task: Task  # what the agent is asked
+    # equal for the episodes of one question that are compared. Requests that depend on the question
+    # alone are made once for all of them.
     group: Hashable
-    key: np.ndarray
+    key: np.ndarray  # uint32 `[2]`, data of the PRNG key of the episode's draws
 
 
 class Episode(NamedTuple):
-    """A played episode.
+    """A played episode."""
 
-    Attributes:
-        ended: with an answer, or why there is none.
-        searches: what the policy did, one for each search of the last attempt.
-        attempts: how often it was played.
-    """
-
-    ended: Ended
-    searches: tuple[Drawn, ...]
-    attempts: int
-
-
-class AgentRollout:
-    """Plays the episodes of an agent.
-
-    Args:
-        agent: decides what is asked and searched for.
-        search: finds passages for a batch of searches.
-        model: the language model; None: the agent needs none.
-        stop: looked at while this waits, such as a `StopSignal`.
-
-    Attributes:
-        counts: over all calls of `play`.
-    """
-
-    def __init__(
-        self,
-        agent: Agent,
-        search: Search,
-        model: Asks | None,
-        config: PlayConfig,
-        stop: Checks,
-    ) -> None:
-        self.counts = Counts()
-        self._agent, self._search, self._model = agent, search, model
-        self._config, self._stop = config, stop
-
-    def play(self, starts: Sequence[Start]) -> list[Episode]:
-        """Plays the episodes side by side; each is returned in the place of its start.
-
-        Raises:
-            Stopped: the run is told to stop; the requests in flight are cancelled.
-        """
-        played = _Course(self).run(starts)
-        return [Episode(each.ended, tuple(each.searches), each.attempt) for each in played]
+    ended: Ended  # with an answer, or why there is none
+    searches: tuple[Drawn, ...]  # what the policy did, one for each search of the last attempt
+    attempts: int  # how often it was played
 
 
 class _Episode(Playing):
@@ -148,24 +102,35 @@ class _Episode(Playing):
         return dataclasses.replace(step.request, seed=seed)
 
 
-class _Course(Schedule):
-    """Plays one list of episodes."""
+class AgentRollout(Schedule):
+    """Plays the episodes of an agent."""
 
-    def __init__(self, rollout: AgentRollout) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        search: Search,
+        model: Asks | None,
+        config: PlayConfig,
+        stop: Checks,
+    ) -> None:
         def begin(start: Start, attempt: int) -> _Episode:
-            return _Episode(start, rollout._agent, attempt)
+            return _Episode(start, agent, attempt)
 
-        config = rollout._config
-        super().__init__(begin, Failed, config.attempts, rollout.counts, rollout._stop)
-        self._search, self._model, self._gather = rollout._search, rollout._model, config.gather
+        super().__init__(begin, Failed, config.attempts, Counts(), stop)
+        self._search, self._model, self._gather = search, model, config.gather
         # What depends on a question alone, by group and request: outcomes, and who waits for one.
         self._known: dict[Hashable, Outcome] = {}
         self._sharing: dict[Hashable, list[_Episode]] = {}
         self._searches: list[tuple[_Episode, Retrieve]] = []
         self._since = 0.0  # when the first of these began to wait
 
+    def play(self, starts: Sequence[Start]) -> list[Episode]:
+        """Plays the episodes side by side; each is returned in the place of its start."""
+        self._known.clear()
+        played = self.run(starts)
+        return [Episode(each.ended, tuple(each.searches), each.attempt) for each in played]
+
     def take(self, playing: _Episode, step: Step) -> None:
-        """See `Schedule`."""
         if isinstance(step, Complete):
             self._begin_request(playing, step)
             return
@@ -175,7 +140,6 @@ class _Course(Schedule):
         self._searches.append((playing, step))
 
     def waits(self) -> bool:
-        """See `Schedule`."""
         return bool(self._searches)
 
     def dispatch(self) -> float:

@@ -115,7 +115,6 @@ class BeamSearch:
         ]
 
     def _play(self, questions: list[Question], size: int) -> list[Path]:
-        """Plays up to `size` documents side by side."""
         columns = padded_chunks(max(len(q.rows) for q in questions), self._devices)
         rows = np.zeros((size, columns), np.int32)
         counts = np.zeros(size, np.int32)

@@ -73,7 +73,6 @@ def blocks_of(
 
     Args:
         count: of lengths of rows in a block.
-        sizes: of blocks.
         tokens: of a block; 0: as many as suit the platform.
     """
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
@@ -93,16 +92,11 @@ BATCHES = 16  # of which the mean is taken
 
 
 class RowLengths(NamedTuple):
-    """Tokens of the rows of one batch of B questions on one device; 0 for an absent row.
+    """Tokens of the rows of one batch of B questions on one device; 0 for an absent row."""
 
-    chunks: `[B·C]`.
-    states: `[T, B]`, after 0 to T-1 actions.
-    chosen: `[T, B]`, the rows of the chunks taken.
-    """
-
-    chunks: np.ndarray
-    states: np.ndarray
-    chosen: np.ndarray
+    chunks: np.ndarray  # `[B·C]`
+    states: np.ndarray  # `[T, B]`, after 0 to T-1 actions
+    chosen: np.ndarray  # `[T, B]`, the rows of the chunks taken
 
 
 def draw_lengths(
@@ -144,11 +138,6 @@ def loop_rounds(
     Learning in the step that plays pads the rows of both towers to the wider ones, and has the mean
     course of both. Learning from scored episodes has a loop for each tower; that of the wider rows
     gets the mean course, too.
-
-    Args:
-        shapes: the blocks of each use.
-        widths: the widths of the rows.
-        lengths: of several batches, on axis 0.
     """
     batches, steps, questions = lengths.states.shape
     learned, states = steps * questions, lengths.states.reshape(-1, questions)

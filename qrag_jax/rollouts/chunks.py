@@ -1,9 +1,13 @@
-"""Plays episodes with a two-tower soft-Q policy over the chunks of many documents at once."""
+"""Plays episodes with a two-tower soft-Q policy over the chunks of many documents at once.
+
+Episodes whose actions are known are replayed for other towers, all states encoded at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,28 +33,19 @@ STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """What stays fixed while episodes are played.
+    """What stays fixed while episodes are played."""
 
-    Attributes:
-        max_steps: T, actions per episode.
-        never_terminate: episodes continue after all supporting facts are found.
-        sort_by_index: the state lists chunks in document order, else in the order taken.
-        max_chunk_tokens: longest chunk row, special tokens counted.
-        max_chunk_tokens_in_state: tokens of a chunk kept inside a state.
-        top_k_actions: number of best actions that the policy draws from and the soft value sums
-            over.
-        positions: kind of the positions at which chunk embeddings are rotated, one of
-            `environments.positions.KINDS`.
-        stop_action: the last column of a batch is STOP (`environments.chunks.with_stop`).
-    """
-
-    max_steps: int
-    never_terminate: bool
-    sort_by_index: bool
-    max_chunk_tokens: int
-    max_chunk_tokens_in_state: int
+    max_steps: int  # T, actions per episode
+    never_terminate: bool  # episodes continue after all supporting facts are found
+    sort_by_index: bool  # the state lists chunks in document order, else in the order taken
+    max_chunk_tokens: int  # longest chunk row, special tokens counted
+    max_chunk_tokens_in_state: int  # tokens of a chunk kept inside a state
+    # number of best actions that the policy draws from and the soft value sums over
     top_k_actions: int
+    # kind of the positions at which chunk embeddings are rotated, one of
+    # `environments.positions.KINDS`
     positions: str = "none"
+    # the last column of a batch is STOP (`environments.chunks.with_stop`)
     stop_action: bool = False
 
     def last_position(self, columns: int) -> int:
@@ -76,7 +71,7 @@ class Actor:
         rows = env.state_rows(
             batch,
             taken[:, : config.max_steps - 1],
-            env.RowForm(encoder.state_opening, encoder.sep_id, encoder.pad_id),
+            encoder,
             chunk_tokens=config.max_chunk_tokens_in_state,
             sort_by_index=config.sort_by_index,
         )
@@ -84,33 +79,27 @@ class Actor:
 
     def chunk_rows(self, batch: EpisodeBatch) -> TokenRows:
         """All chunks of every document: tokens `[B, C, W]`, lengths `[B, C]`."""
-        encoder = self.encoder
-        form = env.RowForm(encoder.chunk_opening, encoder.sep_id, encoder.pad_id)
-        return TokenRows(*env.chunk_rows(batch, form, row_tokens=self.config.max_chunk_tokens))
+        most = self.config.max_chunk_tokens
+        return TokenRows(*env.chunk_rows(batch, self.encoder, row_tokens=most))
 
     def step(
         self, state: env.ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array
     ) -> env.ChunksState:
         """Takes one action `[B]` at time t in every episode."""
-        rules = {
-            "never_terminate": self.config.never_terminate,
-            "stop_action": self.config.stop_action,
-        }
-        return env.step(state, batch, action, t, **rules)
+        config = self.config
+        return env.step(
+            *(state, batch, action, t),
+            never_terminate=config.never_terminate,
+            stop_action=config.stop_action,
+        )
 
 
 class Draws(NamedTuple):
-    """How actions are drawn.
+    """How actions are drawn."""
 
-    Attributes:
-        keys: `[B]` PRNG keys, one per episode; None acts greedily.
-        alpha: temperature of the policy and of the soft value.
-        uniform: scalar bool; True acts uniformly at random instead.
-    """
-
-    keys: jax.Array | None
-    alpha: jax.Array
-    uniform: jax.Array | bool = False
+    keys: jax.Array | None  # `[B]` PRNG keys, one per episode; None acts greedily
+    alpha: jax.Array  # temperature of the policy and of the soft value
+    uniform: jax.Array | bool = False  # scalar bool; True acts uniformly at random instead
 
     @classmethod
     def specs(cls) -> Draws:
@@ -121,46 +110,30 @@ class Draws(NamedTuple):
 
     @classmethod
     def greedy(cls) -> Draws:
-        """Always takes the best action."""
         return cls(None, jnp.float32(1.0))
 
 
 class Trajectory(NamedTuple):
-    """Played episodes; T steps, D the embedding's width.
+    """Played episodes; T steps, D the embedding's width."""
 
-    Attributes:
-        actions: `[B, T]`, the actions taken.
-        valid: `[B, T]`, whether the step happened.
-        done: `[B, T]`, whether the episode has ended after the step.
-        q: `[B, T]`, online Q of the action taken.
-        first_q: `[B, C]`, online Q of every chunk at reset, `MASKED` where there is no chunk.
-        entropy: `[B, T]`, of the acting policy, in nats.
-        values: `[B, T]`, soft value of the state acted in, by the last parameter set.
-        state_tokens: `[B, T, L]`, the rows of the states, which the update encodes again.
-        state_lengths: `[B, T]`, their lengths, 0 where not valid.
-        chunk_tokens: `[B, T, W]`, the rows of the chunks taken, which the update encodes again.
-        chunk_lengths: `[B, T]`, their lengths, 0 where not valid.
-        state_embeddings: `[B, T, D]`, online, of each state.
-        chunk_embeddings: `[B, T, D]`, online, of each chunk taken, before rotation.
-        positions: `[B, T]`, position of the chunk taken, at which it was rotated for the policy.
-        tokens: numbers of text tokens and of computed tokens in the rollout.
-    """
-
-    actions: jax.Array
-    valid: jax.Array
-    done: jax.Array
-    q: jax.Array
+    actions: jax.Array  # `[B, T]`, the actions taken
+    valid: jax.Array  # `[B, T]`, whether the step happened
+    done: jax.Array  # `[B, T]`, whether the episode has ended after the step
+    q: jax.Array  # `[B, T]`, online Q of the action taken
+    # `[B, C]`, online Q of every chunk at reset, `MASKED` where there is no chunk
     first_q: jax.Array
-    entropy: jax.Array
-    values: jax.Array
-    state_tokens: jax.Array
-    state_lengths: jax.Array
+    entropy: jax.Array  # `[B, T]`, of the acting policy, in nats
+    values: jax.Array  # `[B, T]`, soft value of the state acted in, by the last parameter set
+    state_tokens: jax.Array  # `[B, T, L]`, the rows of the states, which the update encodes again
+    state_lengths: jax.Array  # `[B, T]`, their lengths, 0 where not valid
+    # `[B, T, W]`, the rows of the chunks taken, which the update encodes again
     chunk_tokens: jax.Array
-    chunk_lengths: jax.Array
-    state_embeddings: jax.Array
-    chunk_embeddings: jax.Array
+    chunk_lengths: jax.Array  # `[B, T]`, their lengths, 0 where not valid
+    state_embeddings: jax.Array  # `[B, T, D]`, online, of each state
+    chunk_embeddings: jax.Array  # `[B, T, D]`, online, of each chunk taken, before rotation
+    # `[B, T]`, position of the chunk taken, at which it was rotated for the policy
     positions: jax.Array
-    tokens: TokenCount
+    tokens: TokenCount  # numbers of text tokens and of computed tokens in the rollout
 
 
 class _Step(NamedTuple):
@@ -262,6 +235,91 @@ def rollout(
     )
 
 
+def replay(
+    actor: Actor,
+    params: Params | Adapted,
+    batch: EpisodeBatch,
+    draws: Draws,
+    actions: jax.Array,
+) -> Trajectory:
+    """Plays episodes again with the actions that were taken.
+
+    The trajectory's Q-values, entropy and embeddings stay empty: the caller computes them for the
+    towers that learn. The value of the first state is 0, because no target uses it.
+
+    Args:
+        params: the towers that give the state values.
+        actions: `[B, T]`, the actions that were taken.
+    """
+    encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
+    keys, alpha, _ = draws
+    episodes, steps = actions.shape
+
+    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
+        new = actor.step(state, batch, actions[:, t], t)
+        return new, (state, new.done)
+
+    start = env.reset(batch, config.max_steps)
+    _, (states, done) = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
+    valid = ~states.done
+
+    # [T, B, L], [T, B]
+    tokens, lengths = jax.vmap(partial(actor.state_rows, batch))(states.taken)
+    lengths = jnp.where(valid, lengths, 0)
+    later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
+    embedded, used_by_states = embed_rows(
+        encoder,
+        block_shapes.states,
+        encoder.tower(params, STATE),
+        TokenRows(tokens.reshape(steps * episodes, -1), later.reshape(-1)),
+    )
+    chunk_tokens, chunk_lengths = actor.chunk_rows(batch)
+    chunks, width = chunk_tokens.shape[1:]
+    all_chunks, used_by_chunks = embed_rows(
+        encoder,
+        block_shapes.chunks,
+        encoder.tower(params, CHUNK),
+        TokenRows(chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)),
+    )
+    all_chunks = all_chunks.reshape(episodes, chunks, encoder.width)
+    where, last = positions_of(config, batch, keys), config.last_position(chunks)
+
+    def value(step: tuple[jax.Array, env.ChunksState, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Soft values and positions at one time, so that chunks are rotated for one at a time."""
+        state_embedding, state, action = step
+        position = where(state.taken)
+        twin = soft_q.twin_q(state_embedding, rotate(all_chunks, position, last))
+        soft = soft_q.soft_value(twin, state.available, alpha, config.top_k_actions)
+        return soft, jnp.take_along_axis(position, action[:, None], 1)[:, 0]
+
+    embedded = embedded.reshape(steps, episodes, -1)
+    values, positions = jax.lax.map(value, (embedded, states, actions.T))
+    values = jnp.where(later > 0, values, 0.0)
+    by_episode = [
+        jnp.moveaxis(leaf, 0, 1) for leaf in (valid, done, values, tokens, lengths, positions)
+    ]
+    valid, done, values, tokens, lengths, positions = by_episode
+    rows = jnp.arange(episodes)[:, None]
+    empty = jnp.zeros((episodes, 0))
+    return Trajectory(
+        actions=actions,
+        q=empty,
+        first_q=empty,
+        entropy=empty,
+        state_embeddings=empty,
+        chunk_embeddings=empty,
+        valid=valid,
+        done=done,
+        values=values,
+        state_tokens=tokens,
+        state_lengths=lengths,
+        chunk_tokens=chunk_tokens[rows, actions],
+        chunk_lengths=jnp.where(valid, chunk_lengths[rows, actions], 0),
+        positions=positions,
+        tokens=TokenCount.total([used_by_states, used_by_chunks]),
+    )
+
+
 def positions_of(
     config: RolloutConfig, batch: EpisodeBatch, keys: jax.Array | None
 ) -> Callable[[jax.Array], jax.Array]:
@@ -306,11 +364,6 @@ class Widths(NamedTuple):
 
 
 def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> Widths:
-    """The padded widths of a run's rows.
-
-    Args:
-        shape: sizes of the longest question, chunk and document.
-    """
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
     opening, steps = len(encoder.state_opening), config.max_steps
     chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
@@ -326,7 +379,6 @@ def check_fit(
     """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document.
 
     Args:
-        shape: sizes of the longest question, chunk and document.
         stores: tokens by source; the names are for messages.
     """
     check_steps(config.max_steps, stores)

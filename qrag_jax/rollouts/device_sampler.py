@@ -11,6 +11,7 @@ None waits for another while it draws.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,7 +36,6 @@ from qrag_jax.models.trunks.qwen3_decode import (
     layers_of,
 )
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_sampler import (
     LENGTH,
     STOP,
@@ -61,7 +61,6 @@ class DeviceSampler:
     parts.
 
     Args:
-        model: the language model.
         mesh: where the parameters lie; rows are split over all of its axes. None: one device of
             this process, for which the compiler has no options of its own.
 
@@ -93,9 +92,6 @@ class DeviceSampler:
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """The turns, in the order of the requests.
-
-        Args:
-            params: of the model, stacked; or a base and adapters.
 
         Raises:
             ValueError: a context is empty, or has no room for a token behind it.
@@ -165,13 +161,7 @@ class DeviceSampler:
 
 
 class RoundSampler:
-    """A device sampler with the weights that it samples by; see `token_episodes.Sampler`.
-
-    Args:
-        sampler: the programs.
-        params: as in `DeviceSampler.sample`.
-        version: of these.
-    """
+    """A device sampler with the weights that it samples by; see `token_episodes.Sampler`."""
 
     in_rounds = True
 
@@ -180,7 +170,6 @@ class RoundSampler:
         self._sampler, self._params = sampler, params
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """The turns, which are there when this returns."""
         done: list[Future[Sampled | Failure]] = []
         for sampled in self._sampler.sample(self._params, requests):
             done.append(Future())
@@ -236,7 +225,6 @@ class _Loop(NamedTuple):
         return ~self.drawn.stopped & (self.drawn.counts < self.most)
 
     def rows(self, which: jax.Array) -> _Loop:
-        """The rows of these numbers."""
         cache, rest = self.cache.rows(which), (self.hidden, self.keys, self.most, self.drawn)
         return _Loop(cache, *jax.tree.map(lambda leaf: leaf[which], rest))
 
@@ -407,3 +395,67 @@ def _tier(number: int, most: int) -> int:
     while rows >= _STEP * _FEWEST and rows // _STEP >= number:
         rows //= _STEP
     return rows
+
+
+# ---------------------------------------------------------------- prefixes that prompts share
+
+
+def shared_prefixes(prompts: Sequence[np.ndarray], most: int, chunk: int) -> list[tuple[int, int]]:
+    """Cuts sorted prompts into runs, each with a prefix that all of its prompts have.
+
+    Prefixes are read side by side, and then the rests of all prompts, so the longest of each count.
+    The longest rest gets as few chunks as so many runs allow.
+
+    Args:
+        prompts: ids `[n]`, none of them empty, different, those with a common prefix side by side.
+        most: runs.
+        chunk: tokens that are read at a time.
+
+    Returns:
+        For each run its number of prompts and the length of its prefix; each prompt has a token
+        behind it. Where prefixes would save nothing, one run without a prefix.
+    """
+    if not prompts:
+        return []
+    lengths = [len(prompt) for prompt in prompts]
+    common = [_common(one, two) for one, two in itertools.pairwise(prompts)]
+    whole = _chunks(max(lengths), chunk)
+    for few in range(1, whole):
+        runs = _runs(lengths, common, few * chunk, most)
+        if runs is not None:
+            shared = _chunks(max(prefix for _, prefix in runs), chunk)
+            if most * shared + len(prompts) * few < len(prompts) * whole:
+                return runs
+            break
+    return [(len(prompts), 0)]
+
+
+def _chunks(tokens: int, chunk: int) -> int:
+    return -(-tokens // chunk)
+
+
+def _runs(
+    lengths: Sequence[int], common: Sequence[int], longest: int, most: int
+) -> list[tuple[int, int]] | None:
+    """Runs whose rests have at most so many tokens; None: there are more than `most`."""
+    runs, first = list[tuple[int, int]](), 0
+    while first < len(lengths):
+        if len(runs) == most:
+            return None
+        # A part of a run has no longer rests than the run, so the longest runs are the fewest.
+        end, prefix = first + 1, lengths[first] - 1
+        reach = lengths[first]
+        while end < len(lengths):
+            shorter = min(prefix, common[end - 1], lengths[end] - 1)
+            if max(reach, lengths[end]) - shorter > longest:
+                break
+            prefix, reach, end = shorter, max(reach, lengths[end]), end + 1
+        runs.append((end - first, prefix))
+        first = end
+    return runs
+
+
+def _common(one: np.ndarray, two: np.ndarray) -> int:
+    shorter = min(len(one), len(two))
+    differs = np.flatnonzero(one[:shorter] != two[:shorter])
+    return int(differs[0]) if len(differs) else shorter

@@ -1,138 +1,95 @@
 """Plays episodes of environments of `verifiers`: their process acts, a sampler of ours speaks.
 
-All episodes are played side by side. A sampler on the device is asked when nothing has arrived for
-a moment, or when all episodes wait for it. An episode that fails is played again, then it has no
-reward. A process that was lost is started again, and its episodes are played anew.
+The process asks for turns by ids, through the server of turns (`generate_server`), and says at an
+episode's end which of them are part of it. A sampler on the device is asked when nothing has
+arrived for a moment, or when all episodes wait for it. A process that was lost is started again,
+and its episodes are played anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax.environments.episode import Closed, Failed, ToolTally
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.feedback.llm import Checks
-from qrag_jax.llm.outcomes import CAUSES, Failure
-from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.generate_server import Wanted
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, key_within
-from qrag_jax.rollouts.token_episodes import Sampler
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Segment
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Schedule, key_within
+from qrag_jax.rollouts.token_episodes import Sampler, TokenEpisode
+from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import Segment, Turn
 from qrag_jax.runtime.run import log
 
 WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
+_NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
+_NONE = np.zeros(0, np.int32)
+# Fields of a request that leave the distribution as it is, with the values that do so.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "top_p": (1, 1.0),
+    "top_k": (-1, 0),
+    "min_p": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+}
+_RESHAPING = ("logit_bias", "stop", "seed", "bad_words", "min_tokens", "response_format")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scored(Closed):
+    """An episode that came to an end."""
+
+    reward: float = 0.0  # by the environment's rubric
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # values of its functions
+    stop: str = ""  # its name for the end
+    # what verifiers itself would write of it
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outside: int = 0  # tokens that the environment had sampled and that are no part of the episode
+
+
+class EnvironmentStart(NamedTuple):
+    """An episode to play."""
+
+    split: str  # "train" or "eval"
+    task: int  # its number
+    key: np.ndarray  # uint32 `[2]`, of the episode's draws
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
-    """An episode that came to an end.
+class TurnLimits:
+    """Limits of an episode."""
 
-    Attributes:
-        reward: by the environment's rubric.
-        parts: values of its functions.
-        stop: its name for the end.
-        truncated: a limit ended it.
-        record: what verifiers itself would write of it.
-        outside: tokens that the environment had sampled and that are no part of the episode.
-    """
-
-    reward: float
-    parts: Mapping[str, float]
-    stop: str
-    truncated: bool
-    record: Mapping[str, Any]
-    outside: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Lost:
-    """An episode that has no reward.
-
-    Attributes:
-        cause: a short word, such as those of `llm.outcomes` and `feedback.llm`.
-        message: one sentence.
-    """
-
-    cause: str
-    message: str
-
-
-class Unit(NamedTuple):
-    """Episodes of one task that are played together, since their rewards may compare them.
-
-    Attributes:
-        split: "train" or "eval".
-        task: its number.
-        keys: uint32 `[2]`, of the draws of each episode.
-    """
-
-    split: str
-    task: int
-    keys: tuple[np.ndarray, ...]
-
-
-class PlayedEpisode(NamedTuple):
-    """A played episode.
-
-    Attributes:
-        ended: how it ended.
-        segments: what was sampled and observed.
-        attempts: how often it was played.
-        seconds: from its begin to its reward.
-    """
-
-    ended: Scored | Lost
-    segments: tuple[Segment, ...]
-    attempts: int
-    seconds: float
-
-    @property
-    def status(self) -> str:
-        """As `TokenTrajectory.status`."""
-        if isinstance(self.ended, Lost):
-            return self.ended.cause
-        return TRUNCATED if self.ended.truncated else DONE
-
-
-class PlayedUnit(NamedTuple):
-    """The episodes of a unit."""
-
-    episodes: tuple[PlayedEpisode, ...]
-
-    @property
-    def ended(self) -> Scored | Lost:
-        """The first failure; if there is none, the end of the first episode."""
-        ends = [episode.ended for episode in self.episodes]
-        return next((end for end in ends if isinstance(end, Lost)), ends[0])
+    turn: int  # tokens that a turn may sample
+    room: int  # tokens of a row
+    turns: int  # of the model
+    tokens: int  # sampled in all; 0: no limit
+    # of the sampling; None: any that is asked for is taken for the run's own
+    temperature: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
-    """How environments are played.
+    """How environments are played."""
 
-    Attributes:
-        limits: of an episode.
-        seconds: that an environment may work on an episode by itself.
-        attempts: a unit that fails is played again, so often in all.
-        side_by_side: episodes that are played at a time.
-        served: where the process finds the server of turns, and its settings.
-    """
-
-    limits: TurnLimits
-    seconds: float
-    attempts: int
-    side_by_side: int
+    limits: TurnLimits  # of an episode
+    seconds: float  # that an environment may work on an episode by itself
+    attempts: int  # an episode that fails is played again, so often in all
+    side_by_side: int  # episodes that are played at a time
+    # where the process finds the server of turns, and its settings
     served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -151,160 +108,89 @@ def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
     return want
 
 
-class Asked(NamedTuple):
-    """A turn that an episode waits for.
-
-    Attributes:
-        request: what is sampled.
-        take: is given what was sampled, or why nothing was.
-    """
-
-    request: SampleRequest
-    take: Callable[[Sampled | Failure], None]
-
-
 class EnvironmentPlay:
-    """Plays units.
+    """Plays episodes of one environment."""
 
-    Args:
-        process: has the environment.
-        renderer: between messages and ids.
+    def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
+        self.process, self.settings, self.counts = process, settings, counts
+        self.causes = set[str]()  # of failures that were logged
 
-    Attributes:
-        counts: over all calls of `play`.
-    """
-
-    def __init__(
-        self,
-        process: EnvironmentProcess,
-        renderer: ChatRenderer,
-        settings: PlaySettings,
-        counts: Counts,
-    ) -> None:
-        self.counts = counts
-        self._process, self._renderer, self._settings = process, renderer, settings
-        self._told = set[str]()  # causes of failures
-        self._numbers = 0  # of episodes, over all plays: a late message has a number of the past
-        self.calls: dict[int, EpisodeCalls] = {}  # of the episodes that are played
-
-    def play(self, units: Sequence[Unit], sampler: Sampler, stop: Checks) -> list[PlayedUnit]:
-        """Plays the units side by side; each is returned in its place.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
-        played: dict[int, PlayedUnit] = {}
-        for attempt in range(1, self._settings.attempts + 1):
-            left = {
-                place: unit
-                for place, unit in enumerate(units)
-                if place not in played or isinstance(played[place].ended, Lost)
-            }
-            if not left:
-                break
-            played |= _Course(self, sampler, stop, attempt).run(left)
-        return [played[place] for place in range(len(units))]
-
-    def tell(self, lost: Lost) -> None:
-        """Logs a failure, the first one of each cause."""
-        if lost.cause not in self._told:
-            self._told.add(lost.cause)
-            log(
-                f"an episode failed ({lost.cause}: {lost.message}); such episodes are played "
-                "again, then masked and counted"
-            )
-
-    def number(self) -> int:
-        """The number of a new episode."""
-        self._numbers += 1
-        return self._numbers
+    def play(
+        self, starts: Sequence[EnvironmentStart], sampler: Sampler, stop: Checks
+    ) -> list[TokenEpisode]:
+        """Plays the episodes side by side; each is returned in the place of its start."""
+        played = _Course(self, sampler, stop).run(starts)
+        return [TokenEpisode(each.ended, each.segments, each.attempt) for each in played]
 
 
-class _Playing:
-    """A unit that is played."""
+class _Episode:
+    """One episode while it is played; see `schedule.Playing`."""
 
-    def __init__(self, place: int, unit: Unit, numbers: Sequence[int]) -> None:
-        self.place, self.unit, self.numbers = place, unit, tuple(numbers)
-        self.ended: dict[int, PlayedEpisode] = {}
+    def __init__(self, limits: TurnLimits, start: EnvironmentStart, attempt: int) -> None:
+        self.start, self.attempt, self.number = start, attempt, next(_NUMBERS)
+        self.calls = EpisodeCalls(limits, key_within(start.key, attempt - 1))
+        self.ended: Any = None
+        self.segments: tuple[Segment, ...] = ()
+
+    def advance(self, reply: Any) -> Any | None:
+        """All that it asks for, once, is its end."""
+        self.ended = reply
+        return self if reply is None else None
 
 
-class _Course:
-    """Plays some units once."""
-
-    def __init__(self, play: EnvironmentPlay, sampler: Sampler, stop: Checks, attempt: int) -> None:
-        self._play, self._sampler, self._stop, self._attempt = play, sampler, stop, attempt
-        self._process, self._settings = play._process, play._settings
-        self._counts, self._renderer = play.counts, play._renderer
-        self._waiting: list[Asked] = []
-        self._flying: list[tuple[Asked, Future[Sampled | Failure]]] = []
-        self._by_number: dict[int, _Playing] = {}
+class _Course(Schedule):
+    def __init__(self, play: EnvironmentPlay, sampler: Sampler, stop: Checks) -> None:
+        settings = play.settings
+        begin = partial(_Episode, settings.limits)
+        super().__init__(begin, Failed, settings.attempts, play.counts, stop)
+        self._process, self._settings, self._causes = play.process, settings, play.causes
+        self._sampler = sampler
+        self._todo = deque[_Episode]()
+        self._playing = dict[int, _Episode]()
+        self._waiting = list[tuple[Wanted, Call]]()
         self._heard = time.monotonic()
 
-    def run(self, units: Mapping[int, Unit]) -> dict[int, PlayedUnit]:
-        """Plays them to their ends."""
-        todo = [*units.items()]
-        todo.reverse()
-        found: dict[int, PlayedUnit] = {}
+    def run(self, starts: Sequence[EnvironmentStart]) -> list[Any]:
         try:
-            while todo or self._by_number:
-                self._stop.check()
-                self._begin(todo)
-                self._hear()
-                self._speak()
-                for playing in {id(each): each for each in self._by_number.values()}.values():
-                    if len(playing.ended) == len(playing.numbers):
-                        found[playing.place] = PlayedUnit(
-                            tuple(playing.ended[number] for number in playing.numbers)
-                        )
-                        for number in playing.numbers:
-                            del self._by_number[number]
-                            self._play.calls.pop(number, None)
+            return super().run(starts)
         finally:
-            for _, future in self._flying:
-                future.cancel()
-            if self._by_number:  # they would go on, and disturb what is played next
+            if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
-                self._play.calls.clear()
-        return found
 
-    def _begin(self, todo: list[tuple[int, Unit]]) -> None:
-        while todo and len(self._by_number) < max(self._settings.side_by_side, 1):
+    def take(self, playing: _Episode, step: Any) -> None:
+        self._todo.append(playing)
+
+    def waits(self) -> bool:
+        return bool(self._todo or self._playing)
+
+    def dispatch(self) -> float:
+        while self._todo and len(self._playing) < max(self._settings.side_by_side, 1):
+            each = self._todo.popleft()
+            self._playing[each.number] = each
             try:
                 self._process.start(self._stop.check)
             except ProcessLost as lost:
-                place, unit = todo.pop()
-                self._counts.lost += 1
-                self._start(place, unit)
-                self._all_lost("connection", str(lost))
-                return
-            place, unit = todo.pop()
-            playing = self._start(place, unit)
+                self._lose("connection", str(lost))
+                break
             self._heard = time.monotonic()
             self._process.say(
                 "play",
-                split=unit.split,
-                task=unit.task,
-                episodes=[*playing.numbers],
+                split=each.start.split,
+                task=each.start.task,
+                episodes=[each.number],
                 served=self._settings.served,
             )
-
-    def _start(self, place: int, unit: Unit) -> _Playing:
-        numbers = [self._play.number() for _ in unit.keys]
-        playing = _Playing(place, unit, numbers)
-        for number, key in zip(numbers, unit.keys):
-            self._by_number[number] = playing
-            own = key_within(key, self._attempt - 1)
-            self._play.calls[number] = EpisodeCalls(self._renderer, self._settings.limits, own)
-        return playing
-
-    # ---------------------------------------------------------------- messages
+        self._hear()
+        if self._waiting and not (self._sampler.in_rounds and self.flies):
+            self._sample()
+        return 0.0
 
     def _hear(self) -> None:
         """Takes what has arrived; waits a little if nothing has."""
-        wait = _GATHER if self._waiting or self._flying else LOOK_EVERY
-        if self._is_full:
-            wait = 0.0
-        while True:
+        wait = _GATHER if self._waiting or self.flies else LOOK_EVERY
+        while self._playing:
+            if 0 < len(self._playing) <= len(self._waiting):
+                wait = 0.0
             try:
                 message = self._process.messages.get(wait > 0, wait)
             except queue.Empty:
@@ -312,158 +198,282 @@ class _Course:
                 return
             self._heard = time.monotonic()
             if message is None:
-                self._counts.lost += 1
-                self._all_lost("connection", f"the environment's process {self._process.told()}")
-                return
-            if message["op"] == "sample":
-                self._asked(message)
+                self._lose("connection", f"the environment's process {self._process.told()}")
             elif message["op"] == WANTED:
-                self._wanted(message["wanted"])
+                self._take_wanted(message["wanted"])
             elif message["op"] == "played":
-                self._ended(message)
-            if self._is_full:
-                wait = 0.0
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether as many turns wait as episodes are played."""
-        playing = sum(number not in playing.ended for number, playing in self._by_number.items())
-        return bool(self._waiting) and len(self._waiting) >= playing
+                self._take_played(message)
 
     def _look_at_time(self) -> None:
         limit = self._settings.seconds
-        if not limit or self._waiting or self._flying or not self._by_number:
+        if not limit or self._waiting or self.flies:
             return
         if time.monotonic() - self._heard > limit + _GRACE:
-            self._counts.lost += 1
-            self._process.end()
-            self._all_lost(
+            self._lose(
                 "timeout",
                 f"the environment said nothing for {limit + _GRACE:.0f} s, and its process was "
                 f"ended (config.env.seconds is {limit:g})",
             )
 
-    def _asked(self, message: Mapping[str, Any]) -> None:
-        number, call = message["episode"], message["call"]
-        calls = self._play.calls.get(number)
-        if calls is None:
-            return  # of an episode that is over
-
-        def take(sampled: Sampled | Failure) -> None:
-            if isinstance(sampled, Failure):
-                failure = {"cause": sampled.cause, "message": sampled.message}
-                self._process.say("sampled", call=call, failure=failure)
-            else:
-                reply = calls.take(call, sampled, self._sampler.version)
-                self._process.say("sampled", call=call, **reply)
-
-        try:
-            request = calls.ask(call, message)
-        except TextLost as lost:
-            request = Failure("request", str(lost))
-        if isinstance(request, Over):
-            self._process.say("sampled", call=call, over=request.what)
-        elif isinstance(request, Failure):
-            take(request)
-        else:
-            self._waiting.append(Asked(request, take))
-
-    def _wanted(self, wanted: Wanted) -> None:
-        """A turn that is asked for by ids, through the server."""
-        calls = self._play.calls.get(wanted.episode)
-        if calls is None:
+    def _take_wanted(self, wanted: Wanted) -> None:
+        each = self._playing.get(wanted.episode)
+        if each is None:
             wanted.turn.set_result(Failure("request", f"there is no episode {wanted.episode}"))
             return
-        call = self._play.number()
-
-        def take(sampled: Sampled | Failure) -> None:
-            if isinstance(sampled, Sampled):
-                calls.keep(call, sampled, self._sampler.version)
-            wanted.turn.set_result(sampled)
-
-        request = calls.ask_ids(call, wanted.ids, wanted.sampling)
-        if isinstance(request, Over):
-            take(Failure("request", f"the limit of {request.what} is reached"))
-        elif isinstance(request, Failure):
-            take(request)
+        call = each.calls.ask(wanted.ids, wanted.sampling)
+        if isinstance(call, Failure):
+            wanted.turn.set_result(call)
         else:
-            self._waiting.append(Asked(request, take))
+            self._waiting.append((wanted, call))
 
-    def _ended(self, message: Mapping[str, Any]) -> None:
-        number = message["episode"]
-        playing = self._by_number.get(number)
-        if playing is None or number in playing.ended:
+    def _take_played(self, message: Mapping[str, Any]) -> None:
+        each = self._playing.pop(message["episode"], None)
+        if each is None:
             return
-        calls, seconds = self._play.calls[number], message["seconds"]
         if failure := message.get("failure"):
-            self._lose(playing, number, Lost(failure["cause"], failure["message"]), seconds)
+            self._fail(each, failure["cause"], failure["message"])
             return
         try:
-            kept, segments = _learned(calls, message)
+            each.segments, outside = each.calls.of_nodes(message["nodes"])
         except ValueError as error:
-            self._lose(playing, number, Lost("malformed", str(error)), seconds)
+            self._fail(each, "malformed", str(error))
             return
-        outside = calls.sampled_tokens(kept)
-        self._counts.outside += outside
+        self.counts.outside += outside
         ended = Scored(
+            answer="",
+            tally=ToolTally(truncated=message["truncated"]),
             reward=float(message["reward"]),
             parts=message["parts"],
             stop=message.get("stop") or "",
-            truncated=message["truncated"],
             record=message["record"],
             outside=outside,
         )
-        playing.ended[number] = PlayedEpisode(ended, segments, self._attempt, seconds)
+        self.reply(each, ended)
 
-    def _lose(self, playing: _Playing, number: int, lost: Lost, seconds: float = 0.0) -> None:
-        self._counts.failed += 1
-        self._play.tell(lost)
-        calls = self._play.calls.get(number)
-        segments = calls.segments() if calls is not None else ()
-        playing.ended[number] = PlayedEpisode(lost, segments, self._attempt, seconds)
+    def _fail(self, each: _Episode, cause: str, message: str) -> None:
+        if cause not in self._causes:
+            self._causes.add(cause)
+            log(
+                f"an episode failed ({cause}: {message}); such episodes are played again, then "
+                "masked and counted"
+            )
+        each.segments = each.calls.segments()
+        self.reply(each, Failed(cause, message))
 
-    def _all_lost(self, cause: str, message: str) -> None:
+    def _lose(self, cause: str, message: str) -> None:
         """All that is played has no process any more."""
+        self.counts.lost += 1
         self._process.end()
-        failure = Failure(cause if cause in CAUSES else "connection", message)
-        for asked in (*self._waiting, *(asked for asked, _ in self._flying)):
-            asked.take(failure)
-        for _, future in self._flying:
-            future.cancel()
+        for wanted, _ in self._waiting:
+            wanted.turn.set_result(Failure(cause, message))
         self._waiting.clear()
-        self._flying.clear()
-        for number, playing in self._by_number.items():
-            if number not in playing.ended:
-                self._lose(playing, number, Lost(cause, message))
+        playing, self._playing = self._playing, {}
+        for each in playing.values():
+            self._fail(each, cause, message)
 
-    # ---------------------------------------------------------------- turns
+    def _sample(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        futures = self._sampler.submit([call.request for _, call in waiting])
+        self.counts.turns += len(waiting)
+        self.counts.batches += 1 if self._sampler.in_rounds else len(waiting)
+        for (wanted, call), future in zip(waiting, futures, strict=True):
+            self.fly(future, partial(self._hand_over, wanted, call))
 
-    def _speak(self) -> None:
-        """Samples what is waited for, and hands over what was sampled."""
-        if self._waiting and not (self._sampler.in_rounds and self._flying):
-            waiting, self._waiting = self._waiting, []
-            futures = self._sampler.submit([each.request for each in waiting])
-            self._counts.turns += len(waiting)
-            self._counts.batches += 1 if self._sampler.in_rounds else len(waiting)
-            self._flying += zip(waiting, futures, strict=True)
-        flying, self._flying = self._flying, []
-        for asked, future in flying:
-            if future.done():
-                asked.take(future.result())
-                self._heard = time.monotonic()  # from now on it is the environment's turn
-            else:
-                self._flying.append((asked, future))
+    def _hand_over(self, wanted: Wanted, call: Call, sampled: Sampled | Failure) -> None:
+        if isinstance(sampled, Sampled):
+            call.sampled, call.version = sampled, self._sampler.version
+        wanted.turn.set_result(sampled)
+        self._heard = time.monotonic()  # from now on it is the environment's turn
 
 
-def _learned(
-    calls: EpisodeCalls, message: Mapping[str, Any]
-) -> tuple[set[int], tuple[Segment, ...]]:
-    """The calls that are part of an episode, and its segments.
+# ---------------------------------------------------------------- the turns of one episode
 
-    Raises:
-        ValueError: the episode has sampled tokens that were not sampled here.
+
+@dataclasses.dataclass
+class Call:
+    """A turn that was asked for, and answered once `sampled` is there."""
+
+    request: SampleRequest
+    sampled: Sampled | None = None
+    version: str = ""
+
+
+class EpisodeCalls:
+    """The turns of one episode.
+
+    Args:
+        key: uint32 `[2]`, of the episode's draws.
     """
-    if "nodes" in message:
-        return calls.of_nodes(message["nodes"])
-    kept = set(message["calls"])
-    return kept, calls.segments(kept)
+
+    def __init__(self, limits: TurnLimits, key: np.ndarray) -> None:
+        self._limits, self._key = limits, key
+        self._calls = list[Call]()
+        self._drawn: Counter[bytes] = Counter()
+
+    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> Call | Failure:
+        """The turn to sample behind these ids, int32, or why there is none."""
+        limits = self._limits
+        if problem := unfit(sampling, limits.temperature):
+            return Failure("request", problem)
+        left = [limits.turn, limits.room - len(ids)]
+        over = ""
+        if len(self._calls) >= limits.turns:
+            over = f"config.env.max_turns, {limits.turns}"
+        elif limits.tokens and self._sampled() >= limits.tokens:
+            over = f"config.env.max_tokens, {limits.tokens}"
+        elif left[1] < 1:
+            over = f"config.sampling.room, {limits.room}"
+        if over:
+            return Failure("request", f"the limit of {over} is reached")
+        if limits.tokens:
+            left.append(limits.tokens - self._sampled())
+        if asked := sampling.get("max_tokens") or sampling.get("max_completion_tokens"):
+            left.append(max(int(asked), 1))
+        self._calls.append(Call(SampleRequest(ids, self._draw_key(ids), min(left))))
+        return self._calls[-1]
+
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(
+            (Turn(call.request.ids, own.ids, own.log_probs, own.finish, call.version),)
+            for call in self._calls
+            if (own := call.sampled) is not None and len(own.ids)
+        )
+
+    def of_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Segment, ...], int]:
+        """The segments of a graph of messages, and how many sampled tokens are no part of it.
+
+        Args:
+            nodes: each with its parent's number (-1: none), its ids, a mask of those that were
+                sampled, and whether these train.
+
+        Raises:
+            ValueError: tokens are said to be sampled that were not sampled here.
+        """
+        kept, pieces = set[int](), list[Piece]()
+        last: dict[int, int] = {-1: -1}  # the last piece of each node
+        before: dict[int, np.ndarray] = {-1: _NONE}  # all ids up to the end of each node
+        for number, node in enumerate(nodes):
+            ids, mask = np.array(node["ids"], np.int32), np.array(node["mask"], bool)
+            context, parent = before[node["parent"]], last[node["parent"]]
+            sampled = int(mask.sum())
+            start = len(ids) - sampled
+            if not mask[start:].all():
+                raise ValueError("a turn has tokens that were not sampled between those that were")
+            before[number] = np.concatenate([context, ids])
+            if start or not sampled:
+                pieces.append(Piece(parent, ids[:start]))
+                parent = len(pieces) - 1
+            if sampled:
+                at = self._place(np.concatenate([context, ids[:start]]), ids[start:], kept)
+                call = self._calls[at]
+                assert call.sampled is not None
+                trains = node["trains"] and at not in kept
+                if node["trains"]:
+                    kept.add(at)
+                own = call.sampled
+                log_probs = own.log_probs if trains else None
+                pieces.append(Piece(parent, own.ids, log_probs, own.finish, call.version))
+                parent = len(pieces) - 1
+            last[number] = parent
+        return segments_of(pieces), self._sampled(kept)
+
+    def _place(self, context: np.ndarray, ids: np.ndarray, kept: set[int]) -> int:
+        """The call that sampled these ids behind this context; of several, one not kept yet."""
+        places = [
+            place
+            for place, call in enumerate(self._calls)
+            if call.sampled is not None
+            and np.array_equal(call.sampled.ids, ids)
+            and np.array_equal(call.request.ids, context)
+        ]
+        if not places:
+            raise ValueError(
+                "an episode has a turn that was not sampled by the model that is trained"
+            )
+        return next((place for place in places if place not in kept), places[-1])
+
+    def _sampled(self, but: Collection[int] = ()) -> int:
+        """Tokens that were sampled by all calls but these."""
+        return sum(
+            len(call.sampled.ids)
+            for place, call in enumerate(self._calls)
+            if call.sampled is not None and place not in but
+        )
+
+    def _draw_key(self, ids: np.ndarray) -> np.ndarray:
+        """The key of a turn's draws: by the episode, the ids before it, and how often it came.
+
+        So it does not depend on the order in which branches ask.
+        """
+        digest = hashlib.sha256(self._key.astype("<u4").tobytes() + ids.astype("<i4").tobytes())
+        times = self._drawn[digest.digest()]
+        self._drawn[digest.digest()] += 1
+        digest.update(times.to_bytes(4, "little"))
+        return np.frombuffer(digest.digest()[:8], "<u4").astype(np.uint32)
+
+
+def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
+    """Why a request's sampling would have another distribution, as a sentence; "" if it has not.
+
+    Args:
+        temperature: of the run; None: it is not looked at.
+    """
+    asked = {**(sampling.get("extra_body") or {}), **sampling}
+    for name, value in asked.items():
+        neutral = _NEUTRAL.get(name)
+        if value in (None, [], {}) or (neutral is not None and value in neutral):
+            continue
+        if neutral is not None or name in _RESHAPING:
+            return (
+                f"the environment asks for {name}={value!r}, by which log-probabilities would be "
+                "of another distribution; leave it out"
+            )
+        if name == "temperature" and temperature is not None and value != temperature:
+            return (
+                f"the environment asks for the temperature {value}, and the run samples at "
+                f"{temperature}; set config.sampling.temperature to {value}"
+            )
+    return ""
+
+
+# ---------------------------------------------------------------- segments
+# What was played is a forest of pieces of tokens: an environment may ask for several turns behind
+# one prefix, or rewrite what was said. A row of a batch is a path from a root to a leaf; what an
+# earlier row has trained is read in a later one, and not trained.
+
+
+class Piece(NamedTuple):
+    """Tokens behind those of another piece."""
+
+    parent: int  # the number of that piece, lower than its own; -1: none
+    ids: np.ndarray  # int32
+    # float32, of ids that were sampled and train; None: they are only read
+    log_probs: np.ndarray | None = None
+    finish: str = STOP  # how a sampled piece ended
+    version: str = ""  # of the weights that sampled it
+
+
+def segments_of(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
+    """The segments of an episode; tokens that no sampled ones follow are left out."""
+    inner = {piece.parent for piece in pieces}
+    trained, segments = set[int](), []
+    for leaf in range(len(pieces)):
+        if leaf in inner:
+            continue
+        path, number = list[int](), leaf
+        while number >= 0:
+            path.append(number)
+            number = pieces[number].parent
+        turns, read = list[Turn](), list[np.ndarray]()
+        for number in reversed(path):
+            piece = pieces[number]
+            if piece.log_probs is None or number in trained or not len(piece.ids):
+                read.append(piece.ids)
+                continue
+            trained.add(number)
+            observed = np.concatenate([_NONE, *read]).astype(np.int32)
+            read = []
+            turns.append(Turn(observed, piece.ids, piece.log_probs, piece.finish, piece.version))
+        if turns:
+            segments.append(tuple(turns))
+    return tuple(segments)

@@ -33,50 +33,35 @@ from qrag_jax.runtime.mesh import replicate, shard_batch
 
 
 class Played(NamedTuple):
-    """What is kept of played episodes; T steps.
+    """What is kept of played episodes; T steps."""
 
-    Attributes:
-        actions: `[B, T]`, chunks in the order taken, or STOP.
-        valid: `[B, T]`, whether the step happened.
-        entropy: `[B, T]`, of the acting policy, in nats.
-    """
-
-    actions: jax.Array
-    valid: jax.Array
-    entropy: jax.Array
+    actions: jax.Array  # `[B, T]`, chunks in the order taken, or STOP
+    valid: jax.Array  # `[B, T]`, whether the step happened
+    entropy: jax.Array  # `[B, T]`, of the acting policy, in nats
 
 
 class ScoredEpisodes(NamedTuple):
-    """Played episodes with their rewards.
+    """Played episodes with their rewards."""
 
-    Attributes:
-        batch: the questions.
-        played: what was played.
-        score: `[B, T]` float32, reward of each step.
-        scored: `[B, T]` bool, whether the step is learned from. It is False in an episode without
-            rewards, and after the step at which the rewards ended an episode. The last step that is
-            learned from counts as the episode's end.
-    """
-
-    batch: EpisodeBatch
-    played: Played
-    score: jax.Array
+    batch: EpisodeBatch  # the questions
+    played: Played  # what was played
+    score: jax.Array  # `[B, T]` float32, reward of each step
+    # `[B, T]` bool, whether the step is learned from. It is False in an episode without rewards,
+    # and after the step at which the rewards ended an episode. The last step that is learned from
+    # counts as the episode's end.
     scored: jax.Array
 
 
 class Experience(Protocol):
-    """What the training loop learns from.
-
-    Attributes:
-        waited: seconds so far in which the device may have been idle, by cause.
-        samples: `[b, 2]` on this host, number and epoch of each sample of the last `next`.
-    """
+    """What the training loop learns from."""
 
     @property
-    def waited(self) -> dict[str, float]: ...
+    def waited(self) -> dict[str, float]:
+        """Seconds so far in which the device may have been idle, by cause."""
 
     @property
-    def samples(self) -> np.ndarray: ...
+    def samples(self) -> np.ndarray:
+        """`[b, 2]` on this host, number and epoch of each sample of the last `next`."""
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         """What the step from `number` to `number` + 1 learns from.
@@ -86,14 +71,11 @@ class Experience(Protocol):
             number: optimizer steps done so far.
 
         Raises:
-            Stopped: the run is told to stop.
             FeedbackLost: the language model gives no more rewards.
         """
-        ...
 
     def prepare(self, state: Any) -> None:
         """Does the host's work for the next step while the device computes `state`."""
-        ...
 
     def position(self) -> tuple[Any, list[Any]]:
         """Where a resumed run goes on, as JSON. Every host must call it.
@@ -102,11 +84,9 @@ class Experience(Protocol):
             the iterator's position after the batches learned from, and the played episodes of the
             batches after it.
         """
-        ...
 
     def counts(self) -> dict[str, float]:
         """Further metrics, counted since this start of the run."""
-        ...
 
 
 class Batches:
@@ -127,14 +107,13 @@ class Fused:
     """See `Experience`: the update plays and scores the batch."""
 
     def __init__(self, batches: Batches) -> None:
-        self.waited = {"input": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
+        self.waited = {"input": 0.0}
         self._batches = batches
         self._used: Any = batches.position
         self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
 
     def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
-        """See `Experience`."""
         stop.check()
         ahead, self._ahead = self._ahead or self._fetch(state), None
         batch, self.samples, self._used = ahead
@@ -158,7 +137,6 @@ class Fused:
         return batch, samples, self._batches.position
 
     def counts(self) -> dict[str, float]:
-        """See `Experience`."""
         return {}
 
 
@@ -175,19 +153,12 @@ class _InFlight:
 
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """How rewards are asked for, and for which steps.
+    """How rewards are asked for, and for which steps."""
 
-    Attributes:
-        rewards: asks for rewards, and waits for them.
-        samples: the training samples, indexed by the numbers in batches.
-        staleness: K, updates between the play of a batch and its own update.
-        steps: optimizer steps of the whole run; no batch is played for later ones.
-    """
-
-    rewards: Rewards
-    samples: Sequence[Sample]
-    staleness: int
-    steps: int
+    rewards: Rewards  # asks for rewards, and waits for them
+    samples: Sequence[Sample]  # the training samples, indexed by the numbers in batches
+    staleness: int  # K, updates between the play of a batch and its own update
+    steps: int  # optimizer steps of the whole run; no batch is played for later ones
 
 
 class Deferred:
@@ -206,8 +177,8 @@ class Deferred:
             play: `(state, batch, number of the batch)` → `Played`, a compiled program.
             pending: the played episodes that `position` gave; empty for a new run.
         """
-        self.waited = {"input": 0.0, "feedback": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
+        self.waited = {"input": 0.0, "feedback": 0.0}
         self._mesh, self._play, self._batches, self._asking = mesh, play, batches, asking
         self._used: Any = batches.position
         self._queue: deque[_InFlight] = deque()
@@ -225,7 +196,6 @@ class Deferred:
         self._ask()
 
     def next(self, state: Any, number: int, stop: StopSignal) -> ScoredEpisodes:
-        """See `Experience`."""
         stop.check()
         asking = self._asking
         while (ahead := len(self._queue)) <= asking.staleness and number + ahead < asking.steps:
@@ -265,7 +235,6 @@ class Deferred:
         self._ask()
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`."""
         return self._used, [
             {
                 name: array.tolist()
@@ -275,7 +244,6 @@ class Deferred:
         ]
 
     def counts(self) -> dict[str, float]:
-        """See `Experience`."""
         return self._asking.rewards.counts()
 
     def _begin(self, state: Any, number: int) -> _InFlight:
@@ -320,32 +288,26 @@ class Staged:
 
     @property
     def waited(self) -> dict[str, float]:
-        """See `Experience`."""
         now = self._now.waited
         return self._waited | {name: now[name] + self._waited.get(name, 0.0) for name in now}
 
     @property
     def samples(self) -> np.ndarray:
-        """See `Experience`."""
         return self._now.samples
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `Experience`."""
         if self._later and self._later[0][0] == number:
             self._waited, (_, make) = self.waited, self._later.popleft()
             self._now = make(False)
         return self._now.next(state, number, stop)
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`."""
         self._now.prepare(state)
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`."""
         return self._now.position()
 
     def counts(self) -> dict[str, float]:
-        """See `Experience`."""
         return self._now.counts()
 
 
@@ -379,23 +341,17 @@ _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 
 class Drawn(NamedTuple):
-    """The questions of one batch.
+    """The questions of one batch."""
 
-    numbers: of the questions on this host.
-    epochs: how often each was drawn before.
-    """
-
-    numbers: np.ndarray
-    epochs: np.ndarray
+    numbers: np.ndarray  # of the questions on this host
+    epochs: np.ndarray  # how often each was drawn before
 
 
 class QuestionOrder:
     """An endless shuffled order of questions, each once an epoch.
 
     Args:
-        questions: their number.
         batch: questions of one batch on all hosts.
-        seed: of the shuffling.
         shard: (index of this host, number of hosts).
         first: the questions of the first epoch, in their order; None: shuffled, too.
     """
@@ -467,8 +423,8 @@ class AgentExperience:
         *,
         pending: Sequence[Any] = (),
     ) -> None:
-        self.waited = {"play": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
+        self.waited = {"play": 0.0}
         self._order, self._playing, self._counts = order, playing, counts
         self._batches = batches
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="play")
@@ -482,8 +438,6 @@ class AgentExperience:
         """See `Experience`.
 
         Raises:
-            Stopped: the run is told to stop, on this host or another; nothing of the batch is
-                learned from.
             FeedbackLost: the language model of a host is gone.
         """
         numbers, epochs = self._order.at(self._batches)
@@ -500,7 +454,7 @@ class AgentExperience:
         return self._playing.batch(episodes, number)
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`; there is nothing to prepare."""
+        """There is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
         """See `Experience`: the number of batches learned from, and those played since.
@@ -517,11 +471,9 @@ class AgentExperience:
         return self._batches, pending
 
     def counts(self) -> dict[str, float]:
-        """See `Experience`."""
         return self._counts()
 
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
-        """The episodes that step `number` learns from; begins to play those of later steps."""
         stop.check()
         playing = self._playing
         if not playing.staleness:

@@ -33,19 +33,12 @@ _LOOK_EVERY = 1.0  # seconds between looks whether the server is closed
 
 
 class Wanted(NamedTuple):
-    """A turn that is asked for.
+    """A turn that is asked for."""
 
-    Attributes:
-        episode: its number.
-        ids: int32, all before the turn.
-        sampling: of the request.
-        turn: takes what was sampled, or why nothing was.
-    """
-
-    episode: int
-    ids: np.ndarray
-    sampling: Mapping[str, Any]
-    turn: Future[Sampled | Failure]
+    episode: int  # its number
+    ids: np.ndarray  # int32, all before the turn
+    sampling: Mapping[str, Any]  # of the request
+    turn: Future[Sampled | Failure]  # takes what was sampled, or why nothing was
 
 
 class _Wrong(Exception):
@@ -69,9 +62,7 @@ class GenerateServer:
     """The server; use it as a context manager.
 
     Args:
-        model: the only model that is here.
         room: most tokens of a row.
-        renderer: of the texts.
         want: takes what is asked for, from any thread.
 
     Attributes:
@@ -128,7 +119,8 @@ class GenerateServer:
                         raise _Wrong(f"there is no {self.path}", 404, "NotFoundError")
                     status = 200
                 except _Wrong as wrong:
-                    status, found = wrong.status, _error(wrong)
+                    status, about = wrong.status, {"type": wrong.kind, "code": wrong.status}
+                    found = {"error": {"message": str(wrong), "param": None, **about}}
                     self.close_connection = True
                 data = json.dumps(found).encode()
                 with contextlib.suppress(OSError):
@@ -165,17 +157,10 @@ class GenerateServer:
             raise _Wrong("the API key is wrong", 401, "AuthenticationError")
 
     def models(self) -> dict[str, Any]:
-        """GET /v1/models."""
-        card = {
-            "id": self._model,
-            "object": "model",
-            "owned_by": "qrag_jax",
-            "max_model_len": self._room,
-        }
-        return {"object": "list", "data": [card]}
+        card = {"id": self._model, "object": "model", "owned_by": "qrag_jax"}
+        return {"object": "list", "data": [card | {"max_model_len": self._room}]}
 
     def generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /inference/v1/generate."""
         name = body.get("model")
         if name not in (None, self._model):
             raise _Wrong(
@@ -211,16 +196,14 @@ class GenerateServer:
     def opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/opening: messages and tools to ids."""
         tools = body.get("tools") or []
-        return {
-            "token_ids": self._rendered(lambda: self._renderer.opening(body["messages"], tools))
-        }
+        ids = self._rendered(lambda: self._renderer.opening(body["messages"], tools))
+        return {"token_ids": ids}
 
     def after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/after: the ids that follow sampled ones; null if turns are rewritten."""
         said, tools = self._ids(body, "token_ids"), body.get("tools") or []
-        return {
-            "token_ids": self._rendered(lambda: self._renderer.after(said, body["messages"], tools))
-        }
+        ids = self._rendered(lambda: self._renderer.after(said, body["messages"], tools))
+        return {"token_ids": ids}
 
     def spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/spoken: sampled ids to a message."""
@@ -240,17 +223,10 @@ class GenerateServer:
     @staticmethod
     def _ids(body: Mapping[str, Any], name: str) -> np.ndarray:
         given = body.get(name)
-        fine = (
-            isinstance(given, list)
-            and given
-            and all(
-                isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**31
-                for each in given
-            )
-        )
-        if not fine:
+        listed = given if isinstance(given, list) else []
+        if not listed or not all(type(each) is int and 0 <= each < 2**31 for each in listed):
             raise _Wrong(f"{name} is no list of token ids, one at least")
-        return np.array(given, np.int32)
+        return np.array(listed, np.int32)
 
     @staticmethod
     def _rendered(render: Callable[[], np.ndarray | None]) -> list[int] | None:
@@ -286,11 +262,8 @@ def generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
         "sampling_mask": None,
         "weight_versions": None,
     }
-    usage = {
-        "prompt_tokens": prompt,
-        "completion_tokens": len(sampled.ids),
-        "total_tokens": prompt + len(sampled.ids),
-    }
+    count = len(sampled.ids)
+    usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
     return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}
 
 
@@ -299,14 +272,3 @@ def _episode(headers: Mapping[str, str]) -> int:
     if not number.isdecimal():
         raise _Wrong(f"the header {SESSION} names no episode")
     return int(number)
-
-
-def _error(wrong: _Wrong) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": str(wrong),
-            "type": wrong.kind,
-            "param": None,
-            "code": wrong.status,
-        }
-    }

@@ -23,18 +23,12 @@ from qrag_jax.rollouts.token_episodes import Library
 
 @dataclasses.dataclass(frozen=True)
 class CorpusLibrary:
-    """See `token_episodes.Library`. The ids of documents are the passages' names.
+    """See `token_episodes.Library`. The ids of documents are the passages' names."""
 
-    Attributes:
-        corpus: the passages.
-        searched: their index; None: a search gives the question's gold passages, a bound from
-            above.
-        clean: whether quotes are made straight, as in a question's own documents.
-    """
-
-    corpus: StoredCorpus
+    corpus: StoredCorpus  # the passages
+    # their index; None: a search gives the question's gold passages, a bound from above
     searched: SingleStepSearch | None
-    clean: bool = True
+    clean: bool = True  # whether quotes are made straight, as in a question's own documents
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first. Equal queries are searched once."""
@@ -56,7 +50,6 @@ class CorpusLibrary:
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
-        """The passage of this name; None if there is none."""
         return next(iter(self.named(task, (step.doc_id,))), None)
 
     def named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
@@ -86,23 +79,13 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
     return found
 
 
-def no_limit(task: ToolTask) -> str:
-    """No last day, for any question."""
-    return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class RemoteLibrary:
-    """See `token_episodes.Library`. Documents have ids, and neither title, text nor score.
+    """See `token_episodes.Library`. Documents have ids, and neither title, text nor score."""
 
-    Attributes:
-        engine: the service.
-        until: the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no
-            limit.
-    """
-
-    engine: RemoteEngine
-    until: Callable[[ToolTask], str] = no_limit
+    engine: RemoteEngine  # the service
+    # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
+    until: Callable[[ToolTask], str] = lambda task: ""
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; a search that failed is a `Failure`."""
@@ -141,12 +124,10 @@ class OwnLibrary:
     retriever: OwnRetriever
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first."""
         searches = [DocumentSearch(s.query, s.most, task.documents) for task, s in asked]
         return self.retriever.find(searches)
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
-        """The question's document of this id; None if there is none."""
         return next((each for each in task.documents if each.id == step.doc_id), None)
 
 
@@ -168,26 +149,16 @@ class NamedLibrary(Library, Protocol):
 
 
 class KeptResults:
-    """See `token_episodes.Library`; the results used longest ago are dropped first.
-
-    Args:
-        library: what is searched.
-        most: results that are kept.
-
-    Attributes:
-        library: what is searched.
-        asked, searched: searches that were asked for, and those that the library did.
-        failed: those of the latter that failed.
-    """
+    """See `token_episodes.Library`; the results used longest ago are dropped first."""
 
     def __init__(self, library: NamedLibrary, most: int) -> None:
+        # Searches that were asked for, those that the library did, and those that failed.
         self.asked = self.searched = self.failed = 0
         self.library, self._most = library, most
         self._kept: OrderedDict[_Key, _Found] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first; equal ones are done once."""
         keys = [self._key(task, step) for task, step in asked]
         with self._lock:
             known = {key: self._kept[key] for key in keys if key in self._kept}
@@ -215,7 +186,6 @@ class KeptResults:
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """As the library has it."""
         return self.library.open(task, step)
 
     def _key(self, task: ToolTask, step: Look) -> _Key:

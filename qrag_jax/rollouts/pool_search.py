@@ -9,58 +9,136 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Retrieve, Seen
-from qrag_jax.environments.rag.state_text import Fitted, StateText
+from qrag_jax.environments.episode import Hop, Retrieve, Seen
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.exact import padded_batch
 from qrag_jax.retrieval.protocol import NONE, Queries, VectorIndex
 from qrag_jax.retrieval.tower_rows import Encode, RowEncoder
 
+# ---------------------------------------------------------------- the text of a state
+# What the query encoder reads before it scores passages. Stateful, as in HARR (Zhang et al., 2026):
+#
+#     Instruct: INSTRUCTION
+#     Original Question: …
+#     History: [{"sub_query": …, "status": …, "answer": …}, …]
+#     Query: the sub-query
+#
+# Stateless it is the instruction and the query alone. A text that is too long loses the oldest
+# hops, and then the end of the original question, never a part of the sub-query.
+
+STATELESS = "Given a question, retrieve the passages that answer it."
+STATEFUL = (
+    "A question is answered in several searches. Given the original question, the searches so far "
+    "with what they found, and the query of this search, retrieve the passages that answer the "
+    "query."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateText:
+    """How states are written."""
+
+    stateful: bool = True  # with the original question and the history, or the query alone
+    # on the first line, after "Instruct: "; None: the one above that fits; "": no such line, for
+    # encoders that were trained without
+    instruction: str | None = None
+    max_tokens: int = 0  # longest text; 0: no limit
+    # number of tokens of a text, as the encoder reads it. More text must not have fewer.
+    count: Callable[[str], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens and self.count is None:
+            raise ValueError("a limit of tokens needs a function that counts them.")
+
+    def of(self, question: str, step: Retrieve) -> Fitted | Failure:
+        """The state in which a search is made.
+
+        Returns:
+            The text that fits, or a `Failure` with the cause "too_long" if even the instruction and
+            the sub-query do not.
+        """
+        words = question.split() if self.stateful else []
+        history = step.history if self.stateful else ()
+
+        def fits(dropped: int, cut: int) -> bool:
+            text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
+            return self.count is None or not self.max_tokens or self.count(text) <= self.max_tokens
+
+        dropped = least(0, len(history), lambda hops: fits(hops, 0))
+        cut = 0
+        if not fits(dropped, 0):
+            if not fits(dropped, len(words)):
+                return Failure(
+                    "too_long",
+                    f"the sub-query and the instruction are longer than {self.max_tokens} tokens.",
+                    attempts=0,
+                )
+            cut = least(0, len(words), lambda number: fits(dropped, number))
+        text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
+        return Fitted(text, dropped, cut)
+
+    def _text(self, words: list[str], history: tuple[Hop, ...], sub_query: str) -> str:
+        instruction = self.instruction
+        if instruction is None:
+            instruction = STATEFUL if self.stateful else STATELESS
+        lines = [f"Instruct: {one_line(instruction)}"] if instruction else []
+        if self.stateful:
+            lines += [f"Original Question: {' '.join(words)}", f"History: {as_json(history)}"]
+        return well_formed("\n".join([*lines, f"Query: {one_line(sub_query)}"]))
+
+
+class Fitted(NamedTuple):
+    """The text of a state, and what was left out of it."""
+
+    text: str
+    hops: int = 0  # number of hops, the oldest ones
+    words: int = 0  # number of words of the original question, the last ones
+
+
+def as_json(history: tuple[Hop, ...]) -> str:
+    """A list of objects with `sub_query`, `status` (if there is one) and `answer`, one a hop."""
+    hops = []
+    for hop in history:
+        status = {"status": hop.status} if hop.status else {}
+        hops.append({"sub_query": hop.sub_query, **status, "answer": hop.answer})
+    return json.dumps(hops, ensure_ascii=False)
+
+
+# ---------------------------------------------------------------- searches
+
 
 class Ask(NamedTuple):
-    """One search of an episode.
+    """One search of an episode."""
 
-    Attributes:
-        question: the original question.
-        step: what the agent asks.
-        key: uint32 `[2]`, the episode's own; searches of one episode differ in their number.
-    """
-
-    question: str
-    step: Retrieve
+    question: str  # the original question
+    step: Retrieve  # what the agent asks
+    # uint32 `[2]`, the episode's own; searches of one episode differ in their number
     key: np.ndarray
 
 
 class Drawn(NamedTuple):
-    """What the policy did in one search.
+    """What the policy did in one search."""
 
-    Attributes:
-        row: int32, the token ids of the state.
-        pool: int64 `[K]`, the passages' numbers, best first; `NONE` where there are no more.
-        vectors: float32 `[K, D]`, theirs; 0 where there is none.
-        actions: int32 `[k]`, places in the pool in the order drawn, then `NOTHING`.
-        log_prob: of the ordered draw.
-        entropy: of the first passage drawn, in nats.
-        names: the ids of the passages drawn.
-        cut: whether the state had to leave out hops or words.
-    """
-
-    row: np.ndarray
+    row: np.ndarray  # int32, the token ids of the state
+    # int64 `[K]`, the passages' numbers, best first; `NONE` where there are no more
     pool: np.ndarray
-    vectors: np.ndarray
-    actions: np.ndarray
-    log_prob: float
-    entropy: float
-    names: tuple[str, ...]
-    cut: bool
+    vectors: np.ndarray  # float32 `[K, D]`, theirs; 0 where there is none
+    actions: np.ndarray  # int32 `[k]`, places in the pool in the order drawn, then `NOTHING`
+    log_prob: float  # of the ordered draw
+    entropy: float  # of the first passage drawn, in nats
+    names: tuple[str, ...]  # the ids of the passages drawn
+    cut: bool  # whether the state had to leave out hops or words
 
 
 class Found(NamedTuple):
@@ -72,54 +150,35 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QueryRows:
-    """How the text of a state becomes a row: `opening text [SEP]`.
+    """How the text of a state becomes a row: `opening text [SEP]`."""
 
-    Attributes:
-        tokenizer: of the query encoder.
-        opening: ids that every row begins with.
-        sep_id: id behind the text.
-        max_tokens: longest row.
-    """
-
-    tokenizer: Encode
-    opening: tuple[int, ...]
-    sep_id: int
-    max_tokens: int
+    tokenizer: Encode  # of the query encoder
+    opening: tuple[int, ...]  # ids that every row begins with
+    sep_id: int  # id behind the text
+    max_tokens: int  # longest row
 
     @property
     def room(self) -> int:
-        """Tokens that are left for a text."""
         return self.max_tokens - len(self.opening) - 1
 
     def count(self, text: str) -> int:
-        """Number of tokens of a text."""
         return len(self.tokenizer.encode([text])[0])
 
     def of(self, texts: Sequence[str]) -> list[list[int]]:
-        """The rows of texts that fit."""
         ids = self.tokenizer.encode(texts)
         return [[*self.opening, *own, self.sep_id] for own in ids]
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolSearch:
-    """Searches an index as the policy does.
+    """Searches an index as the policy does."""
 
-    Attributes:
-        tower: the query encoder with the weights that act.
-        index: over the documents; their vectors do not change.
-        states: the text of a state.
-        rows: its tokens.
-        config: K, k and τ.
-        is_greedy: take the best k instead of drawing, as in evaluation.
-    """
-
-    tower: RowEncoder
-    index: VectorIndex
-    states: StateText
-    rows: QueryRows
-    config: PlackettLuceConfig
-    is_greedy: bool = False
+    tower: RowEncoder  # the query encoder with the weights that act
+    index: VectorIndex  # over the documents; their vectors do not change
+    states: StateText  # the text of a state
+    rows: QueryRows  # its tokens
+    config: PlackettLuceConfig  # K, k and τ
+    is_greedy: bool = False  # take the best k instead of drawing, as in evaluation
 
     def __call__(self, asks: Sequence[Ask]) -> list[Found | Failure]:
         """What is found for each; a `Failure` where not even the sub-query fits into a state."""
@@ -195,67 +254,40 @@ def _draw(config: PlackettLuceConfig, is_greedy: bool) -> Callable[..., tuple[ja
 
 
 class HopShape(NamedTuple):
-    """Static sizes of a batch.
+    """Static sizes of a batch."""
 
-    Attributes:
-        hops: T, most searches of an episode.
-        tokens: L, longest state.
-        width: D, of vectors.
-        episode_rewards: E, number of rewards of a whole episode.
-        hop_rewards: H, of rewards of a search.
-    """
-
-    hops: int
-    tokens: int
-    width: int
-    episode_rewards: int
-    hop_rewards: int
+    hops: int  # T, most searches of an episode
+    tokens: int  # L, longest state
+    width: int  # D, of vectors
+    episode_rewards: int  # E, number of rewards of a whole episode
+    hop_rewards: int  # H, of rewards of a search
 
 
 class HopBatch(NamedTuple):
-    """N episodes of at most T searches; those of one group are neighbours.
+    """N episodes of at most T searches; those of one group are neighbours."""
 
-    Attributes:
-        tokens: `[N, T, L]` int32, the states.
-        lengths: `[N, T]` int32, 0 where there was no search.
-        pool: `[N, T, K, D]` float32, vectors of the pools' passages.
-        present: `[N, T, K]` bool, whether there is a passage.
-        actions: `[N, T, k]` int32, places in the pool in the order drawn.
-        log_probs: `[N, T]` float32, by the weights that acted.
-        scored: `[N]` bool, whether the episode has rewards; others are not learned from.
-        episode_rewards: `[N, E]` float32, without weights.
-        hop_rewards: `[N, T, H]` float32, without weights.
-    """
-
-    tokens: jax.Array
-    lengths: jax.Array
-    pool: jax.Array
-    present: jax.Array
-    actions: jax.Array
-    log_probs: jax.Array
-    scored: jax.Array
-    episode_rewards: jax.Array
-    hop_rewards: jax.Array
+    tokens: jax.Array  # `[N, T, L]` int32, the states
+    lengths: jax.Array  # `[N, T]` int32, 0 where there was no search
+    pool: jax.Array  # `[N, T, K, D]` float32, vectors of the pools' passages
+    present: jax.Array  # `[N, T, K]` bool, whether there is a passage
+    actions: jax.Array  # `[N, T, k]` int32, places in the pool in the order drawn
+    log_probs: jax.Array  # `[N, T]` float32, by the weights that acted
+    scored: jax.Array  # `[N]` bool, whether the episode has rewards; others are not learned from
+    episode_rewards: jax.Array  # `[N, E]` float32, without weights
+    hop_rewards: jax.Array  # `[N, T, H]` float32, without weights
 
 
 class Rewarded(NamedTuple):
-    """What is learned from one episode.
+    """What is learned from one episode."""
 
-    Attributes:
-        searches: what the policy did; no more than `HopShape.hops`.
-        episode: `[E]` rewards of the episode; None: it has none and is masked.
-        hops: `[T][H]` rewards of its searches.
-    """
-
-    searches: Sequence[Drawn]
-    episode: Sequence[float] | None
-    hops: Sequence[Sequence[float]] = ()
+    searches: Sequence[Drawn]  # what the policy did; no more than `HopShape.hops`
+    episode: Sequence[float] | None  # `[E]` rewards of the episode; None: it has none and is masked
+    hops: Sequence[Sequence[float]] = ()  # `[T][H]` rewards of its searches
 
 
 def hop_batch(
     episodes: Sequence[Rewarded], shape: HopShape, config: PlackettLuceConfig
 ) -> HopBatch:
-    """The arrays of these episodes, on the host."""
     arrays = _empty(len(episodes), shape, config)
     for row, episode in enumerate(episodes):
         for hop, drawn in enumerate(episode.searches):
@@ -273,14 +305,12 @@ def hop_batch(
 
 
 def batch_shapes(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> HopBatch:
-    """Shapes and dtypes of a batch."""
     arrays = _empty(episodes, shape, config)
     shapes: Any = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in arrays.items()}
     return HopBatch(**shapes)
 
 
 def _empty(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> dict[str, Any]:
-    """A batch of episodes in which nothing happened."""
     searches = episodes, shape.hops
     return {
         "tokens": np.zeros((*searches, shape.tokens), np.int32),

@@ -30,39 +30,25 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How a try is scored.
+    """How a try is scored."""
 
-    Attributes:
-        scores: of the pool after the hop.
-        reward: what of it is learned from.
-        order: of the pool, one of `queries.ORDERS`.
-        gold_by: what a page is known by, one of `queries.KEYS`.
-    """
-
-    scores: PoolScores
-    reward: QueryRewardConfig
-    order: str
-    gold_by: str
+    scores: PoolScores  # of the pool after the hop
+    reward: QueryRewardConfig  # what of it is learned from
+    order: str  # of the pool, one of `queries.ORDERS`
+    gold_by: str  # what a page is known by, one of `queries.KEYS`
 
     def pool_scores(self, state: QueryState, pool: Pool) -> dict[str, float]:
-        """Scores of a pool after the state's hop."""
         pages = [key_of(each, self.gold_by) for each in pool]
         return self.scores.of(pages, state.pages, state.hop)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """One try to make.
+    """One try to make."""
 
-    Attributes:
-        at: which state.
-        state: the state, with the number of the prompt that asks.
-        draw: number of the draw among those of this prompt.
-    """
-
-    at: StateKey
-    state: QueryState
-    draw: int
+    at: StateKey  # which state
+    state: QueryState  # the state, with the number of the prompt that asks
+    draw: int  # number of the draw among those of this prompt
 
 
 def try_of(asked: Asked, episode: TokenEpisode, scoring: Scoring) -> Try:
@@ -104,11 +90,7 @@ Opened = Callable[[QueryState, Sequence[str]], Sequence[Document]]  # (state, id
 
 
 def state_after(state: QueryState, each: Try, opened: Opened) -> QueryState:
-    """The state that the next hop begins with, if this try goes on.
-
-    Args:
-        opened: gives passages by their ids.
-    """
+    """The state that the next hop begins with, if this try goes on."""
     known = {document.id: document for document in state.pool}
     scores = dict(each.found)
     new = [name for name in each.pool if name not in known]
@@ -128,14 +110,11 @@ class Lacking(NamedTuple):
 
 
 class QueryStates(NamedTuple):
-    """What becomes of questions on a corpus.
+    """What becomes of questions on a corpus."""
 
-    states: of the questions all of whose gold pages are in the corpus, in their order.
-    lacking: the others, which no search could solve.
-    """
-
+    # of the questions all of whose gold pages are in the corpus, in their order
     states: list[QueryState]
-    lacking: list[Lacking]
+    lacking: list[Lacking]  # the others, which no search could solve
 
     @property
     def summary(self) -> str:
@@ -231,7 +210,6 @@ def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[s
 
 
 def _by_passage(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
-    """The id of the passage of each page."""
     wanted = dict.fromkeys(pages)
     named = [page.id for page in wanted if page.id]
     numbers = corpus.numbers(named)

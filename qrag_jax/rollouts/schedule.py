@@ -29,9 +29,7 @@ def draw_keys(key: jax.Array, numbers: jax.Array | np.ndarray, draws: int) -> ja
     """Data of PRNG keys, `[question, draw, 2]`, uint32.
 
     Args:
-        key: of all of them.
         numbers: `[question]`, uint32.
-        draws: of each question.
     """
     of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     of_draws = jax.vmap(lambda own: jax.vmap(jax.random.fold_in, (None, 0))(own, np.arange(draws)))
@@ -53,48 +51,29 @@ def key_within(key: np.ndarray, *numbers: int) -> np.ndarray:
 
 @dataclasses.dataclass
 class Counts:
-    """What episodes needed.
+    """What episodes needed."""
 
-    Attributes:
-        turns: asked of the model.
-        batches: calls of the device: of the searches of an agent, or of the turns of a policy.
-            There is one for each turn where a server samples.
-        searches: that were done.
-        shared: requests that another episode of the group had made already.
-        failed: episodes that failed, attempts that were repeated among them.
-        outside: sampled tokens that are no part of an episode.
-        lost: processes that were lost.
-    """
-
-    turns: int = 0
+    turns: int = 0  # asked of the model
+    # calls of the device: of the searches of an agent, or of the turns of a policy. There is one
+    # for each turn where a server samples.
     batches: int = 0
-    searches: int = 0
-    shared: int = 0
-    failed: int = 0
-    outside: int = 0
-    lost: int = 0
+    searches: int = 0  # that were done
+    shared: int = 0  # requests that another episode of the group had made already
+    failed: int = 0  # episodes that failed, attempts that were repeated among them
+    outside: int = 0  # sampled tokens that are no part of an episode
+    lost: int = 0  # processes that were lost
 
 
 class Playing:
-    """One episode while it is played.
-
-    Args:
-        start: with a task.
-        agent: plays it.
-        attempt: how often it is played, from 1.
-
-    Attributes:
-        ended: how it ended; None: it goes on.
-    """
+    """One episode while it is played, an attempt that is counted from 1."""
 
     def __init__(self, start: Any, agent: Any, attempt: int) -> None:
         self.start, self.attempt = start, attempt
-        self.ended: Any = None
+        self.ended: Any = None  # it goes on
         self._begun = False
         self._play = agent.play(start.task)
 
     def advance(self, reply: Any) -> Any | None:
-        """What it asks for next; None: it has ended."""
         first, self._begun = not self._begun, True
         try:
             return next(self._play) if first else self._play.send(reply)
@@ -109,8 +88,6 @@ class Schedule:
     Args:
         begin: (start, attempt) → a `Playing`.
         failed: the class of how an episode ends that is played again.
-        attempts: so often in all.
-        stop: looked at while this waits.
     """
 
     def __init__(
@@ -128,11 +105,7 @@ class Schedule:
         self._flying: dict[object, tuple[Future[Any], Callable[[Any], None]]] = {}
 
     def run(self, starts: Sequence[Any]) -> list[Any]:
-        """Plays them to their ends; each `Playing` is in the place of its start.
-
-        Raises:
-            Stopped: the run is told to stop; requests in flight are cancelled.
-        """
+        """Plays them to their ends; each `Playing` is in the place of its start."""
         played = [self._begin(start, 1) for start in starts]
         place_of = {id(each): place for place, each in enumerate(played)}
         self._ready.extend((each, None) for each in played)
@@ -159,11 +132,9 @@ class Schedule:
         return played
 
     def take(self, playing: Any, step: Any) -> None:
-        """Begins to answer what an episode asks for."""
         raise NotImplementedError
 
     def waits(self) -> bool:
-        """Whether requests are being collected."""
         raise NotImplementedError
 
     def dispatch(self) -> float:
@@ -171,7 +142,6 @@ class Schedule:
         raise NotImplementedError
 
     def reply(self, playing: Any, reply: Any) -> None:
-        """Lets an episode go on."""
         self._ready.append((playing, reply))
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
@@ -182,7 +152,6 @@ class Schedule:
 
     @property
     def flies(self) -> bool:
-        """Whether something is in flight."""
         return bool(self._flying)
 
     def _collect(self, seconds: float) -> None:

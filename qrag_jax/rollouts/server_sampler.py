@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +53,6 @@ class ServerSampler:
 
     Args:
         submit: `Client.submit`; the client asks again where a failure may pass.
-        config: the sampling.
         stop_ids: tokens that end a turn. The model's own end of text does so only if it is one.
     """
 
@@ -78,7 +76,6 @@ class ServerSampler:
 
         Args:
             model: the name of one version, as `Publisher` published it.
-            requests: the turns.
         """
         return [
             self._one(self._request(model, request, most), most)
@@ -132,13 +129,7 @@ def seed_of(request: SampleRequest) -> int:
 
 
 def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | Failure:
-    """The turn in an answer, or a failure if it is not as asked.
-
-    Args:
-        answer: to a request for token ids and log-probabilities.
-        most: how many tokens were asked for.
-        stop_ids: tokens that end a turn.
-    """
+    """The turn in an answer, or a failure if it is not as asked."""
     ids, log_probs = answer.token_ids, answer.log_probs
     if problem := _problem(answer, most, stop_ids):
         return Failure("malformed", problem)
@@ -202,8 +193,6 @@ def check_log_probs(
         server: `[S]`, as the server gave them.
         trainer: `[S]`, of the trainer at the temperature of sampling, by the same weights.
         trainer_at_one: `[S]`, of the trainer at temperature 1.
-        temperature: of sampling.
-        tolerance: the highest mean distance.
 
     Returns:
         The mean distance of `server` and `trainer`.
@@ -250,15 +239,6 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
 _WIDTHS = 64  # rows are as long as a multiple of this: attention on GPUs wants even lengths
 
 
-class _Rows(NamedTuple):
-    """tokens `[B, L]`, lengths `[B]`; place `[B, S]` before each sampled token, target `[B, S]`."""
-
-    tokens: Any
-    lengths: Any
-    place: Any
-    target: Any
-
-
 def turn_log_probs(
     model: LanguageModel,
     params: Params | Adapted,
@@ -288,7 +268,7 @@ def turn_log_probs(
         target[row, : len(sampled)] = sampled
     is_sampled = np.arange(most)[None] < np.array([len(sampled) for _, sampled in turns])[:, None]
     scored = jax.jit(partial(_scored, model, tuple(each or 1.0 for each in temperatures)))
-    found = jax.device_get(scored(params, _Rows(tokens, lengths, place, target)))
+    found = jax.device_get(scored(params, tokens, lengths, place, target))
     return [np.asarray(each)[is_sampled] for each in found]
 
 
@@ -296,16 +276,21 @@ def _scored(
     model: LanguageModel,
     temperatures: Sequence[float],
     params: Params | Adapted,
-    rows: _Rows,
+    *rows: jax.Array,
 ) -> list[jax.Array]:
-    """`[B, S]` for each temperature."""
+    """`[B, S]` for each temperature.
+
+    Args:
+        rows: tokens `[B, L]`, lengths `[B]`; places before sampled tokens and these `[B, S]`.
+    """
+    tokens, lengths, place, target = rows
     whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
-    hidden = model.trunk.hidden_states(whole, rows.tokens, rows.lengths)
-    before = jnp.take_along_axis(hidden, rows.place[..., None], axis=1)
+    hidden = model.trunk.hidden_states(whole, tokens, lengths)
+    before = jnp.take_along_axis(hidden, place[..., None], axis=1)
     before = before.reshape(-1, before.shape[-1])
     found = []
     for temperature in temperatures:
         how = Vocabulary(temperature, products=model.trunk.precision.products)
-        scores = token_scores(how, before, model.head(whole), rows.target.reshape(-1))
-        found.append(scores.log_probs.reshape(rows.target.shape))
+        scores = token_scores(how, before, model.head(whole), target.reshape(-1))
+        found.append(scores.log_probs.reshape(target.shape))
     return found

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,29 +77,16 @@ def make_embed(
     )
 
 
-class Group(NamedTuple):
-    """Rows as `Embed` takes them.
-
-    tokens: int32 `[N, L]`.
-    lengths: int32 `[N]`, 0 where there is no row.
-    places: int `[rows]`, where each of the rows that were given is.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    places: np.ndarray
-
-
 def laid_out(
     rows: Sequence[Sequence[int] | np.ndarray], shape: tuple[int, int], devices: int, pad_id: int
-) -> Group:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows dealt out by length, so that every device has the same amount of work.
 
+    Tokens int32 `[N, L]`, lengths int32 `[N]`, 0 where there is no row, and int `[rows]`, where
+    each of the rows that were given is.
+
     Args:
-        rows: the ids of each row.
         shape: of the tokens, `[N, L]`; N is rounded up to a multiple of the number of devices.
-        devices: number of devices that share the rows.
-        pad_id: behind every row.
     """
     size, width = shape
     size += -size % devices
@@ -111,15 +97,13 @@ def laid_out(
     places[order] = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
     for place, row in zip(places, rows, strict=True):
         tokens[place, : len(row)], lengths[place] = row, len(row)
-    return Group(tokens, lengths, places)
+    return tokens, lengths, places
 
 
 class TextTable:
     """A table of embeddings, which grows when new texts are asked for.
 
     Args:
-        embed: a function from `make_embed`.
-        params: the parameters that `embed` is called with.
         row_tokens: length of the longest row, special tokens counted; longer texts are cut.
         store: keeps embeddings between processes; None: nothing is kept. On one CPU device the
             table itself is a file on the store's disk, mapped into memory.
@@ -192,8 +176,8 @@ class TextTable:
         encoded = self._tokenizer.encode(list(texts.values()))
         rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
         size = _group_size(len(rows))
-        group = laid_out(rows, (size, self._row_tokens), self._mesh.size, encoder.pad_id)
-        tokens, lengths, places = group
+        shape = size, self._row_tokens
+        tokens, lengths, places = laid_out(rows, shape, self._mesh.size, encoder.pad_id)
         embeddings = np.asarray(self._embed(self._params, tokens, lengths))[places]
         digests = list(texts)
         self._append(digests, embeddings)
@@ -260,14 +244,6 @@ _LENGTHS = 2  # of rows in a block; every size has all of them, and each pair is
 _SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a large one
 
 
-class _Program(NamedTuple):
-    """Embeds rows of more than `shorter` and at most `longest` tokens."""
-
-    shorter: int
-    longest: int
-    embed: Embed
-
-
 class MeshTower:
     """One tower, as `retrieval.tower_rows.RowEncoder`.
 
@@ -275,8 +251,6 @@ class MeshTower:
     for all others; each is compiled at its first call and never again.
 
     Args:
-        shardings: where the parameters live.
-        params: of towers stacked on axis 0, or of one tower.
         number: the tower's index on that axis; None: there is one tower.
         row_tokens: length of the longest row, special tokens counted.
     """
@@ -300,9 +274,10 @@ class MeshTower:
             return make_embed(mesh, shardings, encoder, blocks, number)
 
         short = min(SHORT, row_tokens)
-        self._programs = [_Program(0, short, program(0, short, _SHORT_SIZES))]
+        # Of rows of more than so many and at most so many tokens.
+        self._programs = [(0, short, program(0, short, _SHORT_SIZES))]
         if row_tokens > short:
-            self._programs.append(_Program(short, row_tokens, program(short, row_tokens, _SIZES)))
+            self._programs.append((short, row_tokens, program(short, row_tokens, _SIZES)))
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
 
@@ -320,15 +295,14 @@ class MeshTower:
         """
         lengths = np.array([len(row) for row in rows], np.int64)
         if len(rows) and lengths.max() > self._row_tokens:
-            longest = lengths.max()
-            raise ValueError(f"a row of {longest} tokens is longer than {self._row_tokens}")
+            raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")
         found = np.zeros((len(rows), self._encoder.width), np.float32)
-        for program in self._programs:
-            (places,) = np.nonzero((lengths > program.shorter) & (lengths <= program.longest))
+        for shorter, longest, embed in self._programs:
+            (places,) = np.nonzero((lengths > shorter) & (lengths <= longest))
             for first in range(0, len(places), TOWER_GROUP):
                 part = places[first : first + TOWER_GROUP]
-                shape = (TOWER_GROUP, program.longest)
-                own = laid_out([rows[i] for i in part], shape, self._devices, self._encoder.pad_id)
-                embedded = program.embed(self._params, own.tokens, own.lengths)
-                found[part] = np.asarray(embedded)[own.places]
+                shape = (TOWER_GROUP, longest)
+                own = [rows[i] for i in part]
+                tokens, sizes, at = laid_out(own, shape, self._devices, self._encoder.pad_id)
+                found[part] = np.asarray(embed(self._params, tokens, sizes))[at]
         return found

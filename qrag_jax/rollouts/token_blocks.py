@@ -28,55 +28,33 @@ _LEAST_PROMPT = 64  # room for the tokens that rows share; shorter prompts need 
 
 
 class BlockShape(NamedTuple):
-    """Static sizes of a block.
+    """Static sizes of a block."""
 
-    tokens: T, places of tokens.
-    length: L, tokens of the longest row, its shared ones included.
-    groups: Q, groups of rows that share their first tokens.
-    members: M, rows of a group, at most.
-    sampled: S, places of sampled tokens.
-    prompt: P, most tokens that the rows of a group share.
-    own: O, most tokens of a row behind these; 0: attention is not computed in parts.
-    """
-
-    tokens: int
-    length: int
-    groups: int
-    members: int
-    sampled: int
-    prompt: int = 0
-    own: int = 0
+    tokens: int  # T, places of tokens
+    length: int  # L, tokens of the longest row, its shared ones included
+    groups: int  # Q, groups of rows that share their first tokens
+    members: int  # M, rows of a group, at most
+    sampled: int  # S, places of sampled tokens
+    prompt: int = 0  # P, most tokens that the rows of a group share
+    own: int = 0  # O, most tokens of a row behind these; 0: attention is not computed in parts
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenBlocks:
-    """B blocks; device d of D has those from d·B/D on.
+    """B blocks; device d of D has those from d·B/D on."""
 
-    Attributes:
-        tokens: int32 `[B, T]`, packed as in `models.compute.sharing.shared_layout`.
-        shared: int32 `[B, Q]`, tokens that the rows of a group begin with.
-        lengths: int32 `[B, Q·M]`, of the rows, the shared tokens included; 0: no row.
-        place: int32 `[B, S]`, the place of the hidden state before each sampled token.
-        target: int32 `[B, S]`, the sampled tokens.
-        valid: bool `[B, S]`, whether there is one.
-        learned: bool `[B, S]`, whether it trains.
-        sampler: float32 `[B, S]`, its log-probability by the sampler.
-        episode: int32 `[B, S]`, its episode.
-        row: int32 `[B, S]`, its row in the block.
-        longest: of the rows; a program is compiled for it.
-    """
-
-    tokens: jax.Array
-    shared: jax.Array
-    lengths: jax.Array
-    place: jax.Array
-    target: jax.Array
-    valid: jax.Array
-    learned: jax.Array
-    sampler: jax.Array
-    episode: jax.Array
-    row: jax.Array
+    tokens: jax.Array  # int32 `[B, T]`, packed as in `models.compute.sharing.shared_layout`
+    shared: jax.Array  # int32 `[B, Q]`, tokens that the rows of a group begin with
+    lengths: jax.Array  # int32 `[B, Q·M]`, of the rows, the shared tokens included; 0: no row
+    place: jax.Array  # int32 `[B, S]`, the place of the hidden state before each sampled token
+    target: jax.Array  # int32 `[B, S]`, the sampled tokens
+    valid: jax.Array  # bool `[B, S]`, whether there is one
+    learned: jax.Array  # bool `[B, S]`, whether it trains
+    sampler: jax.Array  # float32 `[B, S]`, its log-probability by the sampler
+    episode: jax.Array  # int32 `[B, S]`, its episode
+    row: jax.Array  # int32 `[B, S]`, its row in the block
+    # of the rows; a program is compiled for it
     longest: RowLengths = dataclasses.field(metadata={"static": True})
 
 
@@ -118,7 +96,6 @@ def choose_shape(
 
     Args:
         tokens: places of a block, at most; more if the longest row needs more.
-        members: rows of a group, at most.
         room: tokens of the longest row there can be; None: not known.
         whole: whether every group must fit into a block, as `token_blocks` can keep it.
     """

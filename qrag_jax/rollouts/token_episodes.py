@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from qrag_jax.environments.demonstrations import Written
 from qrag_jax.environments.episode import (
     Agent,
     Closed,
@@ -31,15 +32,17 @@ from qrag_jax.environments.episode import (
     Said,
     Speak,
     Step,
+    ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.queries import Searched
+from qrag_jax.environments.queries import QueryPrompt, Searched
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
 from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_sampler import LENGTH, Sampled, SampleRequest
+from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from qrag_jax.rollouts.trajectories import (
     DONE,
     TRUNCATED,
@@ -54,15 +57,10 @@ from qrag_jax.runtime.interrupt import Stopped
 
 
 class Sampler(Protocol):
-    """Samples turns by one version of the weights.
+    """Samples turns by one version of the weights."""
 
-    Attributes:
-        in_rounds: requests are collected until no episode can go on without them.
-        version: of the weights.
-    """
-
-    in_rounds: bool
-    version: str
+    in_rounds: bool  # requests are collected until no episode can go on without them
+    version: str  # of the weights
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
         """Starts the requests; a failure is a value."""
@@ -83,19 +81,12 @@ class Library(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Speech:
-    """How text and ids become each other, and how long they may be.
+    """How text and ids become each other, and how long they may be."""
 
-    Attributes:
-        tokenizer: of Hugging Face.
-        scaffold: its chat template, cut.
-        turn: most tokens that a turn may sample.
-        room: most tokens of a segment.
-    """
-
-    tokenizer: Any
-    scaffold: Scaffold
-    turn: int
-    room: int
+    tokenizer: Any  # of Hugging Face
+    scaffold: Scaffold  # its chat template, cut
+    turn: int  # most tokens that a turn may sample
+    room: int  # most tokens of a segment
 
     def text(self, sampled: np.ndarray) -> str:
         """The text of sampled ids, without the token that ended the turn."""
@@ -106,29 +97,18 @@ class Speech:
 
 
 class TokenStart(NamedTuple):
-    """An episode to play.
+    """An episode to play."""
 
-    Attributes:
-        task: the question.
-        key: uint32 `[2]`, data of the PRNG key of its draws.
-    """
-
-    task: ToolTask
-    key: np.ndarray
+    task: ToolTask  # the question
+    key: np.ndarray  # uint32 `[2]`, data of the PRNG key of its draws
 
 
 class TokenEpisode(NamedTuple):
-    """A played episode.
+    """A played episode."""
 
-    Attributes:
-        ended: how it ended; a `Failed` has no reward.
-        segments: what was sampled and observed.
-        attempts: how often it was played.
-    """
-
-    ended: Ended
-    segments: tuple[Segment, ...]
-    attempts: int
+    ended: Ended  # how it ended; a `Failed` has no reward
+    segments: tuple[Segment, ...]  # what was sampled and observed
+    attempts: int  # how often it was played
 
     @property
     def status(self) -> str:
@@ -136,46 +116,6 @@ class TokenEpisode(NamedTuple):
         if isinstance(self.ended, Failed):
             return self.ended.cause
         return TRUNCATED if self.ended.tally.truncated else DONE
-
-
-class TokenRollout:
-    """Plays the episodes of an agent with tools.
-
-    Args:
-        agent: what the environment says and reads.
-        sampler: the model.
-        library: what is searched.
-        speech: between text and ids.
-        stop: looked at while this waits.
-        attempts: an episode that fails is played again, so often in all.
-
-    Attributes:
-        counts: over all calls of `play`.
-    """
-
-    def __init__(
-        self,
-        agent: Agent,
-        sampler: Sampler,
-        library: Library,
-        speech: Speech,
-        *,
-        stop: Checks,
-        attempts: int = 2,
-    ) -> None:
-        self.counts = Counts()
-        self._agent, self._sampler, self._library = agent, sampler, library
-        self._speech, self._stop, self._attempts = speech, stop, attempts
-
-    def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-        """Plays the episodes side by side; each is returned in the place of its start.
-
-        Raises:
-            Stopped: the run is told to stop; requests in flight are cancelled.
-        """
-        with ThreadPoolExecutor(1, thread_name_prefix="search") as thread:
-            course = _Course(self, thread)
-            return [each.episode for each in course.run(starts)]
 
 
 class _Episode(Playing):
@@ -226,27 +166,38 @@ class _Episode(Playing):
 
     @property
     def episode(self) -> TokenEpisode:
-        """The played episode."""
         assert self.ended is not None
         segments = tuple(tuple(segment) for segment in self.segments if segment)
         return TokenEpisode(self.ended, segments, self.attempt)
 
 
-class _Course(Schedule):
-    """Plays one list of episodes."""
+class TokenRollout(Schedule):
+    """Plays the episodes of an agent with tools."""
 
-    def __init__(self, rollout: TokenRollout, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        sampler: Sampler,
+        library: Library,
+        speech: Speech,
+        *,
+        stop: Checks,
+        attempts: int = 2,
+    ) -> None:
         def begin(start: TokenStart, attempt: int) -> _Episode:
-            return _Episode(start, rollout._agent, attempt)
+            return _Episode(start, agent, attempt)
 
-        super().__init__(begin, Failed, rollout._attempts, rollout.counts, rollout._stop)
-        self._sampler, self._library = rollout._sampler, rollout._library
-        self._speech, self._thread = rollout._speech, thread
+        super().__init__(begin, Failed, attempts, Counts(), stop)
+        self._sampler, self._library, self._speech = sampler, library, speech
         self._speaking: list[tuple[_Episode, SampleRequest]] = []
         self._looking: list[tuple[_Episode, Look | Open]] = []
 
+    def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        """Plays the episodes side by side; each is returned in the place of its start."""
+        with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
+            return [each.episode for each in self.run(starts)]
+
     def take(self, playing: _Episode, step: Step) -> None:
-        """See `Schedule`."""
         if not isinstance(step, Speak):
             assert isinstance(step, Look | Open)
             self._looking.append((playing, step))
@@ -258,7 +209,6 @@ class _Course(Schedule):
             self._speaking.append((playing, request))
 
     def waits(self) -> bool:
-        """See `Schedule`."""
         return bool(self._speaking or self._looking)
 
     def dispatch(self) -> float:
@@ -314,63 +264,38 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 
 
 # ---------------------------------------------------------------- episodes of all hosts
-# Documents that episodes have found stand in a table, each once: many episodes find the same ones.
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
-_FOUND = "found"  # the field that has documents
 
 
 def to_text(episodes: Iterable[TokenEpisode]) -> str:
     """Episodes as JSON; `from_text` reads them, to the last bit."""
-    table = dict[Document, int]()  # a document without its score → its number
-
-    def number(document: Document) -> tuple[int, float]:
-        return table.setdefault(document._replace(score=0.0), len(table)), document.score
-
-    rows = [
-        {
-            "kind": type(each.ended).__name__,
-            "ended": _fields(each.ended, number),
-            "segments": segments_to_json(each.segments),
-            "attempts": each.attempts,
-        }
-        for each in episodes
-    ]
-    return json.dumps({"documents": [each._asdict() for each in table], "episodes": rows})
+    rows = []
+    for each in episodes:
+        fields = dataclasses.asdict(each.ended)
+        if isinstance(each.ended, Searched):
+            fields["found"] = [document._asdict() for document in each.ended.found]
+        rows.append(
+            {
+                "kind": type(each.ended).__name__,
+                "ended": fields,
+                "segments": segments_to_json(each.segments),
+                "attempts": each.attempts,
+            }
+        )
+    return json.dumps(rows)
 
 
 def from_text(text: str) -> list[TokenEpisode]:
     """Reads what `to_text` gave."""
-    whole = json.loads(text)
-    documents = [Document(**each) for each in whole["documents"]]
     return [
         TokenEpisode(
-            _ended(row["kind"], row["ended"], documents),
+            made(_KINDS[row["kind"]], row["ended"]),
             segments_from_json(row["segments"]),
             row["attempts"],
         )
-        for row in whole["episodes"]
+        for row in json.loads(text)
     ]
-
-
-def _fields(ended: Ended, number: Callable[[Document], tuple[int, float]]) -> dict[str, Any]:
-    found = getattr(ended, _FOUND, None)
-    fields = {
-        field.name: getattr(ended, field.name)
-        for field in dataclasses.fields(ended)
-        if field.name != _FOUND
-    }
-    fields["tally"] = dataclasses.asdict(ended.tally)
-    return fields if found is None else fields | {_FOUND: [number(each) for each in found]}
-
-
-def _ended(kind: str, fields: Mapping[str, Any], documents: Sequence[Document]) -> Ended:
-    given = {name: value for name, value in fields.items() if name != _FOUND}
-    ended: Ended = typed(_KINDS[kind], given)
-    if not isinstance(ended, Searched):
-        return ended
-    found = tuple(documents[n]._replace(score=score) for n, score in fields[_FOUND])
-    return dataclasses.replace(ended, found=found)
 
 
 def played_by_all(
@@ -382,7 +307,6 @@ def played_by_all(
         play: plays episodes on this host alone; an episode does not depend on the others.
 
     Raises:
-        Stopped: the run is told to stop, on this host or another.
         FeedbackLost: too many episodes of a host fail.
     """
     count, index = jax.process_count(), jax.process_index()
@@ -398,3 +322,112 @@ def played_by_all(
         failure = why
     hosts.fail_together(failure, FeedbackLost)
     return [each for text in hosts.texts_of_each(to_text(own)) for each in from_text(text)]
+
+
+# ---------------------------------------------------------------- episodes of a script
+# What a policy imitates before it learns by rewards. The script says text, which is encoded as a
+# policy would best sample it. There are no log-probabilities: a script draws nothing.
+
+
+class Script(Protocol):
+    """Plays one episode."""
+
+    def say(self, shown: Sequence[str]) -> str:
+        """The text of the next turn, from the texts of all tool results so far."""
+        ...
+
+
+class Talk(NamedTuple):
+    """An episode of a script as text."""
+
+    ended: Ended  # how it ended
+    # for each turn the messages before it, since the last turn, and what was said
+    turns: tuple[tuple[Messages, str], ...]
+
+
+def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library) -> Talk:
+    """Plays one episode of a script."""
+    play, shown = agent.play(task), list[str]()
+    turns: list[tuple[Messages, str]] = []
+    step = next(play)
+    while True:
+        reply: Reply
+        if isinstance(step, Speak):
+            if turns:  # the first messages are the prompt
+                shown += [text for _, text in step.messages]
+            turns.append((step.messages, script.say(shown)))
+            reply = Said(turns[-1][1], "stop")
+        elif isinstance(step, Look):
+            (reply,) = library.look([(task, step)])
+        else:
+            assert isinstance(step, Open)
+            reply = library.open(task, step)
+        try:
+            step = play.send(reply)
+        except StopIteration as end:
+            return Talk(end.value, tuple(turns))
+
+
+def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
+    """The episode as tokens.
+
+    Raises:
+        ValueError: it is longer than `speech.room`, or the chat template rewrites turns.
+    """
+    scaffold, turns = speech.scaffold, list[Turn]()
+    for messages, text in talk.turns:
+        if turns:
+            observed = scaffold.after(turns[-1].sampled, messages)
+        else:
+            observed = scaffold.opening(messages)
+        ids = speech.tokenizer(text, add_special_tokens=False).input_ids
+        sampled = np.array([*ids, scaffold.stop_ids[0]], np.int32)
+        turns.append(Turn(observed, sampled, np.zeros(len(sampled), np.float32), STOP))
+    length = sum(len(turn.observed) + len(turn.sampled) for turn in turns)
+    if length > speech.room:
+        raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")
+    return TokenEpisode(talk.ended, (tuple(turns),), 1)
+
+
+def all_sampled(episode: TokenEpisode) -> TokenEpisode:
+    """The same episode as if all of it but its first token had been sampled, so that all trains."""
+    segments = []
+    for segment in episode.segments:
+        ids = np.concatenate([part for turn in segment for part in (turn.observed, turn.sampled)])
+        nothing = np.zeros(len(ids) - 1, np.float32)
+        segments.append((Turn(ids[:1], ids[1:], nothing, segment[-1].finish),))
+    return episode._replace(segments=tuple(segments))
+
+
+def styled_episodes(
+    hops: Sequence[Written], prompt: QueryPrompt, speech: Speech
+) -> list[TokenEpisode]:
+    """Each hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
+
+    Args:
+        prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
+    """
+    return [_episode(each, prompt, speech) for each in hops]
+
+
+def _episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
+    ended = Searched(
+        answer=hop.query,
+        seen=tuple(each.id for each in hop.found),
+        tally=ToolTally(turns=1, searches=1),
+        found=hop.found,
+    )
+    try:
+        episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
+    except ValueError as error:
+        raise InputError(
+            f"a demonstration of question {hop.state.id!r} does not fit ({error}); raise "
+            "config.sampling.room, or show fewer words of passages."
+        ) from None
+    ((turn,),) = episode.segments
+    if len(turn.sampled) > speech.turn:
+        raise InputError(
+            f"a demonstrated query has {len(turn.sampled)} tokens, and a turn may sample "
+            f"{speech.turn}; raise that number, or lower config.styles.most_words."
+        )
+    return episode

@@ -15,32 +15,21 @@ DEVICE, SERVER = ENGINES = ("device", "server")
 
 
 class SampleRequest(NamedTuple):
-    """One turn of one episode.
+    """One turn of one episode."""
 
-    Attributes:
-        ids: int32, the whole context so far; never empty.
-        key: uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A
-            token's draw depends on it and on the token's position alone.
-        most: sampled tokens, at most.
-    """
-
-    ids: np.ndarray
+    ids: np.ndarray  # int32, the whole context so far; never empty
+    # uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A token's draw
+    # depends on it and on the token's position alone.
     key: np.ndarray
-    most: int
+    most: int  # sampled tokens, at most
 
 
 class Sampled(NamedTuple):
-    """The turn that was sampled.
+    """The turn that was sampled."""
 
-    Attributes:
-        ids: int32, with the token that ended the turn if there is one.
-        log_probs: float32, of these by the distribution they were drawn from.
-        finish: "stop", or "length" where the turn had no end within `most` tokens.
-    """
-
-    ids: np.ndarray
-    log_probs: np.ndarray
-    finish: str
+    ids: np.ndarray  # int32, with the token that ended the turn if there is one
+    log_probs: np.ndarray  # float32, of these by the distribution they were drawn from
+    finish: str  # "stop", or "length" where the turn had no end within `most` tokens
 
 
 def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:

@@ -20,21 +20,15 @@ MASKED, SCORED = TREATMENTS = ("masked", "scored")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the model.
+    """One turn of the model."""
 
-    Attributes:
-        observed: int32, the ids before it that it did not sample: a prompt, a tool's result.
-        sampled: int32, the ids that it sampled.
-        log_probs: float32, of these by the distribution that they were drawn from, in nats.
-        finish: "stop", or "length" if it was cut off.
-        version: of the weights that sampled it; "" where there is one version only.
-    """
-
+    # int32, the ids before it that it did not sample: a prompt, a tool's result
     observed: np.ndarray
-    sampled: np.ndarray
+    sampled: np.ndarray  # int32, the ids that it sampled
+    # float32, of these by the distribution that they were drawn from, in nats
     log_probs: np.ndarray
-    finish: str
-    version: str = ""
+    finish: str  # "stop", or "length" if it was cut off
+    version: str = ""  # of the weights that sampled it; "" where there is one version only
 
 
 Segment = tuple[Turn, ...]
@@ -76,24 +70,17 @@ def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenTrajectory:
-    """One episode.
+    """One episode."""
 
-    Attributes:
-        question: number of its question.
-        member: its number in the group of this question.
-        attempt: how often it was played, from 1.
-        segments: its turns. A turn that does not extend the ids before it begins a new segment.
-        status: "done", "truncated" (its last turn was cut off), or the cause of a failure.
-        parts: the parts of its reward; none if it failed.
-        facts: what is logged of it and trains nothing, such as its answer and counts.
-    """
-
-    question: int
-    member: int
-    attempt: int
+    question: int  # number of its question
+    member: int  # its number in the group of this question
+    attempt: int  # how often it was played, from 1
+    # its turns. A turn that does not extend the ids before it begins a new segment.
     segments: tuple[Segment, ...]
-    status: str
+    status: str  # "done", "truncated" (its last turn was cut off), or the cause of a failure
+    # the parts of its reward; none if it failed
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # what is logged of it and trains nothing, such as its answer and counts
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -110,12 +97,9 @@ class TokenTrajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
-        return {
-            "question": self.question,
-            "member": self.member,
-            "attempt": self.attempt,
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {
             "segments": segments_to_json(self.segments),
-            "status": self.status,
             "parts": dict(self.parts),
             "facts": dict(self.facts),
         }
@@ -132,48 +116,32 @@ class TokenBatch(NamedTuple):
     An episode whose context was rewritten has several rows. Those of a group are neighbours: group
     g has the episodes g·G to (g + 1)·G - 1. Masks at place t speak of token t, whose
     log-probability comes from the hidden state at t - 1.
-
-    Attributes:
-        tokens: int32 `[R, L]`.
-        lengths: int32 `[R]`; attention sees tokens by length, whatever their ids are.
-        log_prob_mask: bool `[R, L]`, the sampled tokens.
-        loss_mask: bool `[R, L]`, those that train: not of failed or truncated episodes.
-        sampler_log_probs: float32 `[R, L]`, as the sampler drew them.
-        episode: int32 `[R]`, number of the row's episode; N for a row that is padding.
-        leader: int32 `[R]`, the row whose first tokens this row begins with, too; itself if none.
-        shared: int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader.
-        rewards: float32 `[N, K]`, the parts of each episode's reward.
-        scored: bool `[N]`, whether it has any.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    log_prob_mask: np.ndarray
-    loss_mask: np.ndarray
-    sampler_log_probs: np.ndarray
-    episode: np.ndarray
+    tokens: np.ndarray  # int32 `[R, L]`
+    lengths: np.ndarray  # int32 `[R]`; attention sees tokens by length, whatever their ids are
+    log_prob_mask: np.ndarray  # bool `[R, L]`, the sampled tokens
+    loss_mask: np.ndarray  # bool `[R, L]`, those that train: not of failed or truncated episodes
+    sampler_log_probs: np.ndarray  # float32 `[R, L]`, as the sampler drew them
+    episode: np.ndarray  # int32 `[R]`, number of the row's episode; N for a row that is padding
+    # int32 `[R]`, the row whose first tokens this row begins with, too; itself if none
     leader: np.ndarray
+    # int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader
     shared: np.ndarray
-    rewards: np.ndarray
-    scored: np.ndarray
+    rewards: np.ndarray  # float32 `[N, K]`, the parts of each episode's reward
+    scored: np.ndarray  # bool `[N]`, whether it has any
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchRules:
-    """How trajectories become rows.
+    """How trajectories become rows."""
 
-    Attributes:
-        members: G, episodes of one group.
-        parts: names of the parts of the reward, in the order of the policy's weights.
-        truncated: "masked": an episode that was cut off is not learned from and is no part of its
-            group's mean; "scored": it is like any other.
-        longest: most tokens of a row.
-    """
-
-    members: int
-    parts: tuple[str, ...]
+    members: int  # G, episodes of one group
+    parts: tuple[str, ...]  # names of the parts of the reward, in the order of the policy's weights
+    # "masked": an episode that was cut off is not learned from and is no part of its group's mean;
+    # "scored": it is like any other
     truncated: str
-    longest: int
+    longest: int  # most tokens of a row
 
     def __post_init__(self) -> None:
         if self.truncated not in TREATMENTS:
@@ -190,55 +158,20 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
     Args:
         trajectories: group by group; the members of a group have one question.
     """
-    rows: list[_Row] = []
-    scored = np.zeros(len(trajectories), bool)
-    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
-    for number, each in enumerate(trajectories):
-        is_masked = each.status == TRUNCATED and rules.truncated == MASKED
-        scored[number] = not each.failed and not is_masked
-        if scored[number]:
-            rewards[number] = [each.parts[name] for name in rules.parts]
-        rows += [
-            _row(segment, number, bool(scored[number])) for segment in each.segments if segment
-        ]
-    return _filled(rows, rules, rewards, scored)
-
-
-@dataclasses.dataclass
-class _Row:
-    """One segment as arrays of its length."""
-
-    tokens: np.ndarray
-    sampled: np.ndarray
-    log_probs: np.ndarray
-    episode: int
-    learns: bool
-
-    @property
-    def start(self) -> int:
-        """Tokens before the first sampled one."""
-        return int(np.argmax(self.sampled)) if self.sampled.any() else len(self.tokens)
-
-
-def _row(segment: Segment, episode: int, learns: bool) -> _Row:
-    tokens, sampled, log_probs = [], [], []
-    for turn in segment:
-        tokens += [turn.observed, turn.sampled]
-        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
-        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
-    return _Row(
-        np.concatenate(tokens).astype(np.int32),
-        np.concatenate(sampled),
-        np.concatenate(log_probs).astype(np.float32),
-        episode,
-        learns,
+    is_masked = {TRUNCATED} if rules.truncated == MASKED else set[str]()
+    scored = np.array(
+        [not each.failed and each.status not in is_masked for each in trajectories], bool
     )
-
-
-def _filled(
-    rows: Sequence[_Row], rules: BatchRules, rewards: np.ndarray, scored: np.ndarray
-) -> TokenBatch:
-    longest = max((len(row.tokens) for row in rows), default=1)
+    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
+    for number in np.flatnonzero(scored):
+        rewards[number] = [trajectories[number].parts[name] for name in rules.parts]
+    rows = [
+        (number, *_arrays(segment))
+        for number, each in enumerate(trajectories)
+        for segment in each.segments
+        if segment
+    ]
+    longest = max((len(tokens) for _, tokens, _, _ in rows), default=1)
     if longest > rules.longest:
         raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
     # One row at least, so that a batch whose episodes have all failed has a shape.
@@ -256,23 +189,39 @@ def _filled(
         scored=scored,
     )
     leaders: dict[int, int] = {}  # the first row of each group
-    for number, row in enumerate(rows):
-        length = len(row.tokens)
-        batch.tokens[number, :length] = row.tokens
-        batch.lengths[number] = length
-        batch.log_prob_mask[number, :length] = row.sampled
-        batch.loss_mask[number, :length] = row.sampled & row.learns
-        batch.sampler_log_probs[number, :length] = row.log_probs
-        batch.episode[number] = row.episode
-        leader = leaders.setdefault(row.episode // rules.members, number)
-        shared = _in_common(rows[leader], row)
-        if leader != number and shared:
-            batch.leader[number], batch.shared[number] = leader, shared
+    for row, (number, tokens, sampled, log_probs) in enumerate(rows):
+        length = len(tokens)
+        batch.tokens[row, :length] = tokens
+        batch.lengths[row] = length
+        batch.log_prob_mask[row, :length] = sampled
+        batch.loss_mask[row, :length] = sampled & scored[number]
+        batch.sampler_log_probs[row, :length] = log_probs
+        batch.episode[row] = number
+        leader = leaders.setdefault(number // rules.members, row)
+        shared = _in_common(*rows[leader][1:3], tokens, sampled)
+        if leader != row and shared:
+            batch.leader[row], batch.shared[row] = leader, shared
     return batch
 
 
-def _in_common(one: _Row, other: _Row) -> int:
-    """First ids that both have and neither has sampled."""
-    most = min(one.start, other.start)
-    equal = one.tokens[:most] == other.tokens[:most]
+def _arrays(segment: Segment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Its ids, which of them were sampled, and their log-probabilities, each `[token]`."""
+    tokens, sampled, log_probs = [], [], []
+    for turn in segment:
+        tokens += [turn.observed, turn.sampled]
+        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
+        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
+    ids = np.concatenate(tokens).astype(np.int32)
+    return ids, np.concatenate(sampled), np.concatenate(log_probs).astype(np.float32)
+
+
+def _in_common(
+    one: np.ndarray, one_sampled: np.ndarray, other: np.ndarray, other_sampled: np.ndarray
+) -> int:
+    """First ids that both rows have and neither has sampled."""
+    most = min(
+        int(np.argmax(sampled)) if sampled.any() else len(sampled)
+        for sampled in (one_sampled, other_sampled)
+    )
+    equal = one[:most] == other[:most]
     return most if equal.all() else int(np.argmin(equal))

@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import REWRITTEN
+from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_scores import RewriteScores, played_row
 from qrag_jax.evaluators.tool_scores import REWARD
@@ -43,8 +42,7 @@ from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
-from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
-from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
+from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, all_sampled, encoded, facts_of
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal

@@ -19,7 +19,7 @@ from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
 from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
 from qrag_jax.environments.demonstrations import draw_rewriting
-from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask, any_query
+from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.server.model_digest import model_digest
@@ -154,7 +154,7 @@ def _model(
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
     """The environment, where a query finds k documents."""
     prompt = RewritePrompt(prompts.load(config.writing.prompt))
-    readable = _is_boolean if config.search.engine == BOOLEAN else any_query
+    readable = _is_boolean if config.search.engine == BOOLEAN else None
     return RewriteAgent(prompt, config.writing.kind.form, k, readable)
 
 

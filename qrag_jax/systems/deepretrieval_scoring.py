@@ -21,8 +21,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
-from qrag_jax.environments.queries import RewriteTask
-from qrag_jax.environments.query_output import REWRITTEN
+from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import rewrite_comparison
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores

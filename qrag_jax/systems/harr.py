@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Agent, Failed, Task
-from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
@@ -43,6 +42,7 @@ from qrag_jax.rollouts.pool_search import (
     PoolSearch,
     QueryRows,
     Rewarded,
+    StateText,
     batch_shapes,
     hop_batch,
     restored,

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import DataConfig
 from qrag_jax.environments.episode import Limits
-from qrag_jax.environments.rag.scripted import PATH
+from qrag_jax.environments.rag import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture

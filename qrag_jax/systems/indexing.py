@@ -429,12 +429,14 @@ class _Embedding:
         """
         encoder = self._encoder
         devices = encoder.mesh.local_mesh.size
-        group = laid_out(rows.each(), self._shape, devices, encoder.encoder.pad_id)
-        given = shard_batch(encoder.mesh, (group.tokens, group.lengths))
+        tokens, lengths, places = laid_out(
+            rows.each(), self._shape, devices, encoder.encoder.pad_id
+        )
+        given = shard_batch(encoder.mesh, (tokens, lengths))
         result = self._embed(encoder.params, *given)
 
         def write() -> int:
-            vectors = _own(result)[group.places]
+            vectors = _own(result)[places]
             if number in self._parts.numbers:
                 note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
                 self._parts.write(number, vectors, note)

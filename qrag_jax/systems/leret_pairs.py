@@ -36,9 +36,8 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.rollouts.experience import QuestionOrder
-from qrag_jax.rollouts.scripted_tokens import all_sampled, styled_episodes
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.rollouts.token_episodes import Speech, all_sampled, styled_episodes
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import (
     DONE,

@@ -55,9 +55,17 @@ from qrag_jax.retrieval.own_documents import (
     Scorer,
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
-from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode, TokenStart, facts_of
+from qrag_jax.rollouts.token_episodes import (
+    Library,
+    Speech,
+    TokenEpisode,
+    TokenStart,
+    all_sampled,
+    encoded,
+    facts_of,
+    scripted_talk,
+)
 from qrag_jax.rollouts.trajectories import (
     TokenBatch,
     TokenTrajectory,

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,
@@ -31,19 +32,17 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
-from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
-    Lost,
-    PlayedEpisode,
+    EnvironmentStart,
     PlaySettings,
     Scored,
-    Unit,
+    TurnLimits,
     hands_over,
 )
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Sampler
+from qrag_jax.rollouts.token_episodes import Sampler, TokenEpisode
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
@@ -283,24 +282,23 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         stop: StopSignal,
         *,
         greedy: bool = False,
-    ) -> list[PlayedEpisode]:
+    ) -> list[TokenEpisode]:
         """Episodes of some tasks, those of a task side by side.
 
         Args:
             weights: parameters, or a version of them for the server.
             keys: uint32 `[task, member, 2]`.
         """
-        units = [
-            Unit(tasks.split, tasks.number(place), (key,))
+        starts = [
+            EnvironmentStart(tasks.split, tasks.number(place), key)
             for place, own in zip(places, keys, strict=True)
             for key in own
         ]
         player, play = self.player, self._environment(greedy)
 
-        def played(sampler: Sampler, watch: Any) -> list[PlayedEpisode]:
-            patience = player.patience(watch, Lost, _ADVICE)
-            found = patience.play(units, lambda units: play.play(units, sampler, watch))
-            return [episode for unit in found for episode in unit.episodes]
+        def played(sampler: Sampler, watch: Any) -> list[TokenEpisode]:
+            patience = player.patience(watch, advice=_ADVICE)
+            return patience.play(starts, lambda starts: play.play(starts, sampler, watch))
 
         if isinstance(weights, Versioned):
             served = self.served
@@ -326,9 +324,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
                 config.env.side_by_side,
                 served=self._served_turns(limits),
             )
-            self._plays[greedy] = EnvironmentPlay(
-                inputs.process, inputs.renderer, settings, self.play_counts
-            )
+            self._plays[greedy] = EnvironmentPlay(inputs.process, settings, self.play_counts)
         return self._plays[greedy]
 
     def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
@@ -348,19 +344,20 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
         return self._closing.enter_context(server)
 
-    def trajectory(self, episode: PlayedEpisode, place: int, member: int) -> TokenTrajectory:
+    def trajectory(self, episode: TokenEpisode, place: int, member: int) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it failed."""
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
         tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
         facts: dict[str, Any] = {"tally": tally, "cited": [], "seen": []}
         parts: dict[str, float] = {}
-        if isinstance(ended, Scored):
+        if isinstance(ended, Failed):
+            facts["message"] = ended.message
+        else:
+            assert isinstance(ended, Scored)
             parts = {_part(name): value for name, value in ended.parts.items()}
             parts[REWARD] = ended.reward
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        else:
-            facts["message"] = ended.message
         return TokenTrajectory(
             question=place,
             member=member,
@@ -404,11 +401,12 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         for number, episode in enumerate(played):
             place, ended = places[number // draws], episode.ended
             row = self._row(place, self.trajectory(episode, place, number % draws))
-            record: Mapping[str, Any] = (
-                ended.record
-                if isinstance(ended, Scored)
-                else {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
-            )
+            if isinstance(ended, Failed):
+                error = {"error": ended.cause, "message": ended.message}
+                record: Mapping[str, Any] = {"error": error, "reward": None}
+            else:
+                assert isinstance(ended, Scored)
+                record = ended.record
             row.trajectory["facts"][TRACE] = json.dumps(record)
             rows.append(row)
         return rows
@@ -419,11 +417,11 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
     @cached_property
     def _scores(self) -> EnvironmentScores:
-        def play(params: Any, stop: StopSignal) -> list[PlayedEpisode]:
+        def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
             keys, greedy = self.player.keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
             return self.play(params, self.inputs.dev, self.asked, keys, stop, greedy=greedy)
 
-        def logged(numbers: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
+        def logged(numbers: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
             places = [self.asked[number] for number in numbers]
             return [
                 self._row(place, self.trajectory(each, place, 0))

@@ -5,27 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
 from examples.worlds.scripts import bridge_question, talkative_question
-from qrag_jax.data.scripted import Draw, TalkativeQuestion
-from qrag_jax.data.words import FUNCTION_WORDS, words_of
+from qrag_jax.data.scripted import TalkativeQuestion
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
-    COPY,
     ENTITY,
-    ENTITY_WORDS,
-    NO_STOP_WORDS,
     PASSAGE,
     QUESTION,
-    REWRITE_STYLES,
-    SOME_WORDS,
-    STYLES,
-    WRONG_CLAUSE,
     Demonstration,
     DemonstrationsConfig,
     RewriteStylesConfig,
@@ -38,7 +30,6 @@ from qrag_jax.environments.demonstrations import (
     draw_renamed,
     draw_rewriting,
     draw_styles,
-    rewritten,
     style_variants,
     styled_query,
 )
@@ -55,9 +46,11 @@ from tests.environments.trying import EXPERT, WorldSearch, world, world_state
 DRAWS, STREAM, TASKS, QUESTIONS = 3000, 99, 100, 40
 
 
-def near(count: int, draws: int, share: float, name: Any = "") -> None:
-    """A count is within four standard deviations of its share."""
-    assert abs(count - draws * share) < 4 * math.sqrt(draws * share * (1 - share)), name
+def check_shares(counts: Counter, *shares: Mapping[Any, float]) -> None:
+    """Counts of `DRAWS` draws are within four standard deviations of their shares."""
+    for name, share in {name: share for each in shares for name, share in each.items()}.items():
+        most = 4 * math.sqrt(DRAWS * share * (1 - share))
+        assert abs(counts[name] - DRAWS * share) < most, name
 
 
 def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str, Any]]:
@@ -78,8 +71,8 @@ def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str,
 
 
 def test_tool_calls_have_their_shares_and_know_what_was_shown() -> None:
-    config, done, found_both = DemonstrationsConfig(), Counter(), 0
-    for episode in range(600):
+    config, found_both = DemonstrationsConfig(), 0
+    for episode in range(300):
         question = bridge_question(0, "train", episode % TASKS)
         choices = draw_choices(config if episode % 4 else EXPERT, 0, episode)
         queries, names, end = acted(Demonstration(question, choices))
@@ -94,8 +87,6 @@ def test_tool_calls_have_their_shares_and_know_what_was_shown() -> None:
         passages = [question.passages[int(name)] for name in names]
         texts = [question.question, *(passage.text for passage in passages)]
         assert end["final_answer"] in "\n".join(texts)
-        if choices.then == "then_bridge" and names:
-            assert queries[1].removesuffix(f" {question.relations[1]}") in "\n".join(texts[:2])
         if passages and passages[-1].said[1]:  # the answer was read off what was shown last
             right = end["final_answer"] == passages[-1].said[1]
             assert right == (choices.answer == "answer_right")
@@ -104,13 +95,27 @@ def test_tool_calls_have_their_shares_and_know_what_was_shown() -> None:
         assert end["cited_doc_ids"] == cited[choices.cite]
         if episode % 4 == 0 and names == [passage.id for passage in question.supporting]:
             found_both += end["final_answer"] == question.answer
-    assert found_both >= 0.6 * 150  # the expert is right where the passages are found
+    assert found_both >= 0.6 * 75  # the expert is right where the passages are found
     drawn = [draw_choices(config, 0, index) for index in range(DRAWS)]
     assert drawn != [draw_choices(config, 1, index) for index in range(DRAWS)]
-    done = Counter(name for choices in drawn for name in choices[:-1])
-    for shares in config.decisions.values():
-        for name, share in shares.items():
-            near(done[name], DRAWS, share, name)
+    # Shares are met, here and of the other kinds.
+    check_shares(
+        Counter(name for choices in drawn for name in choices[:-1]), *config.decisions.values()
+    )
+    rewrite = RewriteStylesConfig(0.1, 0.15, 0.2, 0.25, 0.3)
+    rewritings = [draw_rewriting(rewrite, 0, index, talkative()) for index in range(DRAWS)]
+    check_shares(Counter(style for style, _ in rewritings), rewrite.shares)
+    styles = StylesConfig(question=0.1, entity=0.2, passage=0.3, bridge=0.4, marked=0.7)
+    pairs = [draw_styles(styles, 0, index, 2) for index in range(DRAWS)]
+    for hop in zip(*pairs, strict=True):
+        check_shares(Counter(style.name for style in hop), styles.shares)
+        check_shares(Counter(style.marked for style in hop), {True: 0.7})
+    kept = dataclasses.replace(styles, mixed=False)
+    assert draw_styles(kept, 0, 7, 3) == draw_styles(styles, 0, 7, 1) * 3
+    # The bridge may have a share of its own behind marks; the others have theirs of the rest.
+    marked = dataclasses.replace(styles, marked=1.0, marked_bridge=0.8)
+    names = Counter(draw_styles(marked, 0, index, 1)[0].name for index in range(DRAWS))
+    check_shares(names, {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8})
 
 
 @pytest.mark.parametrize(
@@ -131,38 +136,6 @@ def test_shares_that_are_refused(config: Any, field: str, share: float) -> None:
 @cache
 def talkative(index: int = 0) -> TalkativeQuestion:
     return talkative_question(0, "train", index)
-
-
-def test_what_each_style_of_rewriting_leaves_out() -> None:
-    for index in range(40):
-        each = talkative(index)
-        words = words_of(each.question)
-        said = {style: rewritten(style, each, Draw(0, 99, index)) for style in REWRITE_STYLES}
-        assert said[COPY] == each.question
-        stopped = words_of(said[NO_STOP_WORDS])
-        assert stopped == [word for word in words if word.lower() not in FUNCTION_WORDS]
-        some, ordered = words_of(said[SOME_WORDS]), iter(words)
-        assert len(some) == round(0.6 * len(words))
-        assert all(word in ordered for word in some)
-        assert said[ENTITY_WORDS] == f"{each.entity} {each.relation}"
-        assert said[WRONG_CLAUSE] in {f"{clause.name} {clause.words}" for clause in each.clauses}
-        assert each.entity not in said[WRONG_CLAUSE]
-        assert not any("\n" in text for text in said.values())
-
-
-def test_shares_of_rewritings_are_met_by_seed_and_index() -> None:
-    config = RewriteStylesConfig(0.1, 0.15, 0.2, 0.25, 0.3)
-    made = [draw_rewriting(config, 0, index, talkative()) for index in range(DRAWS)]
-    assert made[:50] == [draw_rewriting(config, 0, index, talkative()) for index in range(50)]
-    assert made[:50] != [draw_rewriting(config, 1, index, talkative()) for index in range(50)]
-    counts = Counter(style for style, _ in made)
-    for name, share in config.shares.items():
-        near(counts[name], DRAWS, share, name)
-    # What is chosen within a style does not depend on the number that chose the style.
-    clauses = Counter(query for style, query in made if style == WRONG_CLAUSE)
-    assert len(clauses) == 2
-    for count in clauses.values():
-        near(count, clauses.total(), 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -213,51 +186,25 @@ def test_queries_of_each_style_by_hand() -> None:
 def test_a_demonstration_with_other_names_is_as_true(search: WorldSearch) -> None:
     """What a style says with the new names, it says of a state with the new names."""
     prompt, config = QueryPrompt(load("bare_query")), StylesConfig(renamed=1.0)
-    for style in STYLES:
-        for number, hops in enumerate(demonstrated(search, QUESTION, style)):
-            changed = draw_renamed(config, 0, number, hops)
-            assert changed == draw_renamed(config, 0, number, hops)
-            assert hops == draw_renamed(StylesConfig(), 0, number, hops)
-            for old, new in zip(hops, changed, strict=True):
-                assert new.query != old.query
-                assert new.state.question != old.state.question
-                assert new.state.pages == old.state.pages
-                assert [each.id for each in new.found] == [each.id for each in old.found]
-                ((_, before),) = prompt.messages(old.state)
-                ((_, after),) = prompt.messages(new.state)
-                # Words stand for each other one to one, in the prompt and in the query.
-                read = {*zip(f"{before} {old.query}".split(), f"{after} {new.query}".split())}
-                assert len(read) == len({one for one, _ in read}) == len({two for _, two in read})
-            # What one hop found is what the next one shows, with the same names.
-            pool = grown(changed[0].state.pool, changed[0].found, "hop")
-            assert changed[1].state.pool == pool
+    for number, hops in enumerate(demonstrated(search, QUESTION, BRIDGE)):
+        changed = draw_renamed(config, 0, number, hops)
+        assert changed == draw_renamed(config, 0, number, hops)
+        assert hops == draw_renamed(StylesConfig(), 0, number, hops)
+        for old, new in zip(hops, changed, strict=True):
+            assert new.query != old.query
+            assert new.state.pages == old.state.pages
+            ((_, before),) = prompt.messages(old.state)
+            ((_, after),) = prompt.messages(new.state)
+            # Words stand for each other one to one, in the prompt and in the query.
+            read = {*zip(f"{before} {old.query}".split(), f"{after} {new.query}".split())}
+            assert len(read) == len({one for one, _ in read}) == len({two for _, two in read})
+        # What one hop found is what the next one shows, with the same names.
+        assert changed[1].state.pool == grown(changed[0].state.pool, changed[0].found, "hop")
     changed = [draw_renamed(StylesConfig(renamed=0.3), 0, index, hops) for index in range(300)]
-    near(sum(each != hops for each in changed), 300, 0.3)
-    assert len({each[0].query for each in changed}) > 60  # other names each time
+    assert 60 < len({each[0].query for each in changed}) < 120  # other names each time
 
 
-def test_styles_of_hops_are_drawn_apart_or_together_by_seed_and_index() -> None:
-    config = StylesConfig(question=0.1, entity=0.2, passage=0.3, bridge=0.4, marked=0.7)
-    pairs = [draw_styles(config, 0, index, 2) for index in range(DRAWS)]
-    first = [styles for index in range(DRAWS) for styles in draw_styles(config, 0, index, 1)]
-    assert [each[0] for each in pairs] == first
-    assert first[:50] != [draw_styles(config, 1, index, 1)[0] for index in range(50)]
-    near(sum(each.marked for each in first), DRAWS, 0.7)
-    both = Counter((one.name, other.name) for one, other in pairs)
-    for one, share in config.shares.items():
-        for other, then in config.shares.items():
-            near(both[one, other], DRAWS, share * then, (one, other))
-    kept = dataclasses.replace(config, mixed=False)
-    assert draw_styles(kept, 0, 7, 3) == draw_styles(config, 0, 7, 1) * 3
-    # The bridge may have a share of its own behind marks; the others have theirs of the rest.
-    marked = dataclasses.replace(config, marked_bridge=0.8)
-    drawn = [draw_styles(marked, 0, index, 1)[0] for index in range(DRAWS)]
-    counts = Counter(each.name for each in drawn if each.marked)
-    for name, share in {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8}.items():
-        near(counts[name], counts.total(), share, name)
-
-
-def test_marks_are_prompts_and_a_search_that_fails_ends_its_demonstration(search) -> None:
+def test_a_search_that_fails_ends_its_demonstration(search: WorldSearch) -> None:
     first, other = world(2)
 
     def failing(queries: Sequence[str]) -> list[Any]:
@@ -270,7 +217,4 @@ def test_marks_are_prompts_and_a_search_that_fails_ends_its_demonstration(search
     assert [each.query for each in one] == [first.entity]
     assert [each.query for each in two] == [other.entity, other.bridge]
     assert (none, two[1].state.pool) == ((), two[0].found)  # a pool grows from hop to hop
-    prompt = QueryPrompt(load("bare_query"), style_variants())
-    bare, marked = (prompt.messages(each.state)[-1][1] for each in two)
-    assert ("style: bridge\n" in bare, marked.startswith("style: bridge\n")) == (False, True)
-    assert prompt.names[two[1].state.variant] == BRIDGE
+    assert QueryPrompt(load("bare_query"), style_variants()).names[two[1].state.variant] == BRIDGE

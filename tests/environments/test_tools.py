@@ -79,11 +79,8 @@ def test_quotes() -> None:
     """As they stand in MuSiQue, shortened."""
     for text, clean in {
         "estimate of the`` full employment'' of 4": 'estimate of the "full employment" of 4',
-        "the song ``Rudolph ''which was": 'the song "Rudolph" which was',
         "1971`` Everyday'' (1972) ``Friends ''(1971)": '1971 "Everyday" (1972) "Friends" (1971)',
         "B - side`` What?'' Released": 'B - side "What?" Released',
-        "twice ``a'', ``b''.": 'twice "a", "b".',
-        "only `` one": "only one",
         "a '' b ``c'' ``": 'a b "c"',
         "it's 'plain' and \"straight\"": "it's 'plain' and \"straight\"",
     }.items():
@@ -95,7 +92,6 @@ def test_number_forms() -> None:
     for answers, forms in {
         ("Three",): ("Three", "3"),
         (" ten ", "10"): (" ten ", "10"),
-        ("three men",): ("three men",),
         ("The Second and Fifth",): ("The Second and Fifth", "the 2nd and 5th"),
         ("Secondary School",): ("Secondary School", "2ndary school"),  # as RLVR has it
         ("zero", "first"): ("zero", "first", "0", "1st"),
@@ -115,8 +111,6 @@ def test_noise_keeps_what_is_needed_and_is_of_the_seed_and_the_question_alone() 
     assert len({tuple(each) for each in half.values()}) > 75, "questions differ"
     other = tasks_of(samples, dataclasses.replace(config, noise_seed=1))
     assert {task.id: ids(task) for task in other} != half
-    more = tasks_of(samples, TasksConfig(noise_rate=0.6))
-    assert all(set(half[task.id]) <= set(ids(task)) for task in more)
 
 
 def test_hops_are_filtered() -> None:
@@ -124,15 +118,11 @@ def test_hops_are_filtered() -> None:
     some = tasks_of(samples, TasksConfig(min_hops=2, max_hops=3))
     assert [task.id for task in some] == ["q1", "q2", "q3"]
     assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
-    with pytest.raises(InputError, match="min_hops"):
-        tasks_of(samples, TasksConfig(min_hops=5))
-
-
-def test_what_cannot_be_a_task_is_refused() -> None:
-    with pytest.raises(InputError, match="'q1'"):
-        tasks_of([question(1), question(1)])
-    with pytest.raises(InputError, match="'2hop__1_2'"):
-        task_of(dataclasses.replace(SAMPLE, answers=()))
+    refused = [(samples, TasksConfig(min_hops=5), "min_hops"), ([question(1)] * 2, None, "'q1'")]
+    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'2hop__1_2'"))
+    for given, config, named in refused:
+        with pytest.raises(InputError, match=named):
+            tasks_of(given, config)
 
 
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
@@ -219,7 +209,6 @@ def test_a_malformed_call_is_answered_and_counted() -> None:
         ({"query": " \n"}, "query"),
         ({}, "query"),
         ({"query": "x", "top_n": 0}, "top_n"),
-        ({"query": "x", "top_n": "2"}, "top_n"),
         ({"query": "x", "k": 2}, '"k"'),
     ):
         steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
@@ -231,11 +220,9 @@ def test_a_malformed_call_is_answered_and_counted() -> None:
 def test_a_call_of_complete_that_lacks_fields_ends_it_too() -> None:
     cases: list[tuple[dict[str, Any], str, tuple[str, ...], int]] = [
         ({"final_answer": "Norway", "cited_doc_ids": ["3"]}, "Norway", ("3",), 2),
-        ({"reasoning": "x", "final_answer": " ", "cited_doc_ids": []}, "", (), 1),
         ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "3"}, "", (), 1),
         ({"final_answer": "Norway", "cited_doc_ids": [3]}, "Norway", (), 1),
         ({"reasoning": "x", "cited_doc_ids": [" 7", "3", "7 "]}, "", ("7", "3"), 2),
-        ({}, "", (), 0),
     ]
     tally = ToolTally(turns=1, malformed=1, completed=True)
     for arguments, answer, cited, fields in cases:
@@ -252,14 +239,6 @@ def test_a_turn_without_a_whole_call_ends_it(said: Any) -> None:
     assert ended == Closed("", (), ("3",), 0, ToolTally(2, searches=1, truncated=said is CUT))
 
 
-def test_complete_counts_whatever_else_is_in_the_turn() -> None:
-    last = ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"})
-    text = "\n".join(write_call(call, HERMES) for call in (DONE, SEARCH, last))
-    steps, ended = played(agent(), [text])
-    assert len(steps) == 1, "the search is not carried out"
-    assert ended == dataclasses.replace(CLOSED, answer="Oslo")
-
-
 def test_the_last_turn_is_not_carried_out() -> None:
     replies: list[Reply | ToolCall | str] = [SEARCH, (BERG,), SEARCH]
     steps, ended = played(agent(max_turns=2), replies)
@@ -268,9 +247,6 @@ def test_the_last_turn_is_not_carried_out() -> None:
     assert ended == Closed("", (), ("3",), 0, tally)
     _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
     assert ended.answer == "Norway"
-    ten = [each for _ in range(9) for each in (SEARCH, ())]
-    _, ended = played(agent(), [*ten, SEARCH])
-    assert ended.tally == ToolTally(turns=10, searches=9, repeated=8)
 
 
 FAILURE = Failure("timeout", "the search took 30 seconds.", 3)
@@ -284,18 +260,9 @@ def test_a_failure_is_no_end_with_a_reward() -> None:
 
 
 def test_a_prompt_has_the_question_and_the_tools() -> None:
-    for form in FORMATS:
-        offered = agent(form, tools=(RETRIEVE, GET, COMPLETE))
-        texts = "".join(content for _, content in offered.opening(QUESTION))
-        assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
-        assert GET not in "".join(content for _, content in agent(form).opening(QUESTION))
-    # Names of tools and arguments are RLVR's, so that rewards can be compared.
-    specs = [spec.schema["function"] for spec in offered.specs]
-    assert {each["name"]: [*each["parameters"]["properties"]] for each in specs} == {
-        "retrieve_documents": ["query", "top_n"],
-        "get_document": ["doc_id"],
-        "complete": ["reasoning", "final_answer", "cited_doc_ids"],
-    }
+    offered = agent(tools=(RETRIEVE, GET, COMPLETE))
+    texts = "".join(content for _, content in offered.opening(QUESTION))
+    assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
     for field, value in (
         ("form", "yaml"),
         ("most", 1),

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.environments.episode import Document, Failed
-from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import REWRITTEN, TOO_LONG, UNREADABLE
+from qrag_jax.environments.queries import REWRITTEN, TOO_LONG, UNREADABLE, RewriteTask, Searched
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
 from qrag_jax.evaluators.rewrite_scores import (
     RewriteScores,

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from qrag_jax.environments.episode import Document
-from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.environments.query_output import BROKEN, NO_QUERY, OUTCOMES, REWRITTEN, UNREADABLE
+from qrag_jax.environments.queries import (
+    REWRITE_OUTCOMES,
+    RewriteTask,
+    Searched,
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
@@ -93,7 +96,7 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
         assert item.of(TASK, written(TASK.question, found=found), original)["reward"] == 0.0
     nothing = item.of(TASK, written("Venus"), 0.75)
     assert (nothing["reward"], nothing["format"], nothing["words"]) == (-0.75, 1.0, 1.0)
-    for outcome in {*OUTCOMES} - {REWRITTEN}:
+    for outcome in {*REWRITE_OUTCOMES} - {REWRITTEN}:
         ended = written("(Oslo" if outcome == UNREADABLE else "", outcome=outcome)
         gained = item.of(TASK, ended, 0.75)
         assert gained["reward"] == gained["gain"] == -0.75

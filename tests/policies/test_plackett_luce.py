@@ -10,15 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.policies.plackett_luce import (
     NOTHING,
-    PlackettLuceConfig,
     draw,
     entropy,
     greedy,
     log_prob,
-    pool_logits,
 )
 from qrag_jax.policies.soft_q import MASKED
 
@@ -36,7 +33,7 @@ def ordered(places: int, k: int) -> np.ndarray:
     return np.array(list(itertools.permutations(range(places), k)), np.int32)
 
 
-@pytest.mark.parametrize(("places", "k"), [(1, 1), (4, 1), (5, 3), (4, 4)])
+@pytest.mark.parametrize(("places", "k"), [(1, 1), (5, 3)])
 def test_probabilities_are_those_of_the_definition(places: int, k: int) -> None:
     logits = np.random.default_rng(places).normal(size=places).astype(np.float32) * 3
     all_draws = ordered(places, k)
@@ -101,30 +98,6 @@ def test_entropy_is_that_of_the_softmax() -> None:
     expected = -(p * np.log(p)).sum(axis=-1)
     padded = np.pad(logits, ((0, 0), (0, 2)), constant_values=MASKED)
     np.testing.assert_allclose(entropy(jnp.asarray(padded)), expected, rtol=1e-5)
-
-
-def test_logits_are_inner_products_over_tau() -> None:
-    rng = np.random.default_rng(3)
-    queries = rng.normal(size=(2, 4)).astype(np.float32)
-    pool = rng.normal(size=(2, 3, 4)).astype(np.float32)
-    present = np.array([[True, True, False], [True, True, True]])
-    found = np.asarray(pool_logits(queries, pool, present, 0.05))
-    expected = np.einsum("bd,bkd->bk", queries.astype(np.float64), pool) / 0.05
-    np.testing.assert_allclose(found[present], expected[present], rtol=1e-5)
-    assert (found[~present] == np.float32(MASKED)).all()
-
-
-@pytest.mark.parametrize(
-    ("named", "fields"),
-    [
-        ("tau", {"tau": 0.0}),
-        ("passages", {"passages": 0}),
-        ("passages", {"passages": 4, "pool": 3}),
-    ],
-)
-def test_refusals_name_the_field(named: str, fields: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=rf"config\.policy\.{named} "):
-        PlackettLuceConfig(**fields)  # type: ignore[arg-type]
 
 
 def test_no_gradient_is_scattered() -> None:

@@ -1,4 +1,4 @@
-"""Environments that call their model: turns by messages, a server of turns, and lost processes."""
+"""Environments that call their model: turns by ids, a server of turns, and lost processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost, ProcessSpec
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -26,18 +25,19 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.called_turns import EpisodeCalls, Over, TurnLimits
 from qrag_jax.rollouts.environment_play import (
+    Call,
     EnvironmentPlay,
-    Lost,
-    PlayedUnit,
+    EnvironmentStart,
+    EpisodeCalls,
     PlaySettings,
     Scored,
-    Unit,
+    TurnLimits,
     hands_over,
 )
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
@@ -102,182 +102,83 @@ class ScriptedSampler:
         assert not drawn
 
 
-# ---------------------------------------------------------------- calls by messages become turns
+# ---------------------------------------------------------------- the turns of an episode
 
 LIMITS = TurnLimits(turn=200, room=4000, turns=50, tokens=0, temperature=1.0)
-CALL = '<tool_call>\n{"name": "look", "arguments": {"for": "it"}}\n</tool_call>'
-FUNCTION = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
-LOOK = {"type": "function", "function": FUNCTION}
+KEY = np.array([1, 2], np.uint32)
 
 
-def asked(messages: list[dict[str, Any]], *tools: dict[str, Any], **sampling: Any) -> Any:
-    return {"messages": messages, "tools": [*tools], "sampling": sampling}
+def said(calls: EpisodeCalls, before: Sequence[int], *drawn: int) -> Call:
+    """A turn of these tokens behind those."""
+    call = calls.ask(np.array(before, np.int32), {})
+    assert isinstance(call, Call)
+    log_probs = -np.arange(1, len(drawn) + 1, dtype=np.float32) / drawn[0]
+    call.sampled = Sampled(np.array(drawn, np.int32), log_probs, STOP)
+    return call
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def node(parent: int, read: Sequence[int], *sampled: int, trains: bool = True) -> dict[str, Any]:
+    mask = [False] * len(read) + [True] * len(sampled)
+    return {"parent": parent, "ids": [*read, *sampled], "mask": mask, "trains": trains}
 
 
-class Conversation:
-    """An episode whose turns are given one after the other."""
-
-    def __init__(self, **limits: int) -> None:
-        key = np.array([1, 2], np.uint32)
-        self.calls = EpisodeCalls(RENDERER, dataclasses.replace(LIMITS, **limits), key)
-        self.turns: list[str] = []
-        self.sampler = ScriptedSampler(lambda _: self.turns.pop(0))
-        self._number = 0
-
-    def call(self, messages: list[dict[str, Any]], text: str, *tools: Any) -> dict[str, Any]:
-        """Asks, samples, and gives the assistant's message as an environment keeps it."""
-        self._number += 1
-        request = self.calls.ask(self._number, asked(messages, *tools))
-        assert isinstance(request, SampleRequest)
-        self.turns.append(text)
-        reply = self.calls.take(self._number, self.sampler.sampled(request), "v")
-        message: dict[str, Any] = {"role": "assistant", "content": reply["content"]}
-        if reply["tool_calls"]:
-            message["tool_calls"] = reply["tool_calls"]
-        return message
-
-    def check(self) -> tuple[Any, ...]:
-        """Each turn trains once, behind the ids that the sampler saw; returns the segments."""
-        segments = self.calls.segments()
-        self.sampler.check(segments)
-        trained = sum(len(turn.sampled) for segment in segments for turn in segment)
-        assert trained == self.calls.sampled_tokens()
-        return segments
-
-
-def test_a_conversation_with_a_tool_is_one_segment() -> None:
-    talk = Conversation()
-    messages = [{"role": "system", "content": "S"}, user("Q")]
-    said = talk.call(messages, f"I look. {CALL}", LOOK)
-    assert said["content"] == "I look."
-    (call,) = said["tool_calls"]
-    assert (call["name"], json.loads(call["arguments"])) == ("look", {"for": "it"})
-    tool = {"role": "tool", "tool_call_id": call["id"], "content": "found"}
-    talk.call([*messages, said, tool], "done", LOOK)
-    (segment,) = talk.check()
-    assert len(segment) == 2
-    text = TOKENIZER.decode(np.concatenate([segment[0].observed, segment[0].sampled]).tolist())
-    assert '"name": "look"' in text  # the template shows no tools, so the system's message does
-    assert CALL in text
-
-
-def test_which_calls_begin_a_segment() -> None:
-    branched = Conversation()
-    first = branched.call([user("Q")], "one")
-    for text in ("left", "right", "right"):
-        branched.call([user("Q"), first, user("and?")], text)
-    assert [len(segment) for segment in branched.check()] == [2, 1, 1]
-    # Turns that are no part of the episode train nothing.
-    judged = Conversation()
-    first = judged.call([user("Q")], "one")
-    judged.call([user("Judge: is one right?")], "yes")
-    judged.call([user("Q"), first, user("and?")], "two")
-    (segment,) = judged.calls.segments({1, 3})
-    assert len(segment) == 2
-    assert judged.calls.sampled_tokens({1, 3}) == len(judged.sampler.drawn[1][1].ids)
-
-
-ACTIONS = st.sampled_from(["go on", "branch", "rewrite", "system", "fresh", "tools", "again"])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(ACTIONS, st.integers(0, 20)), min_size=1, max_size=12))
-def test_whatever_an_environment_does_each_token_trains_once(
-    actions: list[tuple[str, int]],
-) -> None:
-    talk, states, tools = Conversation(), [[user("Q")]], ()
-    for number, (action, choice) in enumerate(actions):
-        messages = [*states[choice % len(states) if action == "branch" else -1]]
-        if action == "rewrite":
-            messages = [
-                {**item, "content": "rewritten"} if item["role"] == "assistant" else item
-                for item in messages
-            ]
-        elif action == "system":
-            head = {"role": "system", "content": f"system {choice % 3}"}
-            messages = [head, *(item for item in messages if item["role"] != "system")]
-        elif action == "fresh":
-            messages = [user(f"Q{choice}")]
-        elif action == "tools":
-            tools = () if tools else (LOOK,)
-        said = talk.call(messages, CALL if choice % 4 == 0 else f"turn {number}", *tools)
-        if action == "again":
-            talk.call(messages, f"again {number}", *tools)
-        answer = (
-            {"role": "tool", "tool_call_id": "x", "content": f"result {choice}"}
-            if "tool_calls" in said
-            else user(f"go on {choice}")
-        )
-        states.append([*messages, said, answer])
-    talk.check()
+def test_nodes_of_a_trace_become_segments() -> None:
+    """Two branches behind one sampled node; a judge that asks the same model trains nothing."""
+    calls = EpisodeCalls(LIMITS, KEY)
+    said(calls, [1, 2], 20, 21)
+    left, _ = said(calls, [1, 2, 20, 21, 3], 30), said(calls, [9], 50, 51, 52)
+    said(calls, [1, 2, 20, 21, 3], 30)  # the same ids were drawn twice, and train twice
+    nodes = [node(-1, [1, 2], 20, 21), node(0, [3], 30), node(0, [3], 30), node(1, [4])]
+    nodes.append(node(-1, [9], 50, 51, 52, trains=False))
+    segments, outside = calls.of_nodes(nodes)
+    assert outside == 3
+    found = [[(t.observed.tolist(), t.sampled.tolist()) for t in item] for item in segments]
+    assert found == [[([1, 2, 20, 21, 3], [30])], [([1, 2], [20, 21]), ([3], [30])]] or found == [
+        [([1, 2], [20, 21]), ([3], [30])],
+        [([1, 2, 20, 21, 3], [30])],
+    ]
+    assert left.sampled is not None
+    np.testing.assert_array_equal(segments[1][-1].log_probs, left.sampled.log_probs)
+    nodes[2] = node(0, [3], 7)  # not sampled by the model
+    with pytest.raises(ValueError):
+        calls.of_nodes(nodes)
+    # Of an episode without nodes each turn is a segment.
+    assert [len(segment) for segment in calls.segments()] == [1, 1, 1, 1]
 
 
 def test_draws_depend_on_what_is_before_and_on_how_often_it_came() -> None:
-    talk, other = Conversation(), Conversation()
-    for question in "QQR":
-        talk.call([user(question)], "same")
-    other.call([user("R")], "other")
-    assert len(set(talk.sampler.keys)) == 3
-    assert other.sampler.keys[0] == talk.sampler.keys[2]
+    calls, other = EpisodeCalls(LIMITS, KEY), EpisodeCalls(LIMITS, KEY)
+    keys = [said(calls, before, 5).request.key.tolist() for before in ([1], [1], [2])]
+    assert len({*map(tuple, keys)}) == 3
+    assert said(other, [2], 6).request.key.tolist() == keys[2]
 
 
-@pytest.mark.parametrize("limit", [{"turns": 1}, {"tokens": 5}, {"room": 25}])
+@pytest.mark.parametrize("limit", [{"turns": 1}, {"tokens": 3}, {"room": 25}])
 def test_limits_of_turns_tokens_and_room(limit: dict[str, int]) -> None:
-    talk = Conversation(**limit)
-    talk.call([user("Q")], "more than five tokens are said")
-    assert ("tokens" in limit) <= (talk.calls.sampled_tokens() == 5)
-    assert isinstance(talk.calls.ask(9, asked([user("Q " * 20)])), Over)
+    calls = EpisodeCalls(dataclasses.replace(LIMITS, **limit), KEY)
+    call = said(calls, [1] * 20, 4, 5, 6)
+    assert call.request.most == {"turns": 200, "tokens": 3, "room": 5}[next(iter(limit))]
+    assert isinstance(calls.ask(np.ones(25, np.int32), {}), Failure)
 
 
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.5}, {"extra_body": {"top_k": 5}}, {"logit_bias": {"3": 1}}]
 )
 def test_another_distribution_is_refused(sampling: dict[str, Any]) -> None:
+    calls, ids = EpisodeCalls(LIMITS, KEY), np.ones(2, np.int32)
     same = {"temperature": 1.0, "top_p": 1.0, "n": 1, "max_tokens": 3, "extra_body": {}}
-    request = Conversation().calls.ask(1, asked([user("Q")], **same))
-    assert isinstance(request, SampleRequest)
-    assert request.most == 3
-    assert isinstance(Conversation().calls.ask(1, asked([user("Q")], **sampling)), Failure)
+    call = calls.ask(ids, same)
+    assert isinstance(call, Call)
+    assert call.request.most == 3
+    assert isinstance(calls.ask(ids, sampling), Failure)
 
 
 def test_texts_that_have_no_ids_are_refused_and_a_mark_in_a_text_ends_no_turn() -> None:
     for content in ("half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
         with pytest.raises(TextLost):
             RENDERER.opening([{"role": "user", "content": content}])
-    ids = RENDERER.opening([user("before <|im_end|> after")])
+    ids = RENDERER.opening([{"role": "user", "content": "before <|im_end|> after"}])
     assert ids.tolist().count(TOKENIZER.eos_token_id) == 1
-
-
-def test_nodes_of_a_trace_are_the_same_forest() -> None:
-    """Two branches behind one sampled node, as `trace.branches` has them."""
-    talk = Conversation()
-    first = talk.call([user("Q")], "one")
-    talk.call([user("Q"), first, user("and?")], "left")
-    talk.call([user("Q"), first, user("and?")], "right")
-    (a_ids, a), (left_ids, left), (_, right) = talk.sampler.drawn
-    between = left_ids[len(a_ids) + len(a.ids) :]
-
-    def node(parent: int, read: np.ndarray, sampled: np.ndarray) -> dict[str, Any]:
-        mask = [False] * len(read) + [True] * len(sampled)
-        ids = [*read.tolist(), *sampled.tolist()]
-        return {"parent": parent, "ids": ids, "mask": mask, "trains": bool(len(sampled))}
-
-    nodes = [node(-1, a_ids, a.ids), node(0, between, left.ids), node(0, between, right.ids)]
-    nodes.append(node(1, between, np.zeros(0, np.int32)))
-    kept, segments = talk.calls.of_nodes(nodes)
-    assert kept == {1, 2, 3}
-    assert [[turn.sampled.tolist() for turn in item] for item in segments] == [
-        [a.ids.tolist(), right.ids.tolist()],
-        [left.ids.tolist()],
-    ]
-    np.testing.assert_array_equal(segments[1][0].log_probs, left.log_probs)
-    nodes[2]["ids"] = [*nodes[2]["ids"][:-1], 7]  # not sampled by the model
-    with pytest.raises(ValueError):
-        talk.calls.of_nodes(nodes)
 
 
 # ---------------------------------------------------------------- the server of turns
@@ -317,7 +218,7 @@ def turns() -> Iterator[Turns]:
         yield result
 
 
-def test_a_turn_has_the_shape_that_verifiers_checks(turns: Turns) -> None:
+def test_a_turn_has_the_shape_that_verifiers_checks_or_is_refused(turns: Turns) -> None:
     sampling = {"temperature": 1.0, "max_tokens": 3, "stop_token_ids": [*RENDERER.stop_ids()]}
     body = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": sampling}
     status, reply = turns.ask(GENERATE, body)
@@ -336,30 +237,22 @@ def test_a_turn_has_the_shape_that_verifiers_checks(turns: Turns) -> None:
     turns.answer = Failure("server", "the sampler is down")
     assert turns.ask(GENERATE, {"model": "policy", "token_ids": [1]})[0] == 503
     assert turns.ask("/nothing", {})[0] == 404
-
-
-@pytest.mark.parametrize(
-    ("changes", "headers", "status"),
-    [
+    del turns.wanted[1:]
+    for changes, headers, status in (
         ({"model": "another"}, {}, 404),
-        ({"token_ids": []}, {}, 400),
         ({"token_ids": [1, -2]}, {}, 400),
         ({"token_ids": [1] * 64}, {}, 400),
         ({"sampling_params": {"stop_token_ids": [3]}}, {}, 400),
         ({}, {SESSION: "ab"}, 400),
         ({}, {"Authorization": "Bearer wrong"}, 401),
-    ],
-)
-def test_what_cannot_be_sampled_is_refused(
-    turns: Turns, changes: dict[str, Any], headers: dict[str, str], status: int
-) -> None:
-    body = {"model": "policy", "token_ids": [1], **changes}
-    assert turns.ask(GENERATE, body, **headers)[0] == status
-    assert not turns.wanted
+    ):
+        given = {"model": "policy", "token_ids": [1], **changes}
+        assert turns.ask(GENERATE, given, **headers)[0] == status
+    assert turns.wanted == [wanted]
 
 
-def test_messages_become_ids_as_for_v0(turns: Turns) -> None:
-    messages = [user("Q")]
+def test_messages_become_ids(turns: Turns) -> None:
+    messages = [{"role": "user", "content": "Q"}]
     _, reply = turns.ask("/render/opening", {"messages": messages, "tools": None})
     assert reply["token_ids"] == RENDERER.opening(messages).tolist()
     said = TOKENIZER("yes<|im_end|>", add_special_tokens=False).input_ids
@@ -381,11 +274,8 @@ class NoStop:
         return None
 
 
-def units(*tasks: int, members: int = 1) -> list[Unit]:
-    return [
-        Unit("train", task, tuple(np.array([task, n], np.uint32) for n in range(members)))
-        for task in tasks
-    ]
+def starts(*tasks: int) -> list[EnvironmentStart]:
+    return [EnvironmentStart("train", task, np.array([task, 0], np.uint32)) for task in tasks]
 
 
 class Plays:
@@ -401,10 +291,12 @@ class Plays:
         options = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
         self.counts, self.settings = Counts(), PlaySettings(limits, **options)
 
-    def play(self, *tasks: int, members: int = 1, **more: Any) -> list[PlayedUnit]:
-        ours = dataclasses.replace(self.settings, **more)
-        playing = EnvironmentPlay(self.process, RENDERER, ours, self.counts)
-        return playing.play(units(*tasks, members=members), self.sampler, NoStop())
+    def play(self, *tasks: int, **more: Any) -> list[TokenEpisode]:
+        with GenerateServer("policy", 400, RENDERER, hands_over(self.process)) as server:
+            served = {"url": server.url, "key": server.key}
+            settings = dataclasses.replace(self.settings, served=served, **more)
+            playing = EnvironmentPlay(self.process, settings, self.counts)
+            return playing.play(starts(*tasks), self.sampler, NoStop())
 
 
 @pytest.fixture
@@ -422,16 +314,16 @@ def doing(*names: Any) -> pytest.MarkDecorator:
 @doing("chat")
 def test_episodes_are_played_side_by_side(plays: Plays) -> None:
     result = plays.play(0, 1, 2, 3)
-    for task, unit in enumerate(result):
-        (episode,) = unit.episodes
+    for task, episode in enumerate(result):
         assert isinstance(episode.ended, Scored)
         (segment,) = episode.segments
         assert len(segment) == 2
         reward = (len(segment[1].sampled) + task) % 5 / 4
         assert (episode.ended.reward, episode.ended.parts) == (reward, {"half": reward / 2})
         assert f"result {task}" in TOKENIZER.decode(segment[1].observed.tolist())
+    plays.sampler.check(tuple(segment for episode in result for segment in episode.segments))
     assert plays.counts.turns == 8
-    assert plays.counts.batches <= 4  # at best 2
+    assert plays.counts.batches <= 6  # at best 2
     assert plays.process.starts == 1
     # A draw does not depend on what is played beside it.
     keys = set(plays.sampler.keys)
@@ -441,22 +333,17 @@ def test_episodes_are_played_side_by_side(plays: Plays) -> None:
     assert len(keys) == 8
     # A turn that cannot be sampled fails its episode.
     plays.sampler.sampled = lambda request: Failure("server", "it is down")
-    assert plays.play(0)[0].ended == Lost("server", "it is down")
+    assert plays.play(0)[0].ended == Failed("connection", "it is down")
 
 
-@doing("fail", "die", "grouped")
+@doing("fail", "die")
 def test_what_failed_is_played_again(plays: Plays, request: pytest.FixtureRequest) -> None:
-    does = request.node.callspec.id
-    if does == "grouped":  # a group is one unit
-        (unit,) = plays.play(2, members=3)
-        assert (type(unit.ended), len(unit.episodes)) == (Scored, 3)
-        return
     result = plays.play(0, 1)
-    assert all(isinstance(unit.ended, Scored) for unit in result)
-    if does == "die":  # with its process
+    assert all(isinstance(episode.ended, Scored) for episode in result)
+    if request.node.callspec.id == "die":  # with its process
         assert (plays.process.starts, plays.counts.lost) == (2, 1)
     else:
-        assert [unit.episodes[0].attempts for unit in result] == [2, 2]
+        assert [episode.attempts for episode in result] == [2, 2]
         assert plays.counts.failed == 2
 
 
@@ -465,33 +352,21 @@ def test_a_failure_is_a_value(
     plays: Plays, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment_play, "_GRACE", 0.2)
-    (unit,) = plays.play(0)
-    assert isinstance(unit.ended, Lost)
-    causes = {"plays3": "timeout"}
-    assert unit.ended.cause == causes.get(request.node.callspec.id, request.node.callspec.id)
-    assert unit.episodes[0].attempts == 2
+    (episode,) = plays.play(0)
+    assert isinstance(episode.ended, Failed)
+    name = request.node.callspec.id
+    assert episode.ended.cause == {"endless": "connection", "plays3": "timeout"}.get(name, name)
+    assert ("config.env.max_turns" in episode.ended.message) == (name == "endless")
+    assert episode.attempts == 2
 
 
-@doing(("chat", {"seconds": 0.2, "attempts": 1}))
-def test_a_sampler_that_takes_long_is_no_silence(
-    plays: Plays, monkeypatch: pytest.MonkeyPatch
+@doing(("late", {"seconds": 0.2, "attempts": 1}))
+def test_the_models_time_is_no_environments(
+    plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that is compiled, or a large model, may take longer than an environment may."""
+    """It speaks as soon as it is asked, also while it samples for others and hears nothing; and
+    a program that is compiled, or a large model, may take longer than an environment may."""
     monkeypatch.setattr(environment_play, "_GRACE", 1.0)
-
-    def submit(requests: Any) -> Any:
-        time.sleep(1.5)
-        return ScriptedSampler.submit(plays.sampler, requests)
-
-    plays.sampler.submit = submit
-    (unit,) = plays.play(0)
-    assert isinstance(unit.ended, Scored)
-    assert plays.counts.lost == 0
-
-
-@doing("served")
-def test_the_model_speaks_as_soon_as_it_is_asked(plays: Plays, tmp_path: Path) -> None:
-    """Its time is no environment's, also while it samples for others and hears nothing."""
     heard = []
 
     def submit(requests: Any) -> Any:
@@ -499,13 +374,13 @@ def test_the_model_speaks_as_soon_as_it_is_asked(plays: Plays, tmp_path: Path) -
         while len([*tmp_path.glob("mark*")]) < 2 and time.monotonic() < ends:
             time.sleep(0.01)
         heard.append(len([*tmp_path.glob("mark*")]))
+        time.sleep(1.5 * (len(heard) == 1))
         return ScriptedSampler.submit(plays.sampler, requests)
 
     plays.sampler.submit = submit
-    with GenerateServer("policy", 400, RENDERER, hands_over(plays.process)) as server:
-        result = plays.play(0, 1, served={"url": server.url, "key": server.key})
-    assert all(isinstance(unit.ended, Scored) for unit in result)
+    assert all(isinstance(episode.ended, Scored) for episode in plays.play(0, 1))
     assert heard[0] == 2
+    assert plays.counts.lost == 0
 
 
 @doing("refuse", "changes")
@@ -552,17 +427,15 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     process = EnvironmentProcess(ProcessSpec(PYTHON, tmp_path / "verifiers.log", fields))
     counts = Counts()
 
-    def play(say: Callable[[str], str], *tasks: int) -> tuple[list[PlayedUnit], ScriptedSampler]:
+    def play(say: Callable[[str], str], *tasks: int) -> tuple[list[TokenEpisode], ScriptedSampler]:
         sampler = ScriptedSampler(say)
         turns = TurnLimits(turn=200, room=1500, turns=5, tokens=0, temperature=1.0)
         with GenerateServer("policy", 1500, RENDERER, hands_over(process)) as server:
             served = {"url": server.url, "key": server.key, "temperature": 1.0}
             served["tokenizer"] = str(tmp_path / "tokenizer")
             served["stop_ids"] = [*RENDERER.stop_ids()]
-            playing = EnvironmentPlay(
-                process, RENDERER, PlaySettings(turns, 60.0, 1, 8, served), counts
-            )
-            result = playing.play(units(*tasks), sampler, NoStop())
+            playing = EnvironmentPlay(process, PlaySettings(turns, 60.0, 1, 8, served), counts)
+            result = playing.play(starts(*tasks), sampler, NoStop())
             # The server has a thread for each open connection; they do not grow with episodes.
             names = [thread.name for thread in threading.enumerate()]
             assert sum("process_request_thread" in name for name in names) <= 8
@@ -570,19 +443,18 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
 
     try:
         result, sampler = play(counts_letters, 0, 3)
-        sampler.check(tuple(s for unit in result for s in unit.episodes[0].segments))
-        for unit in result:
-            (episode,) = unit.episodes
+        sampler.check(tuple(s for episode in result for s in episode.segments))
+        for episode in result:
             assert isinstance(episode.ended, Scored), episode.ended
             assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
-            assert not episode.ended.truncated
+            assert not episode.ended.tally.truncated
             assert [len(segment) for segment in episode.segments] == [2]
         assert counts.outside == 0
         # A wrong answer, many times; and an agent that always calls is stopped.
-        for unit in play(lambda text: "I do not know", *range(40))[0]:
-            assert unit.ended.reward == 0.0
-        ((unit,), _) = play(lambda text: counts_letters("How many letters has abc?"), 0)
-        assert unit.ended.truncated
-        assert sum(len(segment) for segment in unit.episodes[0].segments) == 5
+        for episode in play(lambda text: "I do not know", *range(40))[0]:
+            assert episode.ended.reward == 0.0
+        ((episode,), _) = play(lambda text: counts_letters("How many letters has abc?"), 0)
+        assert episode.ended.tally.truncated
+        assert sum(len(segment) for segment in episode.segments) == 5
     finally:
         process.end()

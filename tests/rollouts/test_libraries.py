@@ -7,7 +7,6 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,20 +14,17 @@ import pytest
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask, key_of
+from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary, on_corpus
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus
 from qrag_jax.rollouts.query_tries import Lacking, states_on
-from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.plain_search import open_plain
-from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]
@@ -75,7 +71,8 @@ def test_a_search_gives_passages_of_all_questions(library: CorpusLibrary) -> Non
     first, second, longer = library.look(list(zip(tasks[:3], looks, strict=True)))
     assert isinstance(first, tuple)
     assert isinstance(longer, tuple)
-    assert [len(first), len(second), len(longer)] == [3, 1, 5]  # type: ignore[arg-type]
+    assert isinstance(second, tuple)
+    assert [len(first), len(second), len(longer)] == [3, 1, 5]
     assert [item.id for item in first] == [item.id for item in longer[:3]]
     ours = TASKS[0].documents[int(first[0].id.partition("-")[2])]
     assert (first[0].text, first[0].title) == (ours.text, ours.title)
@@ -88,58 +85,9 @@ def test_a_search_gives_passages_of_all_questions(library: CorpusLibrary) -> Non
     assert opened.is_supporting
     assert library.open(tasks[1], Open(opened.id)) == opened._replace(is_supporting=False)
     assert library.open(tasks[0], Open("7")) is None
-    for clean, text in ((True, 'It is "old".'), (False, "It is ``old''.")):
-        quoted = CorpusLibrary(library.corpus, None, clean=clean).open(tasks[3], Open("3-0"))
-        assert quoted is not None
-        assert quoted.text.endswith(text)
-
-
-# ---------------------------------------------------------------- a search service
-
-DAYS = {"early": "2010-01-31", "late": "2020-01-31", "open": "", "wrong": "soon"}
-
-
-def until(asked: ToolTask) -> str:
-    return DAYS[asked.id]
-
-
-def test_each_question_has_its_last_day_and_one_failure_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("NCBI_API_KEY", raising=False)
-
-    def task(name: str, *gold: str) -> ToolTask:
-        return ToolTask(name, "what?", ("that",), gold_ids=gold)
-
-    def script(call: Call) -> Say:
-        if call.query == "bad":
-            return Say("<html></html>")
-        return pubmed_says(["1", "2"] if call.fields["maxdate"] == "2010/01/31" else ["3", "1"])
-
-    with serving(script) as server:
-        engine = RemoteEngine(quick(server.url))
-        library: Library = RemoteLibrary(engine, until)
-        late, bad, early = library.look(
-            [
-                (task("late", "1", "7"), Look("good", 5)),
-                (task("open"), Look("bad", 5)),
-                (task("early", "1"), Look("good", 2)),
-            ]
-        )
-        calls = len(server.calls)
-        assert isinstance(library.open(task("open"), Open("1")), Failure)
-        assert len(server.calls) == calls
-    assert late == (Document("3", "", "", False), Document("1", "", "", True))
-    assert early == (Document("1", "", "", True), Document("2", "", "", False))
-    assert isinstance(bad, Failure)
-    assert bad.cause == "malformed"
-    digest = RemoteLibrary(engine, until).digest
-    digests = {digest(task(name)) for name in ("early", "late", "open")}
-    assert len(digests) == 3
-    assert RemoteLibrary(engine).digest(task("late")) in digests  # as of no last day
-    for call in (lambda t: library.look([(t, Look("a", 1))]), digest):
-        with pytest.raises(InputError, match="wrong"):
-            call(task("wrong"))
+    quoted = library.open(tasks[3], Open("3-0"))
+    assert quoted is not None
+    assert quoted.text.endswith('It is "old".')
 
 
 # ---------------------------------------------------------------- questions of query writers
@@ -180,11 +128,6 @@ def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:
         (("a2", "a1", "n"), ("a2", "a1", "n"), 3),
         (("a2",), ("a2",), 1),
     ]
-    for by in (BY_TITLE, BY_PASSAGE):  # keys are those of what is found
-        (state,) = states_on([asked("q", LAKE, ADA)], corpus, by).states
-        (gold,) = CorpusLibrary(corpus, None).look([(state, Look("x", 3))])
-        assert isinstance(gold, tuple)
-        assert {key_of(item, by) for item in gold} == set(state.pages)
 
 
 def test_questions_that_lack_a_page_are_left_out_and_counted(corpus: StoredCorpus) -> None:
@@ -252,7 +195,7 @@ def one(kept: KeptResults, query: str, task: RewriteTask = ADA_TASK, k: int = 2)
     return result
 
 
-@pytest.mark.parametrize("most", [0, 2, 5])
+@pytest.mark.parametrize("most", [0, 3])
 def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(most: int) -> None:
     """Against a slow cache of those used last; failures are not kept, empty results are."""
     draw, shelf = random.Random(most), Shelf()
@@ -286,24 +229,11 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
 
 
 def test_equal_queries_of_one_call_are_searched_once_also_where_few_are_kept() -> None:
-    for most in (100, 1):
-        shelf = Shelf()
-        kept = KeptResults(shelf, most)
-        tasks = [ADA_TASK, COLLECTIONS["berg"]]
-        result = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
-        assert [item[0].title for item in result] == [*"abcab"]  # type: ignore[index]
-        assert shelf.calls == [[("x", query, 1) for query in "abc"]]
-        assert one(kept, "B AND c") != one(kept, "b and c")  # case matters
-        assert kept.look([]) == []
-
-
-def test_several_threads_may_ask() -> None:
-    kept = KeptResults(Shelf(), 3)
-
-    def ask(number: int) -> bool:
-        queries = [f"q{(number + turn) % 7}" for turn in range(200)]
-        return all([d.title for d in one(kept, query)] == [query] * 2 for query in queries)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(ask, range(4)))
-    assert kept.asked == 800
+    shelf = Shelf()
+    kept = KeptResults(shelf, 1)
+    tasks = [ADA_TASK, COLLECTIONS["berg"]]
+    result = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
+    assert [item[0].title for item in result] == [*"abcab"]  # type: ignore[index]
+    assert shelf.calls == [[("x", query, 1) for query in "abc"]]
+    assert one(kept, "B AND c") != one(kept, "b and c")  # case matters
+    assert kept.look([]) == []

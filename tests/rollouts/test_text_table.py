@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 
 import jax
@@ -10,16 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, count_tokens
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import text_table
-from qrag_jax.rollouts.block_shapes import BATCHES, draw_lengths, rounds_of
-from qrag_jax.rollouts.chunks import CHUNK, RolloutConfig, Widths, widths_of
-from qrag_jax.rollouts.text_table import Counts, TextTable
-from qrag_jax.runtime.compilation import CompilationCounter
+from qrag_jax.rollouts.block_shapes import rounds_of
+from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.text_table import TextTable
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.flops import Rounds
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -66,34 +63,9 @@ def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
     before = found.rows_of(wanted).tolist()
     np.testing.assert_allclose(embeddings(found, mixed), expected(mixed), atol=2e-6)
     assert found.rows_of(wanted).tolist() == before
-    assert not np.allclose(*(embeddings(table(tower=item), wanted[1:4]) for item in (0, 1)))
-
-
-def test_each_text_is_embedded_once() -> None:
-    wanted = texts(21)
-    found = table()
-    first = found.rows_of([*wanted, *wanted[:5]])
-    assert first[21:].tolist() == first[:5].tolist()
-    assert len(found) == len(set(first.tolist())) == 21
-    tokens = sum(min(len(ids) + 2, ROW_TOKENS) for ids in loaded().tokenizer.encode(wanted))
-    seconds = found.counts.seconds
-    assert found.counts == Counts(asked=26, embedded=21, tokens=tokens, seconds=seconds)
-    found.rows_of([*wanted[3:8], "one more"])
-    assert (found.counts.asked, found.counts.embedded, len(found)) == (32, 22, 22)
+    assert found.counts.embedded == len(found) == len({*wanted, *mixed})  # each once
     assert found.rows_of([]).shape == (0,)
-
-
-def test_the_array_is_written_into_and_doubles() -> None:
-    found = table()
-    found.rows_of(texts(2))  # a small group
-    found.rows_of(texts(20, seed=1))  # a large one
-    counter, before = CompilationCounter(), found.array
-    for seed, count in enumerate((1, 3, 5, 16, 17, 50), start=2):
-        found.rows_of(texts(count, seed))
-    doublings = int(np.log2(len(found.array) / len(before)))
-    assert doublings == 2
-    assert before.is_deleted()  # written into, not copied
-    assert counter.count <= 3 * doublings  # to double it, and to write groups into what it became
+    assert not np.allclose(*(embeddings(table(tower=item), wanted[1:4]) for item in (0, 1)))
 
 
 def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
@@ -103,6 +75,8 @@ def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
     values = embeddings(table(EmbeddingFiles(tmp_path, 16)), wanted)
     second = table(EmbeddingFiles(tmp_path, 16))
     assert len(second) == 40
+    # It is mapped from a file, which grows.
+    assert (second.mapped_bytes, table().mapped_bytes) == (64 * 16 * 4, 0)
     np.testing.assert_array_equal(embeddings(second, wanted), values)
     assert (second.counts.asked, second.counts.embedded) == (40, 0)
     embeddings(second, [*wanted, "one more"])
@@ -114,20 +88,6 @@ def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
     assert len(found) == 41 - lost
     np.testing.assert_allclose(embeddings(found, wanted), values, atol=1e-6)
     assert found.counts.embedded > 0
-
-
-def test_with_a_store_the_table_is_mapped_from_a_file(tmp_path: Path) -> None:
-    wanted = texts(100)
-    in_memory = table()
-    values = embeddings(in_memory, wanted)
-    assert in_memory.mapped_bytes == 0
-    found = table(EmbeddingFiles(tmp_path, 16))
-    first = embeddings(found, wanted[:20])
-    np.testing.assert_allclose(embeddings(found, wanted), values, atol=1e-6)  # it grew twice
-    np.testing.assert_allclose(first, values[:20], atol=1e-6)
-    assert found.mapped_bytes == 128 * 16 * 4
-    found.forget()
-    np.testing.assert_allclose(embeddings(found, wanted[::-1]), values[::-1], atol=1e-6)
 
 
 def test_rows_of_all_lengths_are_as_without_packing(
@@ -173,23 +133,3 @@ def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
     twelve = np.array([[100] * 12, [100] * 5 + [0] * 7])  # five rows fit a block: 3 rounds, and 1
     assert rounds_of(one_size, twelve) == Rounds(2.0, (1.0,))
     assert rounds_of(one_size, np.zeros((1, 4), int)) == Rounds(0.0, (0.0,))
-
-
-def test_lengths_are_drawn_from_the_data() -> None:
-    encoder = types.SimpleNamespace(chunk_opening=(1,), state_opening=(1,))
-    rollout = RolloutConfig(2, True, True, 20, 6, 5)
-    actor = types.SimpleNamespace(encoder=encoder, config=rollout)
-    store = types.SimpleNamespace(
-        question_lengths=np.array([5, 5]),
-        chunk_counts=np.array([3, 3]),
-        chunk_lengths=np.array([10] * 6),
-    )
-    shape = EpisodeShape(question_tokens=8, chunk_tokens=10, chunks=4)
-    found = draw_lengths(actor, shape, [store], 7)
-    assert found.chunks.shape == (BATCHES, 28)
-    assert (np.sort(found.chunks)[:, :7] == 0).all()  # the fourth chunk is absent
-    assert (np.sort(found.chunks)[:, 7:] == 12).all()  # [CLS] and [SEP]
-    assert (found.states[:, 0] == 7).all()
-    assert (found.states[:, 1] == 7 + 6 + 1).all()  # a chunk is cut, and a [SEP] ends it
-    assert (found.chosen == 12).all()
-    assert widths_of(actor.config, actor.encoder, shape) == Widths(12, 8 + 2 + 7)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,38 +25,34 @@ from qrag_jax.environments.demonstrations import (
 )
 from qrag_jax.environments.episode import (
     Closed,
-    Document,
     Failed,
-    Look,
-    Open,
     Play,
     Speak,
-    ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.queries import QueryPrompt, Searched
+from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import COMPLETE, GET, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
-from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.libraries import OwnLibrary
-from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk, styled_episodes
-from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, BatchRules, TokenTrajectory, token_batch
-from qrag_jax.runtime.interrupt import Stopped
-from tests.environments.trying import EXPERT, WorldSearch, world, world_state
-
-SIZES = TinyLMConfig(
-    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+from qrag_jax.rollouts.token_episodes import (
+    Speech,
+    TokenRollout,
+    TokenStart,
+    all_sampled,
+    encoded,
+    scripted_talk,
+    styled_episodes,
 )
+from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
+
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]
 LIBRARY = OwnLibrary(OwnRetriever("bm25"))
@@ -64,22 +60,8 @@ AGENT = ToolAgent(prompts.load("bare_question"), top_n=1, most=1, max_turns=4)
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedLanguageModel:
-    folder: Path = tmp_path_factory.mktemp("lm")
-    texts = [f"{q.question} {p.text}" for q in QUESTIONS for p in q.passages]
-    write_tiny_lm(folder, [*texts, '{"name": "retrieve_documents"}'], SIZES, seed=0)
-    return load_language_model(folder)
-
-
-def speech_of(loaded: LoadedLanguageModel, room: int = 900, turn: int = 200) -> Speech:
-    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer), turn, room)
-
-
-class Never:
-    """A signal that does not come."""
-
-    def check(self) -> None:
-        pass
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
+    return tiny_speech(tmp_path_factory.mktemp("lm"), turn=200, room=900)
 
 
 class Told:
@@ -140,13 +122,12 @@ def script(question: Any) -> Demonstration:
 def rollout(speech: Speech, sampler: Any, agent: ToolAgent = AGENT, **options: Any) -> TokenRollout:
     library = options.pop("library", LIBRARY)
     return TokenRollout(
-        agent, sampler, library, speech, stop=options.pop("stop", Never()), **options
+        agent, sampler, library, speech, stop=options.pop("stop", StopSignal()), **options
     )
 
 
 @pytest.mark.parametrize("in_rounds", [True, False])
-def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bool) -> None:
-    speech = speech_of(loaded)
+def test_sampled_ids_stay_as_they_are(speech: Speech, in_rounds: bool) -> None:
     sampler = Told(speech, expert, in_rounds=in_rounds)
     played = rollout(speech, sampler).play(starts(TASKS, 2))
     for start, episode in zip(starts(TASKS, 2), played, strict=True):
@@ -177,8 +158,7 @@ def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bo
         assert [len(asked) for asked in sampler.asked] == [8, 8, 8]
 
 
-def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) -> None:
-    speech = speech_of(loaded)
+def test_a_script_is_encoded_as_a_tokenizer_does(speech: Speech) -> None:
     talk = scripted_talk(AGENT, TASKS[0], script(QUESTIONS[0]), LIBRARY)
     episode = encoded(talk, speech)
     ids = np.concatenate([np.r_[t.observed, t.sampled] for t in episode.segments[0]])
@@ -187,17 +167,17 @@ def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) ->
         for before, text in talk.turns
         for role, content in (*before, ("assistant", text))
     ]
-    expected = loaded.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
-    assert loaded.tokenizer.decode(ids) == expected
+    expected = speech.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
+    assert speech.tokenizer.decode(ids) == expected
     ((turn,),) = all_sampled(episode).segments
     np.testing.assert_array_equal(np.r_[turn.observed, turn.sampled], ids)
     assert len(turn.observed) == 1
     with pytest.raises(ValueError):
-        encoded(talk, speech_of(loaded, room=50))
+        encoded(talk, dataclasses.replace(speech, room=50))
 
 
-def test_a_failure_is_played_again_and_ends_the_episode(loaded: LoadedLanguageModel) -> None:
-    speech, seen = speech_of(loaded), list[str]()
+def test_a_failure_is_played_again_and_ends_the_episode(speech: Speech) -> None:
+    seen = list[str]()
 
     def fails_at_first(text: str) -> str | Failure:
         seen.append(text)
@@ -225,20 +205,13 @@ def test_a_failure_is_played_again_and_ends_the_episode(loaded: LoadedLanguageMo
     }
     assert len(keys) == 2
 
-    class Dead:
-        def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[Any]:
-            return [Failure("server", "status 500") for _ in asked]
-
-        def open(self, task: ToolTask, step: Open) -> Document | None:
-            raise AssertionError
-
+    dead = types.SimpleNamespace(look=lambda asked: [Failure("server", "status 500")] * len(asked))
     sampler = Told(speech, expert, in_rounds=True)
-    (episode,) = rollout(speech, sampler, library=Dead(), attempts=3).play(starts(TASKS[:1]))
+    (episode,) = rollout(speech, sampler, library=dead, attempts=3).play(starts(TASKS[:1]))
     assert (episode.status, episode.attempts) == ("server", 3)
 
 
-def test_searches_and_openings_share_a_thread(loaded: LoadedLanguageModel) -> None:
-    speech = speech_of(loaded)
+def test_searches_and_openings_share_a_thread(speech: Speech) -> None:
     agent = ToolAgent(prompts.load("bare_question"), tools=(RETRIEVE, GET, COMPLETE))
 
     def both(text: str) -> str:
@@ -253,9 +226,8 @@ def test_searches_and_openings_share_a_thread(loaded: LoadedLanguageModel) -> No
     assert 'no document with the id "none"' in speech.text(episode.segments[0][1].observed)
 
 
-def test_an_episode_ends_where_its_room_does(loaded: LoadedLanguageModel) -> None:
-    whole = speech_of(loaded)
-    (episode,) = rollout(whole, Told(whole, expert, in_rounds=True)).play(starts(TASKS[:1]))
+def test_an_episode_ends_where_its_room_does(speech: Speech) -> None:
+    (episode,) = rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
     (first, second, _) = episode.segments[0]
     before = len(first.observed) + len(first.sampled)
     cases = {
@@ -264,18 +236,18 @@ def test_an_episode_ends_where_its_room_does(loaded: LoadedLanguageModel) -> Non
         before + len(second.observed) + 5: (2, "length"),
     }
     for room, (turns, finish) in cases.items():
-        speech = speech_of(loaded, room=room)
-        (cut,) = rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
+        small = dataclasses.replace(speech, room=room)
+        (cut,) = rollout(small, Told(small, expert, in_rounds=True)).play(starts(TASKS[:1]))
         assert cut.status == TRUNCATED
         (segment,) = cut.segments
         assert (len(segment), segment[-1].finish) == (turns, finish)
         assert sum(len(t.observed) + len(t.sampled) for t in segment) <= room
-    speech = speech_of(loaded, room=len(first.observed))
+    speech = dataclasses.replace(speech, room=len(first.observed))
     with pytest.raises(InputError, match=r"config\.sampling\.room"):
         rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
 
 
-def test_a_rewritten_segment_has_other_draws(loaded: LoadedLanguageModel) -> None:
+def test_a_rewritten_segment_has_other_draws(speech: Speech) -> None:
     """Its positions were drawn at before; the turns of one segment lie at others."""
 
     class Asks:
@@ -285,7 +257,6 @@ def test_a_rewritten_segment_has_other_draws(loaded: LoadedLanguageModel) -> Non
             yield Speak((("user", "Again."),))
             return Closed("")
 
-    speech = speech_of(loaded)
     speech = dataclasses.replace(
         speech, scaffold=dataclasses.replace(speech.scaffold, append_only=False)
     )
@@ -296,56 +267,29 @@ def test_a_rewritten_segment_has_other_draws(loaded: LoadedLanguageModel) -> Non
     assert first == second != third
 
 
-def test_a_signal_ends_the_play(loaded: LoadedLanguageModel) -> None:
-    class Soon:
-        def check(self) -> None:
-            raise Stopped
-
-    speech = speech_of(loaded)
+def test_a_signal_ends_the_play(speech: Speech) -> None:
+    stop = StopSignal()
+    stop.requested = True
     with pytest.raises(Stopped):
-        rollout(speech, Told(speech, expert, in_rounds=True), stop=Soon()).play(starts(TASKS))
-
-
-def test_the_device_samples_the_same_whatever_is_beside(loaded: LoadedLanguageModel) -> None:
-    speech = speech_of(loaded, room=160, turn=12)
-    sampler = DeviceSampler(loaded.model, SamplingConfig(room=160, chunk=32))
-
-    def played(given: Sequence[TokenStart]) -> list[TokenEpisode]:
-        return rollout(speech, RoundSampler(sampler, loaded.params)).play(given)
-
-    together = played(starts(TASKS[:2], 2))
-    alone = played(starts(TASKS[:2], 2)[3:])
-    for one, other in zip(together[3].segments[0], alone[0].segments[0], strict=True):
-        np.testing.assert_array_equal(one.sampled, other.sampled)
-        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+        rollout(speech, Told(speech, expert, in_rounds=True), stop=stop).play(starts(TASKS))
 
 
 # ---------------------------------------------------------------- demonstrations of query writing
 
 
-def test_a_demonstration_is_what_a_policy_would_sample(loaded: LoadedLanguageModel) -> None:
+def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     """Each hop is one turn; all of its query trains, and nothing else."""
-    speech, question = speech_of(loaded), world(1)[0]
+    question = world(1)[0]
     prompt = QueryPrompt(prompts.load("bare_query"), style_variants())
     start = Start(world_state(question), question, (Style(BRIDGE, True), Style(PASSAGE, False)))
     (hops,) = StyledPlay(WorldSearch(world(4))).play([start])
     episodes = styled_episodes(hops, prompt, speech)
-    trajectories = [TokenTrajectory(0, 0, 1, e.segments, e.status) for e in episodes]
-    batch = token_batch(trajectories, BatchRules(1, (), "masked", 900))
-    for row, (hop, episode) in enumerate(zip(hops, episodes, strict=True)):
+    for hop, episode in zip(hops, episodes, strict=True):
         ((turn,),) = episode.segments
         opening = speech.scaffold.opening(prompt.messages(hop.state))
         np.testing.assert_array_equal(turn.observed, opening)
         ids = speech.tokenizer(hop.query, add_special_tokens=False).input_ids
         assert turn.sampled.tolist() == [*ids, speech.scaffold.stop_ids[0]]
-        assert episode.ended == Searched(
-            answer=hop.query,
-            seen=tuple(each.id for each in hop.found),
-            tally=ToolTally(turns=1, searches=1),
-            found=hop.found,
-        )
-        learned = np.flatnonzero(batch.loss_mask[row]).tolist()
-        assert learned == [*range(len(turn.observed), len(turn.observed) + len(turn.sampled))]
     marked, bare = (speech.tokenizer.decode(e.segments[0][0].observed) for e in episodes)
     assert "style: bridge" in marked
     assert "style:" not in bare

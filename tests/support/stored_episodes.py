@@ -32,19 +32,18 @@ from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
-from qrag_jax.rollouts.called_turns import TurnLimits
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
+    EnvironmentStart,
     PlaySettings,
     Scored,
-    Unit,
+    TurnLimits,
     hands_over,
 )
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.scripted_tokens import scripted_talk
-from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart
+from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart, scripted_talk
 from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PYTHON
 
@@ -173,8 +172,9 @@ def _over(
     }
     process = EnvironmentProcess(ProcessSpec(PYTHON, folder / f"{way}.log", fields))
     renderer = ChatRenderer(tokenizer, HERMES)
-    units = [
-        Unit("train", number, (np.array([number, 0], np.uint32),)) for number in range(len(told))
+    starts = [
+        EnvironmentStart("train", number, np.array([number, 0], np.uint32))
+        for number in range(len(told))
     ]
     try:
         with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
@@ -187,17 +187,17 @@ def _over(
             }
             limits = TurnLimits(turn=TURN, room=ROOM, turns=TURNS, tokens=0, temperature=1.0)
             settings = PlaySettings(limits, 120.0, 1, SIDE_BY_SIDE, served)
-            play = EnvironmentPlay(process, renderer, settings, Counts())
+            play = EnvironmentPlay(process, settings, Counts())
             sampler = StorySampler(tokenizer, told)
-            play.play(units[:SIDE_BY_SIDE], sampler, _NoStop())
+            play.play(starts[:SIDE_BY_SIDE], sampler, _NoStop())
             began = time.monotonic()
-            played = play.play(units, sampler, _NoStop())
+            played = play.play(starts, sampler, _NoStop())
             seconds = time.monotonic() - began
     finally:
         process.end()
     found = []
-    for unit in played:
-        if not isinstance(unit.ended, Scored):
-            raise RuntimeError(f"an episode has no reward: {unit.ended.message}")
-        found.append(unit.ended.reward)
+    for episode in played:
+        if not isinstance(episode.ended, Scored):
+            raise RuntimeError(f"an episode has no reward: {episode.ended.message}")
+        found.append(episode.ended.reward)
     return found, seconds

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from qrag_jax.data.sample import Decomposition
-from qrag_jax.environments.rag.scripted import named
+from qrag_jax.environments.rag import named
 from tests.llm.model_server import Call, Reply
 
 GIVEN_UP = "none of them"

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from qrag_jax.environments.episode import Failed, Look, Said, Speak, ToolTally
-from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.environments.query_output import BARE, TAGGED, TOO_LONG
+from qrag_jax.environments.queries import BARE, TAGGED, TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import GUARD_MEASURES
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg, ranking_columns
-from qrag_jax.rollouts.scripted_tokens import Talk, encoded
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, encoded
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval, RewriteEpisodes

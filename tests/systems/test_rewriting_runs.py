@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from configs import deepretrieval
 from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
-from qrag_jax.environments.query_output import BARE, OUTCOMES, REWRITTEN, read_output
+from qrag_jax.environments.queries import BARE, REWRITE_OUTCOMES, REWRITTEN, read_output
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
@@ -121,7 +121,7 @@ def test_what_is_written(scored: Path) -> None:
     assert [*shapes] == [*LOGS][:3]
     for told, shape in shapes.items():
         rows = REWRITES.read(scored / f"{LOGS[told]}.jsonl")
-        assert {row.outcome for row in rows} <= {*OUTCOMES}
+        assert {row.outcome for row in rows} <= {*REWRITE_OUTCOMES}
         assert shape["readable"] == np.mean([row.outcome == REWRITTEN for row in rows])
         assert shape["sampled_tokens"] == np.mean([row.sampled for row in rows])
         assert all(row.outcome == REWRITTEN for row in rows if row.found)

@@ -39,11 +39,7 @@ class Refused(Exception):
 
 
 class EpisodeFailed(Exception):
-    """An episode has no reward.
-
-    Attributes:
-        cause: a short word for counting.
-    """
+    """An episode has no reward; `cause` is a short word for counting."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +47,6 @@ class EpisodeFailed(Exception):
 
 
 def one_line(text: object, most: int = 300) -> str:
-    """A text in one line, cut."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[:most]}…"
 
@@ -79,15 +74,7 @@ def code_of(module: ModuleType) -> str:
 
 
 def imported(name: str, module: str) -> ModuleType:
-    """The module of an environment.
-
-    Args:
-        name: as the user gave it.
-        module: to import.
-
-    Raises:
-        Refused: it is not installed, or cannot be imported.
-    """
+    """The module of an environment, which the user knows by its name."""
     if importlib.util.find_spec(module) is None:
         raise Refused(
             f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
@@ -114,11 +101,7 @@ def finite(value: Any) -> Any:
 
 
 class Clock:
-    """Seconds that an environment has worked by itself.
-
-    Attributes:
-        limit: seconds; 0: none.
-    """
+    """Seconds that an environment has worked by itself; a limit of 0 is none."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -140,11 +123,7 @@ class Clock:
         return now - self._began - spoken
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives.
-
-        Raises:
-            EpisodeFailed: it took too long, and was cancelled.
-        """
+        """What the work gives, unless it takes too long."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=_LOOK_EVERY))[0]:
@@ -222,11 +201,7 @@ class Link:
 
 
 def version_here() -> str:
-    """The version of verifiers in this Python.
-
-    Raises:
-        Refused: it is not installed, or older than 0.4.
-    """
+    """The version of verifiers in this Python, 0.4 or later."""
     try:
         version = importlib.metadata.version("verifiers")
     except importlib.metadata.PackageNotFoundError:

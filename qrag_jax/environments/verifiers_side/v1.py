@@ -38,11 +38,7 @@ _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError",
 
 
 def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
-    """The environment, and the digest of its package's code.
-
-    Raises:
-        Refused: there is no package, or it exports nothing that can be used.
-    """
+    """The environment, and the digest of its package's code."""
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     builtin = f"verifiers.v1.tasksets.{module_name}"
@@ -113,11 +109,9 @@ class TasksetPlayer:
         }
 
     async def start(self) -> None:
-        """Before the first episode."""
         await self._serving.enter_async_context(self._environment.serving())
 
     async def stop(self) -> None:
-        """After the last one."""
         await self._serving.aclose()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
@@ -170,11 +164,6 @@ class TasksetPlayer:
 
 
 def _found(episode: Any) -> dict[str, Any]:
-    """The fields of `played`.
-
-    Raises:
-        EpisodeFailed: it has no reward.
-    """
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors or not episode.ok:
         last = errors[-1] if errors else None

@@ -1,0 +1,614 @@
+"""Agents that answer a question by searching a corpus in several steps.
+
+- ReAct (Yao et al., 2023) is one conversation: the planner's own replies, and after each search one
+  line of the reader. It never sees a passage. After the last search it is asked for an answer from
+  what the reader said.
+- The planner of sub-questions sees in each step the question with the steps so far, and replies
+  with a JSON object: ASK a sub-question, or STOP. A last call puts the answers together.
+- Search-R1 (Jin et al., 2025) is one growing text, which the model continues after each search. It
+  thinks between <think> tags and asks between <search> tags. What is found is put after that,
+  between <information> tags, until the model writes its answer between <answer> tags. The text goes
+  to the raw completions endpoint: the chat template is applied once, to the first prompt.
+- Without a language model: one that follows decompositions, and one in a user's own code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from qrag_jax.data.sample import Decomposition
+from qrag_jax.environments.episode import (
+    AMBIGUOUS,
+    FOUND,
+    MALFORMED_CALL,
+    NO_RETRIEVAL,
+    NOT_FOUND,
+    OWN_CODE,
+    STATUSES,
+    Closed,
+    Complete,
+    Failed,
+    Hop,
+    Limits,
+    Play,
+    Reply,
+    Retrieve,
+    Seen,
+    Step,
+    Task,
+    Unplayable,
+    ask,
+)
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
+from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
+from qrag_jax.metrics.answers import normalise
+from qrag_jax.runtime import own_code
+from qrag_jax.runtime.own_code import OwnCode
+
+
+class Wrong(NamedTuple):
+    """Why a model's reply cannot be used."""
+
+    cause: str  # of the episode's end, if the model does not mend it
+    message: str  # one sentence, which the model reads
+
+
+Read = TypeVar("Read")
+
+
+class Trail:
+    """What an agent has done in one episode. What fails raises `Unplayable`."""
+
+    def __init__(self) -> None:
+        self.hops: list[Hop] = []  # the retrievals whose passages have been read
+        self.searches = 0  # number of retrievals
+
+    def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
+        answer: Answer = yield from ask(Complete(request, shared=not self.searches))
+        return answer
+
+    def ask_well(
+        self,
+        talk: Messages,
+        request: Callable[[Messages, Callable[[Answer], str]], ChatRequest],
+        read: Callable[[Answer], Read | Wrong],
+    ) -> Generator[Step, Reply, Read]:
+        """What is read from the model's reply; if it is wrong, the model is corrected once."""
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(read(answer), Wrong) else READ
+
+        answer = yield from self.ask(request(talk, reads))
+        found = read(answer)
+        if not isinstance(found, Wrong):
+            return found
+        again = (("assistant", harmless(answer.text)), ("user", f"{found.message} Reply again."))
+        answer = yield from self.ask(request((*talk, *again), reads))
+        found = read(answer)
+        if not isinstance(found, Wrong):
+            return found
+        raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
+
+    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
+        passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
+        self.searches += 1
+        return tuple(passages)
+
+    def final_answer(
+        self,
+        request: ChatRequest | CompletionRequest,
+        read: Callable[[Answer], str | NoAnswer],
+    ) -> Generator[Step, Reply, str]:
+        found = read((yield from self.ask(request)))
+        if isinstance(found, NoAnswer):
+            raise Unplayable(found.cause, found.message)
+        return found
+
+
+class SearchingAgent:
+    """What all these agents are: `answer` plays the steps of one episode."""
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        """The answer. What cannot be played raises `Unplayable`."""
+        raise NotImplementedError
+
+    def play(self, task: Task) -> Play:
+        """One episode.
+
+        Without a retrieval it fails whatever it says: the retriever has no part in it.
+        """
+        trail = Trail()
+        try:
+            answer = yield from self.answer(task, trail)
+            if not trail.searches:
+                raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
+        except Unplayable as why:
+            return Failed(why.cause, str(why), history=tuple(trail.hops))
+        return Closed(answer, history=tuple(trail.hops))
+
+
+def listed(hops: list[Hop]) -> str:
+    """The hops as a model reads them, two lines each; "none" if there are none."""
+    lines = [
+        f"{number}. {one_line(hop.sub_query)}\n   {hop.status}: {one_line(hop.answer)}"
+        for number, hop in enumerate(hops, 1)
+    ]
+    return "\n".join(lines) or "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads passages: a second call of the model says what they answer to a sub-query.
+
+    It is shown the bare sub-query, not the history: that is the retriever's.
+    """
+
+    prompt: Prompt  # with the slots `question` and `passages`
+    generation: Generation  # how replies are sampled
+
+    def __post_init__(self) -> None:
+        self.prompt.fill({"question": "", "passages": ""})
+
+    def hop(self, trail: Trail, sub_query: str) -> Generator[Step, Reply, Hop]:
+        """Searches, reads what is found, and adds the hop to the trail.
+
+        A reply that cannot be read counts as AMBIGUOUS with the answer "".
+        """
+        passages = yield from trail.search(sub_query)
+        lines = [f"[{number}] {passage.whole}" for number, passage in enumerate(passages, 1)]
+        texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
+        said = self.generation.said
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if read_evidence(sub_query, said(answer)) is None else READ
+
+        answer = yield from trail.ask(self.generation.request(self.prompt.fill(texts), reads))
+        hop = read_evidence(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
+        trail.hops.append(hop)
+        return hop
+
+
+def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
+    """What a reader's reply says; None if it has no JSON object with a status and an answer.
+
+    FOUND without an answer says nothing either.
+    """
+    found = None if isinstance(said, NoAnswer) else last_object(said, ("status", "answer"))
+    if found is None:
+        return None
+    status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
+    text = found["answer"]
+    if text is None:
+        text = ""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        text = str(text)
+    if status not in STATUSES or not isinstance(text, str):
+        return None
+    text = one_line(text)
+    return None if status == FOUND and not text else Hop(sub_query, text, status)
+
+
+# ---------------------------------------------------------------- with a planner and a reader
+
+# What a model might go on with after a search: the reader's line, which it has not seen.
+STOP = ("\nObservation", "\nFOUND:", "\nNOT_FOUND:", "\nAMBIGUOUS:")
+_ACTION = re.compile(
+    r"^[ \t*_`#>-]*(search|(?:final )?answer)[ \t*_`]*[:：][ \t*_`]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_malformed = partial(Wrong, MALFORMED_CALL)
+_ENDLESS = _malformed("Your thinking did not end; think in fewer words.")
+
+
+def _final_answer(
+    trail: Trail, messages: Messages, generation: Generation
+) -> Generator[Step, Reply, str]:
+    """The answer of a reply that ends with a line "Final answer: …"."""
+    request = generation.request(messages, generation.reads_answer)
+    return (yield from trail.final_answer(request, generation.final_answer))
+
+
+class Move(NamedTuple):
+    """What a reply of ReAct asks for: a search, or else that the text is the answer."""
+
+    text: str
+    searches: bool
+    said: str  # the reply up to there
+
+
+@dataclasses.dataclass(frozen=True)
+class ReAct(SearchingAgent):
+    """Plays episodes with a planner and a reader."""
+
+    planner: Prompt  # the planner's prompt, with the slots `question` and `max_hops`
+    # the prompt for the answer at the limit, with the slots `question` and `searches`
+    final: Prompt
+    reader: Reader  # reads the passages
+    generation: Generation  # how the planner's replies and the final answer are sampled
+    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
+
+    def __post_init__(self) -> None:
+        self.planner.fill({"question": "", "max_hops": ""})
+        self.final.fill({"question": "", "searches": ""})
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
+        talk = self.planner.fill(texts)
+        while len(trail.hops) < self.limits.max_hops:
+            move = yield from trail.ask_well(talk, self._request, partial(self._read, trail))
+            if not move.searches:
+                return move.text
+            hop = yield from self.reader.hop(trail, move.text)
+            line = f"{hop.status}: {hop.answer}".rstrip()
+            talk = (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
+        filled = self.final.fill({"question": task.question, "searches": listed(trail.hops)})
+        return (yield from _final_answer(trail, filled, self.generation))
+
+    def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
+        request = self.generation.request(talk, reads)
+        return dataclasses.replace(request, extra={**request.extra, "stop": list(STOP)})
+
+    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+        said = self.generation.said(answer)
+        if isinstance(said, NoAnswer):
+            return _ENDLESS
+        found = _ACTION.search(said)
+        if found is None:
+            return _malformed(
+                'Your reply has no line that begins with "Search:" or "Answer:"; write one of them '
+                "below your thought."
+            )
+        text, newline, _ = said[found.end() :].lstrip().partition("\n")
+        searches = found[1].lower() == "search"
+        name = "Search" if searches else "Answer"
+        bare = bare_line(one_line(text))
+        if not any(map(str.isalnum, bare)):
+            return _malformed(f'There is nothing after "{name}:"; write it on the same line.')
+        if answer.finish_reason == "length" and not newline:
+            return _malformed(f"Your {name.lower()} was cut off; use fewer words.")
+        if not searches and not trail.searches:
+            return Wrong(NO_RETRIEVAL, "You have not searched yet; search once at least.")
+        upto = said[: found.start()].strip()
+        return Move(bare, searches, f"{upto}\n{name}: {bare}".strip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner(SearchingAgent):
+    """Plays episodes in which a model asks one sub-question after the other."""
+
+    steps: Prompt  # the prompt of a step, with the slots `question`, `steps` and `max_hops`
+    synthesis: Prompt  # the prompt for the answer, with the slots `question` and `steps`
+    reader: Reader  # reads the passages
+    generation: Generation  # how steps and the answer are sampled
+    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
+
+    def __post_init__(self) -> None:
+        self.steps.fill({"question": "", "steps": "", "max_hops": ""})
+        self.synthesis.fill({"question": "", "steps": ""})
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        request, read = self.generation.request, partial(self._read, trail)
+        texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
+        while len(trail.hops) < self.limits.max_hops:
+            step = self.steps.fill(texts | {"steps": listed(trail.hops)})
+            sub_query = yield from trail.ask_well(step, request, read)
+            if not sub_query:
+                break
+            yield from self.reader.hop(trail, sub_query)
+        filled = self.synthesis.fill({"question": task.question, "steps": listed(trail.hops)})
+        return (yield from _final_answer(trail, filled, self.generation))
+
+    def _read(self, trail: Trail, answer: Answer) -> str | Wrong:
+        """The sub-question; "" to stop.
+
+        The strategy makes the model think of other ways to ask; nothing here depends on it.
+        """
+        said = self.generation.said(answer)
+        if isinstance(said, NoAnswer):
+            return _ENDLESS
+        found = last_object(said, ("action",))
+        if found is None:
+            return _malformed('Your reply has no JSON object with an "action".')
+        action = str(found["action"]).strip().upper()
+        if action == "STOP":
+            if trail.searches:
+                return ""
+            return Wrong(NO_RETRIEVAL, "You have not asked anything yet; ASK once at least.")
+        sub_query = found.get("sub_query")
+        if action != "ASK":
+            return _malformed('The "action" of your reply is neither ASK nor STOP.')
+        if not isinstance(sub_query, str) or not any(map(str.isalnum, sub_query)):
+            return _malformed('Your reply has no sub-question in "sub_query".')
+        return one_line(sub_query)
+
+
+# ---------------------------------------------------------------- Search-R1
+
+TAGS = ("think", "search", "information", "answer")
+R1_STOP = ("</search>", "</answer>")
+_R1_ACTION = re.compile(r"<(search|answer)>((?:(?!</?(?:search|answer)>).)*)</\1>", re.DOTALL)
+_OPEN = re.compile(r"<(search|answer)>(?:(?!</?(?:search|answer)>).)*\Z", re.DOTALL)
+_TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
+
+CORRECTION = (
+    "\nThat was not a valid step. To search, I have to write a query between <search> and "
+    "</search>. To answer, I have to write the answer between <answer> and </answer>. I will try "
+    "once more.\n"
+)
+LAST = "\nI have no searches left, so I will now give my answer.\n<answer>"
+
+
+class R1Turn(NamedTuple):
+    """One reply of the model."""
+
+    text: str  # the reply up to the end of its action; all of it if it has none
+    action: str  # "search", "answer" or ""
+    content: str  # what stands between the action's tags
+    thought: str  # the text before the action, without tags
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchR1(SearchingAgent):
+    """Plays episodes of one growing text.
+
+    The history's answer of a hop is what the model thought of that hop's passages, that is, in its
+    next reply: each search is made with the evidence of all hops before it. A reply without a
+    search or an answer is followed by a correction, and takes one of the turns. At the limit the
+    answer is forced: the text goes on with an opened <answer>.
+    """
+
+    prompt: Prompt  # of one message, with the slot `question`
+    # turns the messages into the text that the model continues (`generation`)
+    chat_text: Callable[[Messages], str]
+    generation: Generation  # how replies are sampled; `max_tokens` counts for each turn
+    limits: Limits = dataclasses.field(default_factory=Limits)  # both count
+    # further fields of the requests, such as `chat_text.HAS_SPECIAL_TOKENS`
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prompt.fill({"question": ""})
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        text = self.chat_text(self.prompt.fill({"question": task.question}))
+        sub_query = thought = ""
+        for _ in range(self.limits.max_turns):
+            turn = read_turn((yield from trail.ask(self._request(text, R1_STOP, _reads_turn))))
+            thought = turn.thought or thought
+            if turn.action == "answer":
+                _note(trail, sub_query, thought)
+                return turn.content
+            if not turn.action:
+                text += turn.text + CORRECTION
+                continue
+            _note(trail, sub_query, thought)
+            if trail.searches == self.limits.max_hops:
+                text += turn.text[: turn.text.rindex("<search>")]
+                break
+            sub_query, thought = turn.content, ""
+            passages = yield from trail.search(sub_query)
+            text += f"{turn.text}\n\n<information>{informed(passages)}</information>\n\n"
+        _note(trail, sub_query, thought)
+        if not trail.searches:
+            raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
+        request = self._request(text + LAST, R1_STOP[1:], _reads_forced)
+        return (yield from trail.final_answer(request, forced))
+
+    def _request(
+        self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
+    ) -> CompletionRequest:
+        of = self.generation
+        return CompletionRequest(
+            text,
+            temperature=of.temperature,
+            max_tokens=of.max_tokens,
+            top_p=of.top_p,
+            seed=of.seed,
+            extra={**self.extra, "stop": list(stop)},
+            reads=reads,
+        )
+
+
+def _note(trail: Trail, sub_query: str, thought: str) -> None:
+    """Adds the last search as a hop, unless it is one already."""
+    if len(trail.hops) < trail.searches:
+        trail.hops.append(Hop(sub_query, thought))
+
+
+def read_turn(answer: Answer) -> R1Turn:
+    """Takes a reply apart at its first action.
+
+    Servers leave out the closing tag at which they stopped; it is put back. A search or an answer
+    that was cut off, or that is empty, is no action.
+    """
+    text = answer.text
+    if answer.finish_reason == "stop" and (opened := _OPEN.search(text)):
+        text += f"</{opened[1]}>"
+    found = _R1_ACTION.search(text)
+    if found is None or not any(map(str.isalnum, found[2])):
+        return R1Turn(text, "", "", _thought(text))
+    upto = text[: found.end()]
+    return R1Turn(upto, found[1], one_line(found[2]), _thought(text[: found.start()]))
+
+
+def informed(passages: tuple[Seen, ...]) -> str:
+    """The passages as Search-R1's models know them: a line each, unable to end their place."""
+    return "\n".join(
+        f"Doc {number}(Title: {_inserted(passage.title)}) {_inserted(passage.text)}"
+        for number, passage in enumerate(passages, 1)
+    )
+
+
+def forced(answer: Answer) -> str | NoAnswer:
+    """The answer in a reply to `LAST`."""
+    text, closed, _ = answer.text.partition("</answer>")
+    if answer.finish_reason == "length" and not closed:
+        return NoAnswer("cut_off", "the final answer was cut off; raise max_tokens.")
+    said = _thought(text)
+    if not any(map(str.isalnum, said)):
+        return NoAnswer("no_text", "there is no text to read an answer from.")
+    return said
+
+
+def _reads_turn(answer: Answer) -> str:
+    return READ if read_turn(answer).action else UNREAD
+
+
+def _reads_forced(answer: Answer) -> str:
+    return UNREAD if isinstance(forced(answer), NoAnswer) else READ
+
+
+def _thought(text: str) -> str:
+    return one_line(_TAG.sub(" ", text))
+
+
+def _inserted(text: str) -> str:
+    return one_line(harmless(text, TAGS))
+
+
+# ---------------------------------------------------------------- without a language model
+# The first asks the sub-questions that the data set's makers wrote, and it knows the right answer
+# of each: "reading" means to look whether that answer stands in the passages. So it shows what a
+# retriever learns, quickly and without a server, and not what an agent can do.
+#
+# The second is a Python generator that searches, by the path of its file:
+#
+#     def agent(question, max_searches):
+#         passages = yield question                      # a search; it is sent a list of texts
+#         name = first_name(passages)
+#         passages = yield f"Where was {name} born?", name  # and what the search before it said
+#         return first_place(passages)                   # the answer
+#
+# It yields the text to search for, or a pair of it and what the passages before say, which becomes
+# part of the state that the query encoder reads. An episode in which it raises, searches too often,
+# or gives something else fails: it has no reward, and is counted. It runs in this process: there is
+# no sandbox.
+
+PATH = "config.agent.path"
+_TAKES = ("question", "max_searches")
+_JOINED = re.compile(r"[-‐‑–—−/]")  # "French-American" says "French"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted(SearchingAgent):
+    """Plays episodes by decompositions.
+
+    A sub-question whose answer stands in the passages found has the status FOUND, else NOT_FOUND,
+    and is asked again. If the retrievals are used up before all answers are found, the agent gives
+    up with the answer "". Otherwise its answer is that of the last hop or, where the hops' answers
+    are compared, the data's own.
+    """
+
+    decompositions: Mapping[str, Decomposition]  # by the question's id
+    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
+
+    def __post_init__(self) -> None:
+        for name, each in self.decompositions.items():
+            if len(each.hops) > self.limits.max_hops:
+                raise InputError(
+                    f"question {name} has {len(each.hops)} hops, and config.agent.max_hops is "
+                    f"{self.limits.max_hops}; raise it, or leave out such questions."
+                )
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        if task.id not in self.decompositions:
+            raise InputError(
+                f"question {task.id} has no decomposition, without which the scripted agent cannot "
+                "play; leave it out, or use an agent with a language model."
+            )
+        whole, answers = self.decompositions[task.id], list[str]()
+        for hop in whole.hops:
+            sub_query, found = hop.filled(answers), ""
+            while not found:
+                if trail.searches == self.limits.max_hops:
+                    return ""
+                passages = yield from trail.search(sub_query)
+                found = named(hop.answers, (passage.whole for passage in passages))
+                trail.hops.append(Hop(sub_query, found, FOUND if found else NOT_FOUND))
+            answers.append(found)
+        chained = normalise(answers[-1]) in map(normalise, whole.answers)
+        return answers[-1] if chained else whole.answers[0]
+
+
+def named(answers: Iterable[str], texts: Iterable[str]) -> str:
+    """The first answer that one of the texts has as whole words, in normal form; else ""."""
+    padded = [f" {_words(text)} " for text in texts]
+    for answer in answers:
+        words = _words(answer)
+        if words and any(f" {words} " in text for text in padded):
+            return answer
+    return ""
+
+
+def _words(text: str) -> str:
+    return normalise(_JOINED.sub(" ", text))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnAgent(SearchingAgent):
+    """Plays episodes by a user's generator."""
+
+    code: OwnCode
+    limits: Limits  # `max_hops` counts
+
+    @classmethod
+    def load(cls, path: str, limits: Limits) -> OwnAgent:
+        return cls(own_code.load(path, PATH, _TAKES), limits)
+
+    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+        most, texts, last = self.limits.max_hops, None, ""
+        steps = self._next(lambda: self.code.function(question=task.question, max_searches=most))
+        if not inspect.isgenerator(steps):
+            raise self._wrong(f"gave {steps!r:.60}, no generator; yield the searches")
+        try:
+            while True:
+                ended, given = self._next(functools.partial(_sent, steps, texts))
+                query, read = self._answered(given) if ended else self._asked(given)
+                if trail.searches:
+                    trail.hops.append(Hop(last, read))
+                if ended:
+                    return query
+                if trail.searches == most:
+                    raise self._wrong(f"searched more than {most} times (config.agent.max_hops)")
+                last, passages = query, (yield from trail.search(query))
+                texts = [passage.whole for passage in passages]
+        finally:
+            steps.close()
+
+    def _asked(self, given: Any) -> tuple[str, str]:
+        """The text to search for, and what the passages before say."""
+        query, read = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+        if not isinstance(query, str) or not isinstance(read, str) or not query.strip():
+            raise self._wrong(f"yielded {given!r:.60}, no text to search for")
+        return query, read
+
+    def _answered(self, given: Any) -> tuple[str, str]:
+        """The answer, which is also what the last passages say."""
+        if not isinstance(given, str):
+            raise self._wrong(f"returned {given!r:.60}, no text")
+        return given, given
+
+    def _next(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            raise self._wrong(f"raised {own_code.told(error)}") from error
+
+    def _wrong(self, what: str) -> Unplayable:
+        return Unplayable(OWN_CODE, f"{self.code.spec} {what}.")
+
+
+def _sent(steps: Generator[Any, Any, Any], texts: list[str] | None) -> tuple[bool, Any]:
+    """Whether the generator has ended, and what it yields or returns."""
+    try:
+        return False, steps.send(texts)
+    except StopIteration as end:
+        return True, end.value

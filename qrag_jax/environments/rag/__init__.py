@@ -1,1 +1,0 @@
-"""Agents that answer a question by searching a corpus in several steps."""
