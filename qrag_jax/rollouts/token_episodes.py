@@ -52,7 +52,6 @@ from qrag_jax.rollouts.trajectories import (
     segments_to_json,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import Stopped
 
 

@@ -15,7 +15,6 @@ from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Decomposition, Page, SubQuestion
-from qrag_jax.environments.rag import named
 from qrag_jax.errors import InputError
 from tests.support import worlds
 from tests.support.worlds import record_of

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from qrag_jax.environments.episode import Document
-from qrag_jax.environments.query_output import BROKEN, NO_QUERY, OUTCOMES, REWRITTEN, UNREADABLE
 from qrag_jax.environments.queries import (
+    BROKEN,
+    NO_QUERY,
     REWRITE_OUTCOMES,
+    REWRITTEN,
+    UNREADABLE,
     RewriteTask,
     Searched,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,

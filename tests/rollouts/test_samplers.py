@@ -31,8 +31,6 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.sharding import shardings_of
 from tests.llm.asking import eventually
 from tests.llm.model_server import Call, ModelServer, Reply
-from tests.support.small_models import torch_decoder as torch_model
-from tests.support.small_models import write_bpe_tokenizer
 
 GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
