@@ -109,7 +109,8 @@ class ToolAgent:
         return tuple(every[name] for name in self.tools)
 
     def opening(self, question: str) -> Messages:
-        texts = {"question": question, "tools": describe(self.specs, self.form)}
+        schemas = [spec.schema for spec in self.specs]
+        texts = {"question": question, "tools": describe(schemas, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: ToolTask) -> Play:

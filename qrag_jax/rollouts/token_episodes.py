@@ -52,6 +52,7 @@ from qrag_jax.rollouts.trajectories import (
     segments_to_json,
 )
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import Stopped
 
 
@@ -289,7 +290,7 @@ def from_text(text: str) -> list[TokenEpisode]:
     """Reads what `to_text` gave."""
     return [
         TokenEpisode(
-            made(_KINDS[row["kind"]], row["ended"]),
+            typed(_KINDS[row["kind"]], row["ended"]),
             segments_from_json(row["segments"]),
             row["attempts"],
         )

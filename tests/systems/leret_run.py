@@ -17,8 +17,8 @@ from qrag_jax.environments.episode import Look, Said, Speak
 from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.tries import Try
 from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.runtime import bounded_json
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret import Leret
