@@ -231,7 +231,7 @@ class RewriteRow:
     """One query, rewritten in one way.
 
     Attributes:
-        outcome: one of `query_output.OUTCOMES`, or the cause of a failure; "" if no model
+        outcome: one of `queries.REWRITE_OUTCOMES`, or the cause of a failure; "" if no model
             wrote the query.
     """
 
