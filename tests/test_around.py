@@ -82,15 +82,3 @@ def test_a_source_release_has_what_a_wheel_is_built_from(tmp_path: Path) -> None
         assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
     build("wheel", folder, tmp_path / "again")
     assert (tmp_path / "again" / wheel.name).read_bytes() == wheel.read_bytes()
-
-
-def test_what_contributing_names_is_there() -> None:
-    text = read("CONTRIBUTING.md")
-    targets = " ".join(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", read("Makefile"), re.M)).split()
-    assert set(re.findall(r"`?make ([a-z-]+)", text)) <= {*targets}
-    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*\.?(?:py|md)?)`", text):
-        if "NAME" not in name and name != "dist/":  # what someone will write
-            assert (ROOT / name).exists() or (ROOT / "qrag_jax" / name).exists(), name
-    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
-        form = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert path.stem == "config" or all("label" in p["attributes"] for p in form["body"])

@@ -59,18 +59,6 @@ def test_a_wrong_command_line(
     assert not workdir.exists()
 
 
-@pytest.mark.parametrize(("name", "model"), [("hotpotqa", "encoder"), ("rlvr", "model")])
-def test_a_model_that_is_not_there_is_refused_before_the_data(
-    name: str, model: str, commands: Commands, tmp_path: Path
-) -> None:
-    data = {"encoder": "data.path", "model": "questions.dev"}[model]
-    nowhere = [f"--config.{data}={tmp_path / 'data'}", f"--config.{model}.path={tmp_path / model}"]
-    done = commands.run(
-        "train", f"--config=configs/{name}.py:tiny", *nowhere, f"--workdir={tmp_path / 'run'}"
-    )
-    assert str(tmp_path / model) in refusal(done)
-
-
 def test_help_lists_flags_and_the_fields_of_the_experiment_with_a_comment(
     commands: Commands,
 ) -> None:
@@ -158,15 +146,6 @@ def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Com
     done = qrag("train", "--config=mine.py")
     assert done.returncode == 2
     assert "config.train.steps" in done.stderr
-
-
-def test_transformers_writes_nothing_of_torch(commands: Commands) -> None:
-    imports = "from qrag_jax.runtime.fast_tokenizer import auto_tokenizer; auto_tokenizer()"
-    words = [sys.executable, "-c", imports]
-    done = subprocess.run(
-        words, env=commands.environment, capture_output=True, text=True, check=True
-    )
-    assert "PyTorch" not in done.stdout + done.stderr
 
 
 def test_the_list_of_commands_may_be_cut_short(commands: Commands) -> None:

@@ -14,7 +14,6 @@ from tests.entry_points import (
     Commands,
     assert_same_state,
     end,
-    losses,
     metric_lines,
     saved_state,
     wait_for_step,
@@ -126,22 +125,6 @@ def undisturbed(
         return folder, workdir, server.queries
 
 
-def test_searches_that_die_slow_down_and_lie_change_nothing(
-    commands: Commands, run: Path, undisturbed: tuple[Path, Path, Sequence[str]], tmp_path: Path
-) -> None:
-    folder, whole, queries = undisturbed
-    originals = {f"what about {n}?" for n in range(QUERIES)}
-    assert originals <= set(queries)
-    assert len([each for each in queries if each not in originals]) >= 3  # and rewritten ones
-    first = QUERIES // 2
-    with serving(disturbed(first, first + 8)) as server:
-        given = arguments(run, folder, server.url)
-        out = commands.succeed("train", *given, f"--workdir={tmp_path / 'run'}")
-        assert len(server.calls) > first + 8
-    assert "paused: " in out
-    assert_same_state(tmp_path / "run", whole, RL)
-
-
 def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_on(
     commands: Commands, run: Path, undisturbed: tuple[Path, Path, Sequence[str]], tmp_path: Path
 ) -> None:
@@ -163,16 +146,3 @@ def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_
         out = commands.succeed("train", *given, f"--workdir={workdir}")
     assert f"resumed {workdir} at step" in out
     assert_same_state(workdir, whole, RL)
-
-
-def test_guards_end_a_run_that_goes_on_with_another_action(
-    commands: Commands, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    guarded = ("train", *TINY, f"--workdir={workdir}", "--config.rollout.staleness=0")
-    guarded += ("--config.guards.min_entropy=100", "--config.guards.patience=1")
-    assert "config.guards.min_entropy" in commands.succeed(*guarded)
-    assert len(losses(workdir)) == SCRIPT + 1
-    resumed = commands.succeed(*guarded, "--config.guards.action=tell")
-    assert resumed.count("guard: ") >= RL - 1
-    assert len(losses(workdir)) == STEPS

@@ -152,29 +152,6 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
 # ---------------------------------------------------------------------- ways to play, step 0
 
 
-def test_play_that_ended_at_the_last_fact_has_no_full_budget(
-    run_copy: Path, commands: Commands, tmp_path: Path
-) -> None:
-    # Greedily planned as well: both end at the last fact.
-    commands.succeed(
-        *("evaluate", f"--workdir={run_copy}", f"--out={tmp_path / 'out'}"),
-        *("--config.env.never_terminate=False", "--config.eval.stop_threshold=-100.0"),
-    )
-    summary = json.loads((tmp_path / "out" / "eval_seed42_summary.json").read_text())
-    assert summary["mode"] == "until found"
-    whole = json.loads((run_copy / "summary.json").read_text())
-    for name in ("untrained", "trained", "single_step"):
-        for score in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "return"):
-            value = summary["until_found"][name][score]
-            assert value == pytest.approx(whole["until_found"][name][score])
-    (folder,) = (tmp_path / "out").glob("best-*")
-    planned, played = (rows(folder / name) for name in (f"planned_{MULTI}", MULTI))
-    for one, other in zip(planned, played, strict=True):
-        assert (one["pred_idx"], one["return"]) == (other["pred_idx"], other["return"])
-    mean = np.mean([row["f1"] for row in played])
-    assert summary["until_found"]["trained"]["fact_f1"] == pytest.approx(mean)
-
-
 def test_planned_greedily_the_run_scores_the_same_and_a_beam_finds_no_less(
     run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:

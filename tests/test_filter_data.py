@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -151,22 +150,3 @@ def test_files_that_cannot_be_trained_on(
     ):
         pass
     assert not (tmp_path / "run" / "encoder").exists()
-
-
-def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: Path) -> None:
-    workdir, path = tmp_path / "run", Path(shutil.copy(log, tmp_path))
-    train = ("train", *TINY, f"--workdir={workdir}", f"--config.questions.kept={path}")
-    train += ("--config.train.steps=1", "--config.train.checkpoint_every=1")
-    commands.succeed(*train)
-    # Other questions in the same file.
-    path.write_text(path.read_text().replace('"kept": true', '"kept": false', 1))
-    assert "config.questions.kept" in refusal(commands.run(*train))
-    path.unlink()
-    # Its checkpoint plays all questions again, and needs no file for that.
-    data = f"--config.data.path={FIELDS['data.path']}"  # code, which a folder cannot name
-    own = (f"--workdir={workdir}", "--checkpoint=last", data)
-    commands.succeed("filter_data", *own, f"--out={path}", "--rollouts=2")
-    assert [row["id"] for row in lines(path)] == [row["id"] for row in lines(log)]
-    assert {row["scored"] for row in lines(path)} == {2}
-    weights = [json.loads(each.with_suffix(".json").read_text())["weights"] for each in (log, path)]
-    assert weights[0] != weights[1]

@@ -103,16 +103,6 @@ def test_predictions_by_a_rubric_of_a_file(commands: Commands, run: Path, tmp_pa
     assert {row["reward"] for row in lines_of(tmp_path / "rows.jsonl")} == {0.75}
 
 
-def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
-    file = tmp_path / "untrained.jsonl"
-    given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
-    commands.succeed("predict", *given)
-    assert len(lines_of(file)) == 4
-    record = read_record(file)
-    assert record is not None
-    assert (record["retriever"], record["greedy"]) == ("golden", False)
-
-
 def test_scores_are_those_of_the_predictions(run: Path) -> None:
     summary = json.loads((run / "eval" / "summary.json").read_text())
     for retriever in ("bm25", "golden"):
@@ -140,31 +130,6 @@ def test_scores_are_those_of_the_predictions(run: Path) -> None:
     digests = [record["weights"] for record in records if record]
     assert len(digests) == 3
     assert digests[2] not in digests[:2]
-
-
-def test_scores_are_read_from_the_files(commands: Commands, run: Path, tmp_path: Path) -> None:
-    """Files that are whole are not played again; a failed episode is left out of the means."""
-    workdir = Path(shutil.copytree(run, tmp_path / "run"))
-    for name in ("last/2", "stages"):
-        shutil.rmtree(workdir / "checkpoints" / name, ignore_errors=True)
-    file, rng = workdir / "eval" / MAIN / "golden.jsonl", np.random.default_rng(0)
-    rows = lines_of(file)
-    for row in rows:
-        row["reward"] = rng.random()
-        row["trajectory"]["parts"] = {n: rng.random() for n in row["trajectory"]["parts"]}
-    rows[5] |= {"reward": None}
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = (f"--workdir={workdir}", "--checkpoint=last", *COURSES["rlvr"].scoring)
-    assert "note: " in commands.succeed("evaluate", *given)  # weights after imitation are gone
-    scores = json.loads((workdir / "eval" / "summary.json").read_text())["scores"]
-    found = next(iter(scores["golden"].values()))["all"]
-    assert found["failed"] == 1
-    for name in ("f1", "citation", "format"):
-        of = [row["trajectory"]["parts"][name] for row in rows]
-        means = [np.mean(of[0:2]), np.mean(of[2:4]), of[4], np.mean(of[6:8])]
-        assert found[name]["mean"] == pytest.approx(np.mean(means))
-    before = json.loads((run / "eval" / "summary.json").read_text())["scores"]
-    assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
 
 
 def test_what_does_not_go_together_is_refused(

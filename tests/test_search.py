@@ -109,21 +109,6 @@ def test_other_encoders_and_words(index: Path, commands: Commands, tmp_path: Pat
     assert len(commands.succeed("search", f"--index={index}", "xyzzyx").splitlines()) == 2
 
 
-def test_a_question_that_is_no_text_fails_alone(
-    exported: Path, index: Path, commands: Commands, tmp_path: Path
-) -> None:
-    queries, out = tmp_path / "queries.jsonl", tmp_path / "hits.jsonl"
-    asked = ["who?", "\ud800", "where?"]
-    queries.write_text("".join(json.dumps({"question": each}) + "\n" for each in asked))
-    for retriever in ((f"--retriever={exported}",), ()):  # () searches words
-        given = (f"--index={index}", *retriever, f"--queries={queries}")
-        commands.succeed("search", *given, f"--out={out}")
-        rows = [json.loads(line) for line in out.read_text().splitlines()]
-        assert [row["question"] for row in rows] == asked
-        assert ["error" in row for row in rows] == [False, True, False]
-        assert "who?" in commands.succeed("search", *given)
-
-
 def test_bad_input(
     index: Path, exported: Path, scored_run: Path, commands: Commands, tmp_path: Path
 ) -> None:

@@ -174,28 +174,6 @@ def test_a_fault_inside_is_told_logged_and_counted(commands: Commands, tmp_path:
 # ---------------------------------------------------------------------- many at once
 
 
-def test_requests_at_once_are_searched_together(commands: Commands, index: Path) -> None:
-    with serving(commands, index, "--max_batch=16", "--max_wait_ms=20") as server:
-        alone = {word: server.post("/retrieve", {"queries": [word]}).json() for word in WORDS}
-        before = server.measure("qrag_batch_questions_count")
-        with (
-            httpx.Client(timeout=LIMIT, limits=httpx.Limits(max_connections=32)) as client,
-            ThreadPoolExecutor(32) as pool,
-        ):
-            asked = WORDS * 20
-            answers = list(
-                pool.map(
-                    lambda word: client.post(server.url + "/retrieve", json={"queries": [word]}),
-                    asked,
-                )
-            )
-        assert [answer.json() for answer in answers] == [alone[word] for word in asked]
-        searches = server.measure("qrag_batch_questions_count") - before
-        assert searches < len(asked) / 2
-        assert server.measure("qrag_batch_questions_sum") == len(asked) + len(WORDS)
-        assert server.measure('qrag_batch_questions_bucket{le="16.0"}') == searches + before
-
-
 def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) -> None:
     flags = ("--max_queue=2", "--max_batch=8", "--max_wait_ms=8000")
     with serving(commands, index, *flags) as server:

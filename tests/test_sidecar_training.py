@@ -27,10 +27,8 @@ from qrag_jax.feedback.tries import Try
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.outcomes import CAUSES, Answer, ChatRequest, CompletionRequest, Failure
+from qrag_jax.llm.outcomes import CAUSES
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import token_counter
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import SMOLLM2, named_folder
 from qrag_jax.rollouts.device_sampler import DeviceSampler
@@ -175,33 +173,6 @@ def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
     assert not any(map(running, ours))
 
 
-def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
-    count = token_counter(str(folder))
-    chunks = [f"Passage {number}: " + "the rain falls on Oslo " * 30 for number in range(8)]
-    question = "Which city is the capital of France?"
-    prompt, budget = prompts.load("open_qa"), ROOM - 24
-    too_long = ChatRequest(prompt.with_chunks(question, chunks), max_tokens=24)
-    cut = prompts.fit(prompt, question, chunks, budget, count)
-    assert isinstance(cut, prompts.Fitted)
-    shown = cut.messages[-1][1]
-    assert shown.endswith(f"Question: {question}")
-    assert chunks[-1].strip() in shown
-    assert chunks[0][:20] not in shown
-    plain = CompletionRequest("Oslo is", max_tokens=24, log_probs=True)
-    with Client(ClientConfig(server.url, "tiny")) as client:
-        refused, fits, said = client.ask_blocking(
-            [too_long, ChatRequest(cut.messages, max_tokens=24, log_probs=True), plain]
-        )
-    assert isinstance(refused, Failure)
-    assert refused.cause == "too_long"
-    assert isinstance(fits, Answer)
-    assert fits.usage.prompt_tokens == count(cut.messages) <= budget
-    assert len(fits.log_probs) == fits.usage.completion_tokens
-    assert isinstance(said, Answer)
-    assert len(said.tokens) == len(said.log_probs) == said.usage.completion_tokens
-    assert all(value <= 0 for value in said.log_probs)
-
-
 # ---------------------------------------------------------------------- HARR
 
 
@@ -236,20 +207,6 @@ def test_agents_play_and_learn(
         commands.succeed("evaluate", *scoring)
     (log,) = (tmp_path / "react").glob("eval/last-2/agent_seed42.jsonl")
     assert len(log.read_text().splitlines()) == 4
-
-
-def test_agents_of_a_server_killed_in_the_middle(
-    smollm2: Path, commands: Commands, tmp_path: Path
-) -> None:
-    own = (f"--config.llm.server.model={smollm2}", f"--config.llm.server.max_model_len={ROOM}")
-    own += (*OWN, "--config.llm.server.dtype=float32", "--config.llm.cache=''")
-    steps = ("--config.train.steps=5", "--config.train.eval_every=5")
-    process = commands.start("train", *REACT, *steps, *own, f"--workdir={tmp_path / 'run'}")
-    _, ours = killed_after_the_first_loss(process, tmp_path / "run")
-    lines = learned(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
-    assert not any(map(running, ours))
 
 
 # ---------------------------------------------------------------------- LeReT
@@ -316,19 +273,6 @@ def test_three_steps(
     assert lines[-1]["llm/failures"] == 0
     names = Endpoint(publishing.url).model_names()
     assert any(name.startswith(f"tiny@{2 - staleness}.") for name in names)
-
-
-@pytest.mark.parametrize("rank", [4, 0])
-def test_a_server_of_the_run(rank: int, calling: Path, commands: Commands, tmp_path: Path) -> None:
-    """With adapters, and with all weights, which are exchanged."""
-    workdir = tmp_path / "run"
-    own = (f"--config.model.path={calling}", f"--config.model.lora.rank={rank}", *OWN)
-    own += ("--config.tools.staleness=1", "--config.train.steps=3")
-    commands.succeed("train", *RLVR, *own, f"--workdir={workdir}")
-    lines = learned(workdir)
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert lines[0]["train/sampler_kl"] < 1e-6
-    assert all(line["train/unscored_share"] == 0 for line in lines)
 
 
 def test_killed_at_random_moments(

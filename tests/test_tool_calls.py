@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from typing import Any
@@ -19,7 +18,6 @@ from qrag_jax.llm.text.tool_calls import (
     ToolCall,
     ToolSpec,
     check_call,
-    describe,
     read_calls,
     write_call,
 )
@@ -88,22 +86,6 @@ def test_what_is_written_is_read(form: str) -> None:
         assert [type(value) for value in checked.arguments.values()] == [
             type(value) for value in call.arguments.values()
         ]
-
-
-@pytest.mark.parametrize("form", [HERMES, XML])
-def test_several_calls_with_text_around_them(form: str) -> None:
-    rng = random.Random(1)
-    calls = [random_call(rng) for _ in range(4)]
-    text = "First.\n" + " and {then} ".join(write_call(call, form) for call in calls) + "\nDone."
-    assert [check_call(call, TOOLS) for call in read_calls(text, form)] == calls  # type: ignore[arg-type]
-    broken = write_call(ROME, form)[:30]
-    found = read_calls(f"{broken} {text}", form)
-    assert isinstance(found[0], Malformed)
-    assert len(found) == 5
-    unclosed = write_call(ROME, form).rpartition("</")[0]
-    first, second = read_calls(f"{unclosed} {CALLS[form]}", form)
-    assert isinstance(first, Malformed)
-    assert second == ROME
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -236,19 +218,3 @@ def test_any_text_is_read_without_an_error() -> None:
                     assert isinstance(check_call(call, TOOLS), Malformed)
                 else:
                     assert is_sentence(call.message)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_model_sees_names_kinds_and_bounds_of_all_tools(form: str) -> None:
-    text = describe(TOOLS, form)
-    for tool in TOOLS:
-        assert (json.dumps(tool.schema) if form != XML else f"{tool.name}: {tool.about}") in text
-    schema = RETRIEVE.schema["function"]["parameters"]
-    assert schema["properties"]["top_n"] | {"description": ""} == {
-        "type": "integer",
-        "description": "",
-        "minimum": 1,
-    }
-    assert schema["required"] == ["query"]
-    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
-    assert (ids["type"], ids["items"]) == ("array", {"type": "string"})

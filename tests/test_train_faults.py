@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -26,10 +25,8 @@ from tests.entry_points import (
     STEPS,
     Commands,
     assert_same_run,
-    assert_same_state,
     end,
     losses,
-    metric_lines,
     refusal,
     saved_state,
     wait_for_step,
@@ -64,38 +61,6 @@ def last_steps(workdir: Path) -> list[int]:
 
 
 # ---------------------------------------------------------------------- stopped
-
-
-def test_a_finished_run_with_more_steps_is_the_longer_run(
-    commands: Commands, tmp_path: Path
-) -> None:
-    few, more = ("--config.train.steps=6",), ("--config.train.steps=12",)
-    fields = (*SHARED, "--config.optimizer.schedule=constant")
-    commands.succeed("train", *fields, *few, f"--workdir={tmp_path / 'one'}")
-    for folder in ("one", "other"):
-        commands.succeed("train", *fields, *more, f"--workdir={tmp_path / folder}")
-        assert json.loads((tmp_path / folder / "config.json").read_text())["train"]["steps"] == 12
-    refused = refusal(commands.run("train", *fields, *few, f"--workdir={tmp_path / 'one'}"))
-    assert "config.train.steps" in refused
-    assert_same_state(tmp_path / "one", tmp_path / "other", 12)
-
-
-def test_stopped_before_its_first_evaluation(
-    commands: Commands, finished_run: Path, tmp_path: Path
-) -> None:
-    """No weights are the best then; the clock brings the next evaluation, and changes no weight."""
-    workdir = tmp_path / "run"
-    fields = (*SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
-    process = commands.start("train", *fields)
-    wait_for_step(process, workdir, 2)
-    assert end(process, signal.SIGTERM).returncode == 128 + signal.SIGTERM
-    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
-    commands.succeed("evaluate", f"--workdir={workdir}", "--checkpoint=last", "--samples=2")
-    commands.succeed("train", *fields, "--config.train.first_eval_minutes=0.0001")
-    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
-    assert (first, later) == (0, [STEPS])
-    assert 0 < early < STEPS
-    assert_same_state(workdir, finished_run, STEPS)
 
 
 def test_ctrl_c_and_a_closed_terminal_stop_in_good_order(
@@ -283,20 +248,3 @@ def test_a_run_that_may_only_be_read(
         scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
         assert "--out" in refusal(commands.run(*scoring))
         commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")
-
-
-@pytest.mark.nightly
-def test_documents_drawn_at_each_epoch_go_on_in_it(commands: Commands, tmp_path: Path) -> None:
-    """Two steps an epoch; the run goes on at the border of two."""
-    arguments = (
-        *("train", "--config=configs/babilong.py:tiny", "--config.train.steps=4"),
-        *("--config.data.sources.babilong.train=16", "--config.train.checkpoint_every=2"),
-        *("--config.train.eval_every=4", "--config.encoder.length_buckets=1"),
-        "--config.encoder.block_sizes=1",
-    )
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    commands.succeed(*arguments, f"--workdir={whole}")
-    shutil.copytree(whole, parts)
-    shutil.rmtree(parts / "checkpoints" / "last" / "4")
-    commands.succeed(*arguments, f"--workdir={parts}")
-    assert_same_state(parts, whole, 4)

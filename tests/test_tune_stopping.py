@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -103,26 +102,6 @@ def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, command
     scores = found["tuned_on"]["scores"]
     assert scores["threshold"]["fact_em"] == scores["no_stopping"]["fact_em"]
     assert scores["threshold"]["steps"]["mean"] < STEPS
-
-
-def test_budgets_shared_ids_and_a_torn_line(log: Path, tmp_path: Path, commands: Commands) -> None:
-    stopped = [
-        dataclasses.replace(row, pred_idx=[], q_values=[], pred_texts=[], f1=0.0, em=0.0)
-        for row in played_rows(3, seed=3)
-    ]
-    test = write_log(tmp_path / "test.jsonl", stopped)
-    with test.open("ab") as file:
-        file.write(b'{"id": "being writ')
-    before = test.read_bytes()
-    out = commands.succeed("evaluate", f"--log={log}", f"--test={test}", "--budgets=3,2,9")
-    assert test.read_bytes() == before
-    assert "3 ids" in out
-    found = summary(log.parent)
-    budgets = ["budget_2", "budget_3", "budget_9"]
-    assert list(found["tuned_on"]["scores"])[1:-2] == budgets
-    assert found["budget"] in (2, 3)
-    for scores in found["reported_on"]["scores"].values():
-        assert scores["fact_f1"]["mean"] == scores["steps"]["mean"] == 0.0
 
 
 def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:

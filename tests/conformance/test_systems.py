@@ -73,6 +73,7 @@ SCORED: Mapping[str, Scores] = {
 # The loss is of ratios that are 1, whatever was learned: of these, the weights move, at least.
 RATIOS = ("harr",)
 LANGUAGE_MODELS = ("rlvr", "leret", "deepretrieval")
+FSDP = ("q_rag", "rlvr")  # one of each update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +245,8 @@ def test_eight_devices_learn_what_one_does(
     mesh: tuple[int, int, int], trained: Trained, tmp_path: Path
 ) -> None:
     """The training had parts of its batch on eight devices."""
+    if mesh[1] > 1 and trained.name not in FSDP:
+        pytest.skip("token systems share one update, towers another")
     workdir = trained.copy(tmp_path / "run")
     config, devices = trained.config(runtime__mesh=mesh), jax.devices()[: math.prod(mesh)]
     with opened_run(config, workdir, devices=devices) as (system, run):
