@@ -96,13 +96,7 @@ def test_refusals(commands: Commands, tmp_path: Path) -> None:
         ((), "--config"),
         (TINY, "--out"),
         ((*TINY, out, "--rollouts=1"), "--rollouts"),
-        ((*TINY, out, "--least_std=-1"), "--least_std"),
-        ((*TINY, "--out=log.json"), "log.json"),
-        ((*TINY, out, "--checkpoint=last"), "--checkpoint"),
-        ((*TINY, "--workdir=none"), "--workdir"),
-        (("--workdir=none", out), "none"),
         (("--config=configs/hotpotqa.py:tiny", out), "q_rag"),
-        ((*TINY, out, "--config.corpus.path=none.jsonl"), "none.jsonl"),
     ):
         assert name in refusal(commands.run("filter_data", *words))
     assert not (tmp_path / "log.jsonl").exists()
@@ -132,17 +126,15 @@ def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        None,  # missing
         lambda text: text.replace("true", "false"),  # none is kept
         lambda text: text[text.index("\n") + 1 :],  # of other data
     ],
 )
 def test_files_that_cannot_be_trained_on(
-    changed: Callable[[str], str] | None, log: Path, tmp_path: Path
+    changed: Callable[[str], str], log: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "varied.jsonl"
-    if changed:
-        path.write_text(changed(log.read_text()))
+    path.write_text(changed(log.read_text()))
     with (
         Run.open(tmp_path / "run", 0.0) as run,
         pytest.raises(InputError, match=r"config\.questions\.kept"),

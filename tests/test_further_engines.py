@@ -120,14 +120,8 @@ def test_a_collection_of_a_server(
     ("command", "given", "name"),
     [
         ("index", "--engine=exact --qdrant=http://a", "--qdrant"),
-        ("index", "--collection=a", "--collection"),
         ("index", "--qdrant=http://me:secret@a", "Qdrant"),
-        ("index", "--engine=qdrant --collection=a/b", "a/b"),
-        ("index", "--engine=qdrant --qdrant_settings=shard=2", "--qdrant_settings"),
-        ("index", "--engine=faiss --pooling=cls", "--pooling"),
-        ("search", "--qdrant=db:6333 x", "db:6333"),
         ("search", "--qdrant=http://a --engine=faiss x", "qdrant"),
-        ("serve", "--qdrant=http://a --engine=exact", "qdrant"),
     ],
 )
 def test_what_does_not_fit(

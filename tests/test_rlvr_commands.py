@@ -140,8 +140,6 @@ def test_what_does_not_go_together_is_refused(
     for words, named in (
         (("predict", f"--workdir={run}", "--out=x.json"), "--out"),
         (("evaluate", f"--workdir={run}", "--retrievers=bm25,bm25"), "--retrievers"),
-        (("evaluate", f"--workdir={run}", "--config.questions.bridge_seed=1"), "bridge_seed"),
-        (("predict", TINY[0]), "--out"),
         (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
     ):
         assert named in refusal(commands.run(*words))

@@ -250,34 +250,14 @@ REFUSE_TOOLS = (
     "{{- raise_exception('no\\n such role') }}{%- endif %}{%- endfor %}"
 ) + CHATML
 DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
-ONE_RESULT = changed(
-    CHATML, "m.content", "(m.content if m.role != 'tool' or loop.previtem.role != 'tool' else '')"
-)
 STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
-STRIP_AT_USER = changed(
-    CHATML,
-    "m.content +",
-    "(m.content if messages[-1].role == 'tool' else m.content.split('</think>')[-1].strip()) +",
-)
-ONLY_LAST_THOUGHT = changed(
-    CHATML,
-    "m.content +",
-    "(m.content if loop.index0 == messages|length - 2 else m.content.split('</think>')[-1]) +",
-)
-UPPER = changed(CHATML, "m.content +", "m.content|upper +")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, "chat template"),
     (REFUSE_TOOLS, {}, "tools_role"),
-    (REFUSE_TOOLS, {"tools_role": "ipython"}, "tools_role"),
-    (ONE_RESULT, {}, "tools_role"),
     (DROP_TOOLS, {}, "tools_role"),
     (changed(CHATML, "in messages", "in messages[:1]"), {}, "turns"),
-    (UPPER, {}, "turns"),
     (changed(CHATML, "<|im_end|>", "<end>"), {}, "'<'"),
-    (changed(CHATML, "<|im_end|>", "</think>"), {}, "'</think>'"),
     (STRIP_ALWAYS, {}, "thinking"),
-    (ONLY_LAST_THOUGHT, {}, "thinking"),
-    (STRIP_AT_USER, {"tools_role": "user"}, "thinking"),
     ("{{- messages|length }}" + CHATML, {"thinking": False}, "template"),
 ]
 

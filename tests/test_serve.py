@@ -107,20 +107,12 @@ def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(server: S
 ASKED: dict[str, Any] = {"questions": ["a"]}
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("/retrieve", '{"queries": ["a', "body"),
-    ("/retrieve", "", "body"),
-    ("/retrieve", b'{"queries": ["\xff"]}', "body"),
     ("/retrieve", "[" * 100_000, "body"),
-    ("/retrieve", {}, "queries"),
     ("/retrieve", {"queries": ["a", 7]}, "queries[1]"),
-    ("/retrieve", {"queries": ["a"], "topk": "3"}, "topk"),
     ("/retrieve", {"queries": ["a"], "topk": 11}, "topk"),
-    ("/retrieve", {"queries": ["\ud800"]}, "queries[0]"),
     ("/search", {"questions": ["a", ""]}, "questions[1]"),
     ("/search", ASKED | {"steps": 2}, "steps"),
-    ("/search", ASKED | {"stpes": 2}, "stpes"),
-    ("/search", ASKED | {"where": {"no": 1}}, "where"),
     ("/search", ASKED | {"where": {"page": {}}}, "where.page"),
-    ("/search", ASKED | {"threshold": float("nan")}, "threshold"),
 )
 
 
@@ -174,32 +166,6 @@ def test_a_fault_inside_is_told_logged_and_counted(commands: Commands, tmp_path:
 # ---------------------------------------------------------------------- many at once
 
 
-def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) -> None:
-    flags = ("--max_queue=2", "--max_batch=8", "--max_wait_ms=8000")
-    with serving(commands, index, *flags) as server:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/retrieve", json={"queries": ["cats", "dogs"]}, timeout=0.5)
-        until = time.monotonic() + LIMIT
-        while not server.measure('qrag_errors_total{kind="client_gone"}'):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        # The places of those who left are free, and nobody else's are. A slow machine may answer
-        # those who wait before it is asked again: then they are asked once more.
-        times, full = 0, None
-        while full is None or (full.status_code == 200 and times < 5):
-            times += 1
-            kept = server.later("/retrieve", {"queries": ["stars", "lamps"]})
-            while server.measure("qrag_queue_questions") != 2 and not kept.done():
-                assert time.monotonic() < until
-            full = server.post("/retrieve", {"queries": ["rivers"]})
-            assert [hits[0]["id"] for hits in kept.result(LIMIT).json()["result"]] == ["p6", "p9"]
-        assert full.status_code == 503
-        assert full.headers["Retry-After"] == "1"
-        assert server.measure('qrag_errors_total{kind="busy"}') == 1
-        # Those who left are not among them.
-        assert server.measure("qrag_batch_questions_sum") == 3 * times - 1
-
-
 # ---------------------------------------------------------------------- start and end
 
 
@@ -234,12 +200,7 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
             ([], "--index"),
             ([f"--index={tmp_path}"], str(tmp_path)),
             ([own, "--engine=exact"], "exact"),
-            ([own, "--encoder=minilm"], "--encoder"),
-            ([own, "--pooling=cls"], "--pooling"),
-            ([own, "--encoder=a", "--workdir=b"], "--workdir"),
-            ([own, "--max_batch=0"], "--max_batch"),
             ([own, "--host=0.0.0.0"], "--expose"),
-            ([own, "--host=no.such.host.invalid"], "no.such.host.invalid"),
             ([own, port], port),
         ):
             assert name in refusal(commands.run("serve", "--port=0", *flags))

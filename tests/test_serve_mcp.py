@@ -102,8 +102,7 @@ def test_an_index_that_is_missing_ends_the_server(commands: Commands, tmp_path: 
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["says nothing", "reads nothing"])
-def test_a_signal_ends_it_while_its_client(reads: bool, commands: Commands, index: Path) -> None:
+def test_a_signal_ends_it_while_its_client_reads_nothing(commands: Commands, index: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
         cwd=ROOT,
@@ -120,7 +119,7 @@ def test_a_signal_ends_it_while_its_client(reads: bool, commands: Commands, inde
     os.write(process.stdin.fileno(), line)
     assert json.loads(process.stdout.readline())["id"] == 1  # it has started
     os.set_blocking(process.stdin.fileno(), False)
-    full = 20 if reads else 0
+    full = 0
     while full < 20:  # two seconds in which it takes nothing: both pipes hold all that they can
         try:
             os.write(process.stdin.fileno(), line)

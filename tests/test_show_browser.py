@@ -217,7 +217,6 @@ def opened(browser: Page, many: Path) -> Iterator[Page]:
 
 
 FIRST = "document.querySelector('section[data-kind=chunks]')"
-TOKENS = "document.querySelector('section[data-kind=tokens]')"
 SHOWN = f"{FIRST}.querySelector('output').textContent"
 
 
@@ -268,24 +267,3 @@ def test_planted_markup_does_not_run(opened: Page) -> None:
     assert HOSTILE in opened.value(f"{FIRST}.querySelector('details').textContent", wait=500)
     assert opened.value("document.title").startswith("run, other, many")
     assert opened.value("document.querySelectorAll('img, iframe, a, form').length") == 0
-
-
-def test_curves_and_tokens_are_drawn(opened: Page) -> None:
-    labels = opened.value("[...document.querySelectorAll('svg[role=img]')].map(e => e.ariaLabel)")
-    assert any("eval/return" in each and "run" in each and "other" in each for each in labels)
-    opened.value(f"{TOKENS}.querySelector('details').open = true")
-    classes = f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.className)"
-    kinds = opened.value(classes, wait=300)
-    observed, trained = "token observed", "token trained"
-    assert kinds == [observed] * 3 + [trained] * 2 + [observed] * 2 + [trained] * 3
-    titles = opened.value(f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.title)")
-    assert "-0.25" in titles[4]
-
-
-def test_dark_on_light_and_no_wider_than_a_phone(opened: Page) -> None:
-    """Every text has a contrast of at least 4.5 to 1, as WCAG asks, and nothing is cut off."""
-    assert opened.value((Path(__file__).parent / "contrast.js").read_text()) == []
-    opened.resize(400, 800)
-    wide = opened.value("document.documentElement.scrollWidth")
-    opened.resize(1200, 900)
-    assert wide <= 400

@@ -7,37 +7,23 @@ samples what the device would.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import CAUSES
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_language_model import SMOLLM2, named_folder
-from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.experience import QuestionOrder
-from qrag_jax.rollouts.server_sampler import ServerSampler
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime import typed_json
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.served_policy import Versioned, _noisy
 from tests.entry_points import (
     COURSES,
     ROOT,
@@ -273,90 +259,3 @@ def test_three_steps(
     assert lines[-1]["llm/failures"] == 0
     names = Endpoint(publishing.url).model_names()
     assert any(name.startswith(f"tiny@{2 - staleness}.") for name in names)
-
-
-def test_killed_at_random_moments(
-    publishing: Server, calling: Path, commands: Commands, tmp_path: Path
-) -> None:
-    """No question is lost or trained twice."""
-    workdir, steps, draw = tmp_path / "run", 8, random.Random(0)
-    own = ("--config.tools.staleness=1", f"--config.train.steps={steps}")
-    words = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
-    order = QuestionOrder(QUESTIONS, 2, SEED)
-    for kill in range(3):
-        process = commands.start("train", *words, f"--workdir={workdir}")
-        after = len(losses(workdir)) + draw.randint(1, 2)
-        wait_until(lambda: len(losses(workdir)) >= after, process)  # noqa: B023
-        time.sleep(draw.random() / 2)
-        end(process, signal.SIGKILL)
-        # One that was being written has another name.
-        names = [path.name for path in (workdir / "checkpoints" / "last").iterdir()]
-        kept = max(int(name) for name in names if name.isdecimal())
-        extra = workdir / "checkpoints" / "last" / str(kept) / "extra" / "metadata"
-        progress = json.loads(extra.read_text())
-        assert progress["batches"] == kept, kill
-        for ahead, batch in enumerate(progress["pending"]):
-            asked = [each["question"] for each in batch[:: len(batch) // 2]]
-            assert asked == order.at(kept + ahead).numbers.tolist()
-            (version,) = {t["version"] for e in batch for s in e["segments"] for t in s}
-            assert version.split(".")[0] == str(kept + ahead - 1)
-    commands.succeed("train", *words, f"--workdir={workdir}")
-    assert [step for step, _ in losses(workdir)] == list(range(1, steps + 1))
-    assert all(line["train/unscored_share"] == 0 for line in learned(workdir))
-
-
-def test_greedy_turns_are_those_of_the_device(
-    publishing: Server, calling: Path, tmp_path: Path
-) -> None:
-    """64 prompts of three turns, token by token, by one adapter while two others come."""
-    from tests.systems import test_rlvr_served
-
-    config = test_rlvr_served.settings(
-        *(calling, publishing.url),
-        tools__staleness=1,
-        questions__bridge_train=64,
-        llm__concurrency=64,
-    )
-    with test_rlvr_served.opened(config, tmp_path / "run") as (system, run):
-        stop, keys, apart = StopSignal(), np.zeros(2, np.uint32), 0.0
-        system.experience(run, stop)
-        served, scaffold = system.served, system.inputs.speech.scaffold
-        sizes = system.config.model.lora.sizes
-        assert served is not None
-        assert sizes is not None
-        adapters = _noisy(system.first_state().params, sizes)
-        model = served.sampler(Versioned(adapters, 1), stop).model
-        greedy = SamplingConfig(temperature=0.0, room=SHORT, chunk=64)
-        own = dataclasses.replace(system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids)
-        device = DeviceSampler(own, greedy)
-        whole = Adapted(system.base[0], adapters)
-        openings = [system.inputs.agent.opening(task.question) for task in system.inputs.train]
-        contexts = [np.array(scaffold.opening(each), np.int32) for each in openings]
-        assert len({each.tobytes() for each in contexts}) == 64
-        with Client(ClientConfig(publishing.url, "tiny", concurrency=64)) as client:
-            server_sampler = ServerSampler(client.submit, greedy, scaffold.stop_ids)
-
-            def asked(requests: list[SampleRequest]) -> list[Sampled]:
-                turns = [each.result(300) for each in server_sampler.sample(model, requests)]
-                assert all(isinstance(each, Sampled) for each in turns), turns
-                return [each for each in turns if isinstance(each, Sampled)]
-
-            first = [SampleRequest(ids, keys, 24) for ids in contexts]
-            began = asked(first)
-            for turn in range(3):
-                requests = [SampleRequest(ids, keys, 24) for ids in contexts]
-                for number, (mine, its) in enumerate(
-                    zip(device.sample(whole, requests), asked(requests), strict=True)
-                ):
-                    np.testing.assert_array_equal(mine.ids, its.ids)
-                    assert mine.finish == its.finish
-                    apart = max(apart, float(np.abs(mine.log_probs - its.log_probs).max()))
-                    after = scaffold.after(mine.ids, (("tool", "Document ID: 3\nA river."),))
-                    contexts[number] = np.concatenate([contexts[number], mine.ids, after])
-                if turn < 2:
-                    other = jax.tree.map(lambda leaf, by=turn: leaf * (0.5 + by), adapters)
-                    served.sampler(Versioned(other, 10 + turn), stop)
-            for before, again in zip(began, asked(first), strict=True):
-                np.testing.assert_array_equal(before.ids, again.ids)
-        assert len({each.ids.tobytes() for each in began}) > 8
-        assert apart < 1e-4

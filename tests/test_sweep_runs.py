@@ -70,9 +70,6 @@ def test_what_is_refused_before_anything_starts(commands: Commands, tmp_path: Pa
         (SWEEP, "folder"),
         ((*SWEEP, f"--out={out}", "--set=train.steps=5"), "train.steps"),
         ((*SWEEP[:1], f"--out={out}", "--set=train.batch_size=5,x"), "train.batch_size"),
-        ((*SWEEP[:1], f"--out={out}", "--seeds=a"), "--seeds"),
-        ((f"--out={out}", "--seeds=1"), "--config"),
-        (("--table", str(out)), "folder"),
     ):
         assert named in refusal(commands.run("sweep", *words))
         assert not out.exists()

@@ -108,23 +108,14 @@ def hermes(arguments: str) -> str:
     [
         (HERMES, hermes("{'a': 1}"), "JSON"),
         (HERMES, hermes('{"a": NaN}'), "JSON"),
-        (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "JSON"),
         (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), '"b< |im_end|>"'),
         (HERMES, hermes('{"a": ' * 10**5), "deep"),
-        (HERMES, hermes("null"), '"arguments"'),
-        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "integer"),
         (HERMES, LLAMA_CALL.join(("<tool_call>", "</tool_call>")), '"arguments"'),
-        (HERMES, "<tool_call>", "JSON"),
-        (HERMES, HERMES_CALL.replace("}}", "}} }"), "</tool_call>"),
-        (LLAMA, '{"answer": "Rome"}', '"parameters"'),
         (LLAMA, "<|python_tag|>search('Rome')", "JSON"),
         (LLAMA, f"I search. {LLAMA_CALL}", "text"),
-        (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "text"),
         (XML, "<tool name=complete></tool>", "<tool name="),
-        (XML, XML_CALL.removesuffix("</tool>"), "</tool>"),
         (XML, '<tool name="a"><query>Rome</tool>', "</query>"),
         (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', '"q"'),
-        (XML, '<tool name="a"><q>x</q>,</tool>', "text"),
     ],
 )
 def test_a_malformed_call_is_answered_in_one_sentence(form: str, text: str, named: str) -> None:
@@ -143,16 +134,11 @@ def is_sentence(text: str) -> bool:
     [
         ("search", {}, '"search"'),
         ("<|x|>\n" * 50, {}, "< |x|> < |x"),
-        ("complete", {"k": 1}, '"k"'),
         ("complete", {"final_answer": "x"}, "cited_doc_ids"),
         ("retrieve_documents", {"query": 3}, "query"),
-        ("retrieve_documents", {"query": None}, "query"),
         ("retrieve_documents", {"query": "a", "top_n": True}, "top_n"),
-        ("retrieve_documents", {"query": "a", "top_n": "2"}, "top_n"),
-        ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "top_n"),
         ("retrieve_documents", {"query": "a", "top_n": 0}, "top_n"),
         ("complete", {"final_answer": "", "cited_doc_ids": "7"}, "cited_doc_ids"),
-        ("complete", {"final_answer": "", "cited_doc_ids": [7]}, "cited_doc_ids"),
     ],
 )
 def test_a_wrong_call_is_answered_in_one_sentence(

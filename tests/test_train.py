@@ -148,9 +148,6 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.Co
     [
         ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl"),
         ({"reward.name": "judge"}, "config.llm.url"),
-        ({"encoder.path": "no/such/folder"}, "no/such/folder"),
-        ({"env.max_steps": 9}, "config.env.max_steps"),  # no question has so many passages
-        ({"encoder.scratch.positions": 32}, "positions"),
         ({"train.accumulation": 3}, f"{3 * devices.COUNT}"),
         ({"runtime.mesh": (64, 1, 1)}, "config.runtime.mesh"),
     ],
@@ -247,9 +244,7 @@ def test_a_run_stopped_in_either_stage_and_between_them_is_the_same_run(
     ("stages", "fields", "named"),
     [
         (("sft",), {}, "config.stages"),
-        ((PQN, IMITATE), {}, "config.stages"),
         ((IMITATE,), {"imitate__shared_by": 3, "env__positions": "none"}, "config.imitate.batch"),
-        ((IMITATE,), {"imitate__shared_by": 2, "env__positions": "relative"}, "env.positions"),
     ],
 )
 def test_stages_that_make_no_sense(

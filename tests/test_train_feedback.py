@@ -216,10 +216,7 @@ def test_failed_episodes_are_masked_and_too_many_pause_the_run(
     ("changes", "named"),
     [
         ({"llm.url": "http://127.0.0.1:9/v1"}, "http://127.0.0.1:9/v1"),
-        ({"llm.model": "large"}, "large"),
         ({"llm.api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
-        ({"llm.max_prompt_tokens": 9}, "config.llm.tokenizer"),
-        ({"reward.prompt": "poem"}, "poem"),
         ({"reward.name": "babilong_em"}, "metric"),
     ],
 )
