@@ -20,13 +20,11 @@ from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import fact_feedback
-from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import both_towers, params_shardings
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.metrics.rows import Row
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -173,15 +171,9 @@ def feedback(config: QRagConfig) -> Feedback:
 
 
 class Training:
-    """The training step as train.py builds it, with its state.
+    """The training step as train.py builds it, with its state."""
 
-    Args:
-        imitate: the step of this stage instead of PQN's.
-    """
-
-    def __init__(
-        self, texts: Texts, encoder: Encoder, imitate: ImitateConfig | None = None
-    ) -> None:
+    def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.mesh = make_mesh()
         parts = Parts(make_optimizer(config.optimizer), has_targets=True)
@@ -197,9 +189,6 @@ class Training:
             peak=config.optimizer.learning_rate,
         )
         self.program = make_train_step(towers, feedback(config))
-        if imitate is not None:
-            learn = ImitationGradient(towers.actor, imitate, config.pqn, feedback(config))
-            self.program = make_step(towers, learn)
         self.state = towers.first_state(encoder.params, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:

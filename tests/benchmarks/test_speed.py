@@ -19,12 +19,10 @@ from benchmarks.speed.measure import OURS, Setting, beside, forward_flops
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Player, make_play
-from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import params_shardings
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import family_of
 from qrag_jax.models.trunks import bert
@@ -58,7 +56,6 @@ SCHEDULE = learning_rate_schedule(OPTIMIZER)
 STEPS = 2  # the first update of Adam alone would hide a wrong scale of the gradient
 STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
 EXPLOITING = dataclasses.replace(PQN, learning_start=0)
-IMITATE = ImitateConfig(temperature=0.3)
 
 
 def peer_of(config: RolloutConfig, *, sort: bool = False) -> BatchedPeer:
@@ -84,7 +81,7 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 
 
 @cache
-def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
+def ours() -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
     """Steps of the package's own program: the actions that PQN drew, the metrics, the state."""
     mesh, parts = mesh_of(), Parts(make_optimizer(OPTIMIZER), has_targets=True)
     state = replicate(mesh, parts.build(towers(ENCODER, 0), jax.random.key(3)))
@@ -99,33 +96,26 @@ def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], A
         peak=OPTIMIZER.learning_rate,
     )
     step = make_train_step(two_towers, feedback)
-    if imitates:
-        step = make_step(two_towers, ImitationGradient(actor, IMITATE, EXPLOITING, feedback))
     actions, metrics = [], []
     for number in range(STEPS):
         batch = episodes(number)
-        if not imitates:
-            keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
-            alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
-            roles, draws = (state.params, state.target_params), Draws(keys, alpha, False)
-            actions.append(np.asarray(jitted_rollout(actor, roles, batch, draws).actions))
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
+        alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
+        roles, draws = (state.params, state.target_params), Draws(keys, alpha, False)
+        actions.append(np.asarray(jitted_rollout(actor, roles, batch, draws).actions))
         state, found = step(state, shard_batch(mesh, batch))
         metrics.append({name: float(value) for name, value in found.items()})
     return actions, metrics, (by_name(state.params), by_name(state.target_params))
 
 
-@pytest.mark.parametrize("imitates", [False, True], ids=["pqn", "imitation"])
 @pytest.mark.parametrize("sort", [False, True], ids=["padded", "length-sorted"])
-def test_updates_equal_ours(sort: bool, imitates: bool) -> None:
-    # Of PQN's episodes some end early, others run on to their last step.
-    actions, expected, learned = ours(imitates=imitates)
+def test_updates_equal_ours(sort: bool) -> None:
+    # Of the episodes some end early, others run on to their last step.
+    actions, expected, learned = ours()
     assert min(metrics["grad_norm"] for metrics in expected) > OPTIMIZER.clip_norm
     peer, before = peer_of(STOPPING, sort=sort), 0.0
     for number, metrics in enumerate(expected):
-        if imitates:
-            result = peer.imitate(episodes(number), IMITATE.temperature)
-        else:
-            result = peer.step(episodes(number), actions[number])
+        result = peer.step(episodes(number), actions[number])
         assert result.transitions == metrics["env_steps"] - before
         assert result.loss == pytest.approx(metrics["loss"], rel=1e-5)
         assert result.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)

@@ -383,47 +383,6 @@ class BatchedPeer:
         )
         return self._updated(loss, len(episode))
 
-    def imitate(self, batch: EpisodeBatch, temperature: float) -> StepResult:
-        """One update that imitates the supporting facts: all states, all passages with gradients.
-
-        States are the question with the first facts in their order. Where the order of two facts is
-        not known there are both orders, and of a state any fact still missing is right.
-
-        Raises:
-            InputError: chunks have positions.
-        """
-        check_positions(self.settings.rollout, ("none",))
-        episodes, chunks = self._prepare(batch)
-        every, losses = self._embed_chunks(self.learner.online, chunks, batch), []
-        for taken, live in self._facts_first(batch):
-            rows = self._state_rows(episodes, taken, live)
-            free = episodes.chunk_mask[live].scatter(1, taken, False)
-            rank = torch.where(
-                free & episodes.support[live], episodes.rank[live], len(batch.rank[0])
-            )
-            needed = free & episodes.support[live] & (rank == rank.amin(1, keepdim=True))
-            q = twin_q(self.learner.online.state(rows), every[live]).sum(-1) / temperature
-            right, whole = (torch.where(each, q, MASKED).logsumexp(1) for each in (needed, free))
-            losses.append(whole - right)
-        states = torch.cat(losses)
-        return self._updated(states.mean(), len(states))
-
-    def _facts_first(self, batch: EpisodeBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The states imitated, by their number t of facts: these `[N, t]`, their episodes `[N]`."""
-        found: list[dict[tuple[int, ...], None]] = [
-            {} for _ in range(self.settings.rollout.max_steps)
-        ]
-        for number, (support, rank) in enumerate(zip(batch.support, batch.rank, strict=True)):
-            facts = np.flatnonzero(support).tolist()
-            for sign in (1, -1):
-                order = sorted(facts, key=lambda fact: (rank[fact], sign * fact))
-                for t, states in zip(range(len(order)), found, strict=False):
-                    states[(number, *order[:t])] = None
-        tensors = (
-            torch.tensor([*states], device=self.learner.device) for states in found if states
-        )
-        return [(each[:, 1:], each[:, 0]) for each in tensors]
-
     def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
         norm = self.learner.update(loss, states)
         return StepResult(float(loss.detach()), float(norm), states)
