@@ -152,28 +152,6 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
 # ---------------------------------------------------------------------- ways to play, step 0
 
 
-def test_planned_greedily_the_run_scores_the_same_and_a_beam_finds_no_less(
-    run_copy: Path, commands: Commands, tmp_path: Path
-) -> None:
-    greedy = rows(best(run_copy) / MULTI)
-    for name, *fields in (
-        ("greedy", "--config.eval.stop_threshold=-100.0"),  # it never stops
-        ("beam", "--config.eval.beam=4", "--config.eval.beam_score=sum"),
-    ):
-        words = (f"--workdir={run_copy}", f"--out={tmp_path / name}")
-        commands.succeed("evaluate", *words, *fields)
-    (log,) = (tmp_path / "beam").glob(f"best-*/planned_{MULTI}")
-    beam = rows(log)
-    assert [row["id"] for row in beam] == [row["id"] for row in greedy]
-    assert [row["pred_idx"] for row in beam] != [row["pred_idx"] for row in greedy]
-    for row, other in zip(beam, greedy, strict=True):
-        # Of the two steps' Q the sum: a wider search of so few never finds less.
-        wide, narrow = (q[0] + 0.99 * q[1] for q in (row["q_values"], other["q_values"]))
-        assert wide >= narrow - 1e-5
-    (log,) = (tmp_path / "greedy").glob(f"best-*/planned_{MULTI}")
-    assert_same(rows(log), greedy)
-
-
 # ---------------------------------------------------------------------- which setting wins
 
 

@@ -39,11 +39,6 @@ def scored(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path
     return workdir
 
 
-@pytest.fixture
-def copied(scored: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(scored, tmp_path / "run"))
-
-
 def log_of(workdir: Path, length: int) -> Path:
     (found,) = (workdir / "lengths").glob(f"best-*/eval_seed42_ns{length}.jsonl")
     return found
@@ -81,26 +76,6 @@ def test_logs_and_results_of_each_length(scored: Path) -> None:
     short, long = (rows(log_of(scored, length)) for length in (12, 300))
     assert [row["sf_texts"] for row in short[:3]] == [row["sf_texts"] for row in long]
     assert list(scored.glob("lengths/best-*/eval_seed42_lengths.png"))
-
-
-def test_killed_midway_and_again_with_what_was_kept(
-    scored: Path, copied: Path, commands: Commands
-) -> None:
-    log = log_of(copied, 300)
-    whole = rows(log)
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(lines[0] + lines[1][:50])
-    commands.succeed(
-        *("evaluate", f"--workdir={copied}", "--chunks=12,300", "--samples=16,3"),
-        f"--embeddings={scored.parent / 'embeddings'}",
-    )
-    for row, other in zip(rows(log), whole, strict=True):
-        assert row.pop("q_values") == pytest.approx(other.pop("q_values"), rel=1e-5, abs=1e-7)
-        assert row == other
-    done, long = results(copied)
-    assert (done["seconds_per_episode"], done["embedded"]) == (None, 0)  # all was in the log
-    assert long["embedded"] == 0  # all was kept
-    assert long["seconds_per_episode"] > 0
 
 
 def test_books_of_training_are_never_scored_on(

@@ -143,23 +143,6 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
-def test_a_card_has_no_path_of_the_machine_and_says_how_rows_are_made(
-    scored_run: Path, tmp_path: Path
-) -> None:
-    config = load_config(scored_run / "config.json")
-    config.data.update(max_question_tokens=9, max_chunk_tokens_in_state=9)
-    config.env.update(positions="relative", stop_action=True, sort_by_index=True)
-    config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
-    config.encoder.update(path="/home/me/models/e5", state_prefix="query:")
-    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "hotpotqa=hotpot,musique=x" in card
-    assert "/home" not in card
-    assert "~/" not in card
-    for words in ("query:", "relative", "STOP", "first(question, 9)", "sorted(taken)", "`e5`"):
-        assert words in card
-
-
 def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
     run = opened(scored_run)
     params, _ = run.trained("last")

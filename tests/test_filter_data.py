@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from configs import harr_grpo
-from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
@@ -121,24 +119,3 @@ def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
             experience.next(state, step, stop)
             drawn |= {kept[number] for number, _ in experience.samples}
     assert drawn == set(kept)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda text: text.replace("true", "false"),  # none is kept
-        lambda text: text[text.index("\n") + 1 :],  # of other data
-    ],
-)
-def test_files_that_cannot_be_trained_on(
-    changed: Callable[[str], str], log: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "varied.jsonl"
-    path.write_text(changed(log.read_text()))
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        pytest.raises(InputError, match=r"config\.questions\.kept"),
-        harr.open_system(config(path), run),
-    ):
-        pass
-    assert not (tmp_path / "run" / "encoder").exists()

@@ -9,15 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.exported import chunk_digest
-from qrag_jax.retrieval.manifest import read_manifest
-from qrag_jax.systems.retriever import noted
-from tests.devices import mesh_of
 from tests.entry_points import Commands, refusal
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 
@@ -91,26 +84,6 @@ def test_a_command_that_was_killed_and_stopped_ends_with_the_same_bytes(
     told = commands.succeed("index", *given)
     assert f"embedded {COUNT - PART * len(kept)} of them" in told
     assert tree(out) == tree(unbroken)
-
-
-def test_a_run_and_its_export_embed_alike(
-    commands: Commands, source: Path, exported: Path, scored_run: Path, tmp_path: Path
-) -> None:
-    """The export's tokenizer and weights are those of the run's tower of chunks."""
-    run = (f"--workdir={scored_run}", "--checkpoint=last", "--config.encoder.dtype=float32")
-    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path / 'a'}", *run)
-    export = (f"--encoder={exported}", "--compute=float32")
-    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path / 'b'}", *export)
-    vectors = []
-    for name in "ab":
-        stored = StoredCorpus(tmp_path / name / "corpus")
-        index = ExactIndex.open(tmp_path / name / "exact", stored, mesh_of())
-        vectors.append(index.vectors(range(COUNT)))
-        # Any of both may open either index: the notes name the same exported tower.
-        encoder = read_manifest(tmp_path / name / "exact").encoder
-        assert noted(tmp_path / name, encoder) == chunk_digest(exported / "chunk")
-    assert np.abs(vectors[0]).max() > 1e-3
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,7 @@ from tests.entry_points import (
     end,
     losses,
     metric_lines,
-    on_hosts,
     refusal,
-    same_numbers,
 )
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 
@@ -88,19 +86,6 @@ def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: P
     file.write_text("".join(whole[:2]) + "{}\n" + "".join(whole[3:]))
     assert f"{file}, line 3" in refusal(commands.run(*given, f"--sampled={DRAWS}"))
     shutil.rmtree(file.parent)
-
-
-def test_predictions_by_a_rubric_of_a_file(commands: Commands, run: Path, tmp_path: Path) -> None:
-    """A file that was edited is another rubric."""
-    rubric = tmp_path / "own.py"
-    rubric.write_text("def score(question, answers, answer, parts):\n    return 0.25\n")
-    given = ["predict", f"--workdir={run}", "--checkpoint=last", "--samples=2"]
-    given += [f"--out={tmp_path / 'rows.jsonl'}", f"--config.rubric.path={rubric}:score"]
-    commands.succeed(*given)
-    rubric.write_text(rubric.read_text().replace("0.25", "0.75"))
-    assert "--restart" in refusal(commands.run(*given))
-    commands.succeed(*given, "--restart")
-    assert {row["reward"] for row in lines_of(tmp_path / "rows.jsonl")} == {0.75}
 
 
 def test_scores_are_those_of_the_predictions(run: Path) -> None:
@@ -203,19 +188,3 @@ def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_pa
     lines = [line for line in metric_lines(tmp_path / "killed") if "train/loss" in line]
     assert any(line["train/tokens"] > 0 for line in lines)
     assert all(line["train/unscored_share"] == 0 for line in lines)
-
-
-@pytest.mark.nightly
-def test_two_hosts_ask_a_server_for_what_one_asks(commands: Commands, tmp_path: Path) -> None:
-    """Each host hands its versions over under names of its own, and asks for a part."""
-    folder = write_calling_model(tmp_path / "model")
-    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
-        given = (
-            *("train", *SERVED, "--config.model.dtype=float32", f"--config.model.path={folder}"),
-            *("--config.optimizer.learning_rate=1e-4", f"--config.llm.url={server.url}"),
-        )
-        commands.succeed(*given, f"--workdir={tmp_path / 'alone'}")
-        for host in on_hosts(commands, *given, f"--workdir={tmp_path / 'run'}"):
-            done = end(host)
-            assert done.returncode == 0, done.stderr[-3000:]
-    same_numbers(tmp_path / "run", tmp_path / "alone")

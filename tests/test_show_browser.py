@@ -227,24 +227,6 @@ def chosen(page: Page, number: int, value: str) -> str:
     return page.value(SHOWN)
 
 
-def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> None:
-    episodes = read_page(many)["sections"][0]["episodes"]
-    assert len(episodes) == EPISODES
-    assert opened.value(f"{FIRST}.querySelectorAll('details').length") == 50  # of one page
-    solved = sum(episode["solved"] for episode in episodes)
-    assert f" {solved} " in chosen(opened, 0, "true")
-    both = sum(episode["solved"] and episode["hops"] == 3 for episode in episodes)
-    assert f" {both} " in chosen(opened, 1, "3")
-    assert chosen(opened, 0, "") != chosen(opened, 1, "")
-    opened.value(f"{FIRST}.querySelectorAll('button')[1].click()")
-    assert opened.value(SHOWN).startswith("51–100")
-    for text in ("QUESTION 4321,", "9876: chunk 3 "):  # a question; a chunk that was taken
-        opened.value(f"{FIRST}.querySelector('input').value = ''")
-        opened.value(f"{FIRST}.querySelector('input').focus()")
-        opened.ask("Input.insertText", text=text)
-        assert opened.value(SHOWN, wait=1500).startswith("1–1 of 1 ")
-
-
 def test_an_episode_opens_by_the_keyboard_and_shows_its_path(opened: Page, many: Path) -> None:
     section = read_page(many)["sections"][0]
     chosen(opened, 2, "log")

@@ -7,7 +7,6 @@ samples what the device would.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,29 +16,19 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.tries import Try
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.outcomes import CAUSES
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.first_language_model import SMOLLM2, named_folder
-from qrag_jax.runtime import typed_json
 from tests.entry_points import (
-    COURSES,
-    ROOT,
     Commands,
     assert_same_state,
-    end,
     losses,
     metric_lines,
     wait_for_step,
-    wait_until,
 )
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
 from tests.rollouts.token_setup import write_calling_model
 from tests.support import tiny_qwen3
-from tests.test_system_commands import in_the_tries
 
 __all__ = ["pytestmark"]
 
@@ -62,15 +51,6 @@ Q_RAG = (
     "--config.llm.max_tokens=24",
     "--config.llm.cut_off=score",
 )
-HARR = (
-    "--config.train.batch_size=2",
-    "--config.train.log_every=1",
-    "--config.eval.samples=4",
-    "--config.reward.mixture=recall=1,f1=1",
-    "--config.llm.max_tokens=48",
-    f"--config.agent.prompts={ROOT / 'tests' / 'llm' / 'small_prompts'}",
-)
-REACT = ("--config=configs/harr_grpo.py:synthetic-react-tiny", *HARR)
 QUESTIONS, SEED = 64, 42
 RLVR = (
     "--config=configs/rlvr.py:tiny",
@@ -162,65 +142,7 @@ def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
 # ---------------------------------------------------------------------- HARR
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """SmolLM2-135M, which follows ReAct's form if its prompts show an example."""
-    try:
-        return named_folder(SMOLLM2)
-    except InputError as error:
-        pytest.skip(str(error))
-
-
-def test_agents_play_and_learn(
-    smollm2: Path, commands: Commands, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    search_r1 = (
-        *("--config=configs/harr_grpo.py:synthetic-search_r1-tiny", *HARR),
-        *("--config.agent.chat_template={prompt}", "--config.agent.max_broken_share=1"),
-    )
-    short = ("--config.train.steps=2", "--config.train.eval_every=2")
-    with serve(smollm2, tmp_path_factory, max_model_len=ROOM) as served:
-        for name, fields in (("react", REACT), ("search_r1", search_r1)):
-            words = (*fields, *short, *asks(served), f"--workdir={tmp_path / name}")
-            commands.succeed("train", *words)
-            lines = learned(tmp_path / name)
-            assert len(lines) == 2
-            assert lines[-1]["llm/answers"] > 8
-            # Replies with neither a search nor an answer are masked.
-            assert any(line["train/unscored_share"] < 1 for line in lines)
-        assert all(1 <= line["train/hops"] <= 3 for line in learned(tmp_path / "react"))
-        scoring = (f"--workdir={tmp_path / 'react'}", "--checkpoint=last", "--samples=4")
-        commands.succeed("evaluate", *scoring)
-    (log,) = (tmp_path / "react").glob("eval/last-2/agent_seed42.jsonl")
-    assert len(log.read_text().splitlines()) == 4
-
-
 # ---------------------------------------------------------------------- LeReT
-
-
-def test_killed_in_the_middle_of_tries(commands: Commands, tmp_path: Path) -> None:
-    """The run goes on, and no try is lost or written twice."""
-    workdir = tmp_path / "run"
-    served = (
-        "--config.iterations=1",
-        "--config.model.lora.rank=4",
-        "--config.sampling.engine=server",
-    )
-    words = ("train", *COURSES["leret"].fields, *served, *OWN, f"--workdir={workdir}")
-    process = commands.start(*words)
-    wait_until(lambda: in_the_tries(workdir), process)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
-    kept = path.read_bytes()
-    whole = b"".join(kept.splitlines(True)[:8])  # a part, at least
-    commands.succeed(*words)
-    assert path.read_bytes().startswith(whole)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tries = [typed_json.made(Try, row) for row in rows]
-    assert len({each.key for each in tries}) == len(tries) == 8 * 2 * 4  # questions, prompts, draws
-    assert {each.question for each in tries} == set(range(8))
-    assert not any(each.outcome in CAUSES for each in tries)
-    assert len(losses(workdir)) == 12 + 2 + 2
 
 
 # ---------------------------------------------------------------------- RLVR

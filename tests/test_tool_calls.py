@@ -185,13 +185,6 @@ def test_kinds_in_tags() -> None:
             write_call(ToolCall("complete", {"cited_doc_ids": unfit}), XML)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_halves_of_surrogate_pairs_are_repaired(form: str) -> None:
-    half = "\ud800" if form == XML else "\\ud800"
-    (found,) = read_calls(CALLS[form].replace("Rome", half), form)
-    assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
-
-
 def test_any_text_is_read_without_an_error() -> None:
     rng = random.Random(2)
     marks = ["<tool_call>", "</tool_call>", '{"name": ', '"complete"', ', "arguments": ', "{}", "}"]

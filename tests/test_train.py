@@ -13,7 +13,6 @@ from typing import Any
 
 import ml_collections
 import pytest
-from tensorboardX.proto import event_pb2
 
 from configs import hotpotqa, own
 from qrag_jax import train
@@ -28,7 +27,6 @@ from tests.entry_points import (
     STEPS,
     Commands,
     assert_same_state,
-    losses,
     metric_lines,
     refusal,
 )
@@ -77,19 +75,6 @@ def test_metrics_of_every_step(finished_run: Path) -> None:
     assert returns[int(best.name)] == max(returns.values())
     last = sorted(int(path.name) for path in (finished_run / "checkpoints/last").iterdir())
     assert last == [STEPS - CHECKPOINT_EVERY, STEPS]
-
-
-def test_tensorboard_can_be_read(finished_run: Path) -> None:
-    (path,) = (finished_run / "tensorboard").iterdir()
-    data, seen = path.read_bytes(), {}
-    while data:  # records: length (8 bytes), checksum (4), event, checksum (4)
-        size = int.from_bytes(data[:8], "little")
-        event = event_pb2.Event.FromString(data[12 : 12 + size])
-        seen |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-        data = data[16 + size :]
-    for step, loss in losses(finished_run):
-        assert seen["train/loss", step] == pytest.approx(loss)
-    assert ("eval/fact_em", STEPS) in seen
 
 
 # ---------------------------------------------------------------------- started again
@@ -161,22 +146,6 @@ def test_settings_that_do_not_fit_the_data_or_the_machine(
     # The refused start must not stand in the way of the corrected one.
     assert not (tmp_path / "run" / "config.json").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_a_workdir_that_is_a_file_and_data_that_leak(
-    config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match=str(tmp_path / "file")):
-        train.train(config, tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
-    config.data.path = str(tmp_path)
-    source = {"_id": "a", "question": "Who?", "answer": "Ada", "supporting_facts": [["Ada", 0]]}
-    record = {**source, "context": [["Ada", ["Born."]], ["Bob", ["Not."]]]}
-    for name in ("train.jsonl", "dev.jsonl"):
-        (tmp_path / name).write_text(json.dumps(record))
-    with pytest.raises(InputError, match="hotpotqa"):  # each question is one to train on, too
-        train.train(config, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------- trackers

@@ -80,30 +80,6 @@ def test_tuned_on_one_log_and_reported_on_both(
     assert (log.parent / "stopping.png").exists()
 
 
-def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, commands: Commands):
-    rows = read_retrievals(log)
-    out = tmp_path / "out"
-    commands.succeed("evaluate", f"--log={log}", f"--out={out}", "--objective=fact_em")
-    found = summary(out)
-    tuned, reported = found["tuned_on"]["samples"], found["reported_on"]["samples"]
-    assert tuned + reported == len(rows)
-    assert min(tuned, reported) > 15
-    assert not (log.parent / "stopping.json").exists()
-    # The halves follow the ids, not the order of the rows.
-    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-    again = write_log(tmp_path / "shuffled.jsonl", shuffled)
-    commands.succeed("evaluate", f"--log={again}", f"--out={tmp_path}", "--objective=fact_em")
-    assert summary(tmp_path)["threshold"] == found["threshold"]
-    for rule, scores in summary(tmp_path)["reported_on"]["scores"].items():
-        for name, interval in scores.items():
-            same = found["reported_on"]["scores"][rule][name]["mean"]
-            assert interval["mean"] == pytest.approx(same)
-    # EM falls only where a last fact is cut: the threshold keeps it, with fewer steps.
-    scores = found["tuned_on"]["scores"]
-    assert scores["threshold"]["fact_em"] == scores["no_stopping"]["fact_em"]
-    assert scores["threshold"]["steps"]["mean"] < STEPS
-
-
 def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(log.read_bytes())
