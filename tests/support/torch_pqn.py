@@ -7,7 +7,6 @@ Hugging Face's BERT as both towers, the same weights, AdamW. Written from the pa
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -31,8 +30,6 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 MASKED = -1e30
 SORTED_ROWS = 32  # rows of a mini-batch where rows are sorted by length
 AT_ONCE = 1024  # rows of a batch where they are not
-# Positions of greedy episodes; in these, "random" is the same as "absolute".
-GREEDY_POSITIONS = ("none", "absolute", "random", "relative")
 
 # ------------------------------------------------------------------------------ formulas
 
@@ -41,31 +38,6 @@ def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
     state = state.unflatten(-1, (2, -1))
     return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
-
-
-def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotates embeddings `[C, 2D]` by positions `[C]`: RoPE on each half, interleaved pairs."""
-    half = chunks.shape[-1] // 2
-    frequency = 10_000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64) / half)
-    angle = positions.double()[:, None, None] * frequency.to(chunks.device)
-    cos, sin = angle.cos().float(), angle.sin().float()
-    even, odd = chunks.unflatten(-1, (2, -1, 2)).unbind(-1)
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-3)
-
-
-def places(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
-    """Positions `[C]` of a document's chunks: 0, absolute, or relative to the chunks taken."""
-    if kind == "none":
-        return torch.zeros(chunks)
-    if kind != "relative":
-        return torch.arange(chunks)
-    cuts = [0, *sorted(taken), chunks]
-    # 1e-9 guards floor() against 17.999… for 18; the gaps between positions are far larger.
-    parts = [
-        20 * number + torch.linspace(0, 18, end - start, dtype=torch.float64) + 1e-9
-        for number, (start, end) in enumerate(itertools.pairwise(cuts))
-    ]
-    return torch.cat(parts).floor()
 
 
 def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
@@ -219,31 +191,18 @@ class StepResult(NamedTuple):
     transitions: int
 
 
-def check_positions(rollout: RolloutConfig, known: tuple[str, ...]) -> None:
-    """Refuses positions that a peer does not compute.
-
-    Raises:
-        InputError: the kind of the positions is not in `known`.
-    """
-    if rollout.positions not in known:
-        raise InputError(
-            f"config.env.positions is {rollout.positions!r}, which this PyTorch peer does not "
-            f"compute; use {' or '.join(known)}."
-        )
-
-
 class Learner:
     """Online and target towers with their optimizer.
 
     Raises:
-        InputError: there is an action STOP, which no peer has.
+        InputError: there are positions, or an action STOP, which no peer has.
     """
 
     def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
-        if settings.rollout.stop_action:
+        if settings.rollout.stop_action or settings.rollout.positions != "none":
             raise InputError(
-                "config.env.stop_action is on, but the PyTorch peers have no action STOP; turn it "
-                "off."
+                "the PyTorch peers have no positions and no action STOP; set config.env.positions "
+                "to none and config.env.stop_action to False."
             )
         self.settings = settings
         self.device = torch.device(device)
@@ -343,27 +302,17 @@ class _Played(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length.
-
-    Raises:
-        InputError: chunks have positions that nothing here computes, or there is an action STOP.
-    """
+    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length."""
 
     def __init__(
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
     ) -> None:
-        check_positions(settings.rollout, GREEDY_POSITIONS)
         self.learner = Learner(settings, params, device)
         self.settings = settings
         self.sort = sort
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's.
-
-        Raises:
-            InputError: chunks have positions, which greedy episodes alone compute.
-        """
-        check_positions(self.settings.rollout, ("none",))
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
         learner = self.learner
         episodes, chunks = self._prepare(batch)
         pairs = learner.online, learner.target
@@ -447,8 +396,7 @@ class BatchedPeer:
             states.append(embeddings)
             with torch.no_grad():
                 free = available[live]
-                placed = self._placed(online[live], actions[live, :t], free)
-                q = twin_q(embeddings, placed).sum(-1)
+                q = twin_q(embeddings, online[live]).sum(-1)
                 q = torch.where(free, q, MASKED)
                 if forced is not None:
                     action = forced[live, t]
@@ -467,21 +415,6 @@ class BatchedPeer:
                 ended = ended | ~(episodes.support & available).any(1)
             done[:, t] = ended | (t + 1 == rollout.max_steps)
         return _Played(actions, valid, done, values, states, every_live)
-
-    def _placed(
-        self, chunks: torch.Tensor, taken: torch.Tensor, free: torch.Tensor
-    ) -> torch.Tensor:
-        """Chunks `[N, C, 2D]` rotated by their positions, which may depend on those taken."""
-        kind = self.settings.rollout.positions
-        if kind == "none":
-            return chunks
-        rows = []
-        for own, before, left in zip(chunks, taken.tolist(), free, strict=True):
-            count = int(left.sum()) + len(before)  # a document's chunks come first
-            where = torch.zeros(len(own))
-            where[:count] = places(kind, before, count).float()
-            rows.append(rotate(own, where.to(own.device)))
-        return torch.stack(rows)
 
     def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
         """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""
