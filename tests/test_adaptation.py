@@ -9,11 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.models.adapters import LoraConfig
-from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.stored_tensors import read_safetensors
-from qrag_jax.models.pretrained import FAMILIES, load_encoder, with_adapters
-from qrag_jax.systems.towers_export import scaled_norm
+from qrag_jax.models.pretrained import load_encoder, with_adapters
 from tests.entry_points import Commands, assert_same_state, losses, refusal, saved_state
 
 TINY = (
@@ -77,22 +74,3 @@ def test_a_run_is_resumed_and_scored_without_dropout(
     assert "encoder.layer.0." in refusal(commands.run(*fresh, "--config.encoder.scratch.hidden=48"))
     wider = refusal(commands.run(*fresh, "--config.encoder.lora.rank=5"))
     assert "config.encoder.lora.rank" in wider
-
-
-def test_a_run_is_exported(trained_adapters: Path, commands: Commands, tmp_path: Path) -> None:
-    run, out = trained_adapters, tmp_path / "out"
-    commands.succeed("export", f"--workdir={run}", f"--out={out}", "--checkpoint=last")
-    base, state = load_encoder(run / "encoder"), saved_state(run, 3)
-    for number, tower in enumerate(("state", "chunk")):
-        alone = with_adapters(base, out / f"adapter-{tower}")
-        assert alone.lora == LoraConfig(4, 16.0, alone.lora.targets, 0.2)
-        for module, leaves in alone.adapters["layers"].items():
-            for leaf, array in leaves.items():
-                saved = state[f"params/layers/{module}/{leaf}"][number]
-                np.testing.assert_array_equal(array, saved, err_msg=f"{module}/{leaf}")
-        merged = merge(Adapted(base.params, alone.adapters), alone.lora.scale)
-        # The exported towers hold the scale of their vectors in the last norm.
-        whole = scaled_norm(merged, FAMILIES["bert"].last_norm, base.encoder.scale)
-        assert base.encoder.scale == 0.1
-        jax.tree.map(np.testing.assert_array_equal, load_encoder(out / tower).params, whole)
-    assert "rank 4, alpha 16" in (out / "README.md").read_text()

@@ -19,7 +19,7 @@ from tests.entry_points import (
     wait_for_step,
     wait_until,
 )
-from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
+from tests.retrieval.web_service import Call, Say, pubmed_says, serving
 from tests.systems.corpora import write_rows
 
 COURSE = COURSES["deepretrieval"]
@@ -76,25 +76,6 @@ def answer(call: Call) -> Say:
     """What a query finds, which depends on its text alone."""
     first = sum(call.query.encode())
     return pubmed_says([str(1 + (first + 7 * place) % 37) for place in range(5)])
-
-
-def disturbed(first: int, last: int) -> Script:
-    """Requests of these numbers, counted by the server, are answered in some wrong way."""
-    ways = (
-        Say(drop=True),
-        Say("<html>we are sorry</html>", status=503),
-        Say("<html>", drip=0.2),
-        Say({"esearchresult": {"count": "5", "idlist": ["1"]}}),
-        Say("", status=429, headers={"Retry-After": "0.01"}),
-        Say({"nonsense": [1, 2]}),
-    )
-    count = iter(range(10**9))
-
-    def script(call: Call) -> Say:
-        number = next(count)
-        return ways[number % len(ways)] if first <= number < last else answer(call)
-
-    return script
 
 
 def arguments(run: Path, folder: Path, url: str) -> list[str]:

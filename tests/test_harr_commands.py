@@ -17,7 +17,6 @@ from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
 from tests.entry_points import (
-    COURSES,
     Commands,
     assert_same_state,
     end,
@@ -144,15 +143,3 @@ def test_scores(commands: Commands, scored: Callable[[str], Path], tmp_path: Pat
     assert [json.loads(line) for line in log.read_text().splitlines()] == rows
     again = refusal(commands.run("evaluate", *arguments, "--config.policy.passages=1"))
     assert "--restart" in again
-
-
-def test_a_dry_run_reads_no_corpus_and_what_cannot_be_is_refused(
-    commands: Commands, tmp_path: Path
-) -> None:
-    tiny = COURSES["harr"].fields
-    assert "update" in commands.succeed("train", *tiny, "--dry_run")
-    for field, named in (
-        ("agent.max_hops=1", "hops"),  # no question is taken apart into so few
-    ):
-        words = ("train", *tiny, f"--config.{field}", f"--workdir={tmp_path / 'run'}")
-        assert named in refusal(commands.run(*words))
