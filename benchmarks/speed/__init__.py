@@ -25,11 +25,8 @@ from qrag_jax.errors import InputError
 CASES = {
     "encoder": ("encoders", "encoder_cases", ""),
     "pqn": ("q_rag", "update_cases", ""),
-    "evaluation": ("q_rag", "evaluation_cases", ""),
     "harr": ("harr", "harr_cases", "peft"),
     "grpo": ("tokens", "grpo_cases", "trl"),
-    "ppo": ("tokens", "ppo_cases", ""),
-    "pairs": ("tokens", "pair_cases", "trl"),
     "sampler": ("tokens", "sampler_cases", ""),
     "exact": ("search", "exact_cases", "faiss"),
     "bm25": ("search", "bm25_cases", "bm25s"),

@@ -1,4 +1,4 @@
-"""Q-RAG's update and its evaluation beside PyTorch: same questions, weights, optimizer.
+"""Q-RAG's update beside PyTorch: same questions, weights, optimizer.
 
 HotpotQA's records come from the folder QRAG_DATA; without them, and in quick sizes, questions are
 invented. The peer (`tests.support.torch_pqn`) computes whole batches; chunks in one padded batch or
@@ -16,10 +16,8 @@ import numpy as np
 
 from benchmarks.report import Case
 from benchmarks.speed import ours
-from benchmarks.speed.measure import OURS, Program, Setting, beside, with_details
+from benchmarks.speed.measure import OURS, Program, Setting, beside
 from configs import hotpotqa
-from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.metrics.rows import Row
 from qrag_jax.runtime.minilm import find_minilm
 from tests.support.torch_pqn import BatchedPeer
 
@@ -88,47 +86,4 @@ def update_cases(setting: Setting) -> Iterator[Case]:
         {OURS: mine} | {name: of_peer(name, sort) for name, sort in PEERS.items()},
         least=1.3,
         details={"data": texts.origin},
-    )
-
-
-def evaluation_cases(setting: Setting) -> Iterator[Case]:
-    """Episodes/s of the evaluation that a user runs, log rows included; the same chunks taken."""
-    texts, encoder, size = task_of(setting)
-    questions = size if setting.quick else 4 * size
-    player = ours.Player(texts, encoder)
-    batch: EpisodeBatch = texts.batch(0, questions)
-    rows: list[Row] = []
-    taken: dict[str, list[list[int]]] = {}
-
-    def mine(_: int) -> None:
-        rows[:] = player.rows(range(questions), size)
-
-    def of_peer(name: str, sort: bool) -> Program:
-        settings = ours.peer_settings(texts, encoder)
-        peer = BatchedPeer(settings, encoder.towers(), setting.device, sort=sort)
-
-        def play(_: int) -> None:
-            actions, valid = peer.play(batch)
-            taken[name] = [row[mask].tolist() for row, mask in zip(actions, valid, strict=True)]
-
-        return play
-
-    case = beside(
-        setting,
-        f"Q-RAG, evaluation, {encoder.name}, {questions} questions",
-        float(questions),
-        "episodes/s",
-        {OURS: mine} | {name: of_peer(name, sort) for name, sort in PEERS.items()},
-        least=1.3,
-        details={"data": f"{texts.origin}, {size} played at once"},
-    )
-    mine_taken = [row.pred_idx for row in rows]
-    yield with_details(
-        case,
-        **{
-            f"share of episodes with the same chunks as {name}": float(
-                np.mean([one == other for one, other in zip(mine_taken, episodes, strict=True)])
-            )
-            for name, episodes in taken.items()
-        },
     )

@@ -197,23 +197,3 @@ def test_a_suite_resumes_and_a_failed_part_stops_no_other(tree: Path) -> None:
     for words in (("a", 1), ("a", 1), ("a", 2)):
         once(tree / "done", lambda *given: calls.append(str(given)), *words)
     assert calls[4:] == ["('a', 1)", "('a', 2)"]
-
-
-def test_results_belong_to_one_version_of_the_code(tree: Path) -> None:
-    before = Kept.of(tree / "runs", tree)
-    before.finish({"a": lambda: {"x": 1}}, ["a"])
-    (tree / "benchmarks/quality/parts.py").write_text("# changed\n")
-    suite = Kept.of(tree / "runs", tree)
-    assert suite.runs == before.runs  # trainings are scored again, not repeated
-    assert not suite.finished(["a"])
-    (tree / "configs/a.py").rename(tree / "configs/b.py")
-    trainer = Kept.of(tree / "runs", tree)
-    assert trainer.runs != before.runs
-
-    def changes() -> dict[str, Any]:
-        (tree / "qrag_jax/train.py").write_text("# changed while it runs\n")
-        return {"x": 2}
-
-    with pytest.raises(InputError, match="changed"):
-        trainer.finish({"a": changes}, ["a"])
-    assert not trainer.finished(["a"])

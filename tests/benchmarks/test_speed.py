@@ -18,9 +18,7 @@ from benchmarks.speed import encoders, measure, tokens
 from benchmarks.speed.measure import OURS, Setting, beside, forward_flops
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import Player, make_play
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.placement import params_shardings
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
@@ -128,18 +126,6 @@ def test_updates_equal_ours(sort: bool) -> None:
         for key, value in weights.items():
             np.testing.assert_allclose(found[key], value, atol=1e-5, err_msg=key)
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
-
-
-def test_greedy_episodes_take_the_same_chunks() -> None:
-    config = dataclasses.replace(CONFIG, sort_by_index=True)
-    mesh = mesh_of()
-    replicated = params_shardings(mesh, (), tower(ENCODER, 0))
-    play = make_play(Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma), ONE_BUCKET)
-    expected = play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
-    for sort in (False, True):
-        actions, valid = peer_of(config, sort=sort).play(episodes(5))
-        np.testing.assert_array_equal(valid, expected.valid)
-        np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
 
 
 # ------------------------------------------------------------------------------ encoders

@@ -1,4 +1,4 @@
-"""Q-RAG's updates and greedy episodes in PyTorch, on whole batches: the peer of our step.
+"""Q-RAG's updates in PyTorch, on whole batches: the peer of our step.
 
 Hugging Face's BERT as both towers, the same weights, AdamW. Written from the papers (Q-RAG, arXiv
 2511.07328; PQN, arXiv 2407.04811) and sharing no formula with ours.
@@ -302,7 +302,7 @@ class _Played(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length."""
+    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
 
     def __init__(
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
@@ -319,7 +319,7 @@ class BatchedPeer:
         with torch.no_grad():
             online, target = (self._embed_chunks(pair, chunks, batch) for pair in pairs)
         forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
-        played = self._play(episodes, online, target, forced, greedy=False)
+        played = self._play(episodes, online, target, forced)
         returns = learner.returns(episodes.support, *played[:4])
         places = [
             (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
@@ -335,14 +335,6 @@ class BatchedPeer:
     def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
         norm = self.learner.update(loss, states)
         return StepResult(float(loss.detach()), float(norm), states)
-
-    @torch.no_grad()
-    def play(self, batch: EpisodeBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Greedy episodes: actions `[B, T]` and whether each step happened."""
-        episodes, chunks = self._prepare(batch)
-        online = self._embed_chunks(self.learner.online, chunks, batch)
-        played = self._play(episodes, online, None, None, greedy=True)
-        return played.actions.cpu().numpy(), played.valid.cpu().numpy()
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
@@ -373,10 +365,8 @@ class BatchedPeer:
         self,
         episodes: EpisodeBatch,
         online: torch.Tensor,
-        target: torch.Tensor | None,
+        target: torch.Tensor,
         forced: torch.Tensor | None,
-        *,
-        greedy: bool,
     ) -> _Played:
         learner, rollout = self.learner, self.settings.rollout
         available = episodes.chunk_mask.clone()
@@ -400,12 +390,10 @@ class BatchedPeer:
                 q = torch.where(free, q, MASKED)
                 if forced is not None:
                     action = forced[live, t]
-                elif greedy:
-                    action = q.argmax(1)
                 else:
                     alpha, k = learner.alpha, rollout.top_k_actions
                     action = draw(q, free, alpha, k, learner.uniform)
-                if target is not None and t > 0:  # nothing bootstraps from the first state
+                if t > 0:  # nothing bootstraps from the first state
                     twin = twin_q(learner.target.state(rows), target[live])
                     values[live, t] = soft_value(twin, free, learner.alpha, rollout.top_k_actions)
             available[live, action] = False

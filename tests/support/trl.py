@@ -185,12 +185,6 @@ class TrlPairs:
         named = self.model.named_parameters()
         return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
 
-    def update(self, inputs: Inputs, config: PreferenceConfig) -> None:
-        """One step of AdamW."""
-        self.optimizer.zero_grad()
-        self.loss(inputs, config).backward()
-        self.optimizer.step()
-
     def metrics(self) -> dict[str, float]:
         """Of its last loss."""
         return {name: values[-1] for name, values in self.trainer._metrics["train"].items()}
