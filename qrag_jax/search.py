@@ -10,7 +10,8 @@ here: one search for the nearest passages. Without any of them the words are com
 
 FILE has one question a line, or is CSV, JSON lines or Parquet with a column "question" (or "query",
 "text") and, if there is one, "id" (or "_id"). Every hit is printed with its step, score, id, title
-and text; --out writes JSON lines with the question and all of its hits.
+and text; --out writes JSON lines with the question and all of its hits, or with an "error" in place
+of the hits if the question is no valid text.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
 SHOWN = 300  # characters of a text on the screen
+INVALID = "the question holds half of a surrogate pair"
 
 QUERIES = flags.DEFINE_string("queries", None, "File of questions; none: those given as words.")
 OUT = flags.DEFINE_string("out", None, "File of hits to write, JSON lines; none: they are printed.")
@@ -71,16 +73,14 @@ Search = Callable[[Sequence[str]], list[list[Hit]]]
 def _asked() -> list[Query]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
-    if QUERIES.value:
-        path = Path(QUERIES.value).expanduser()
-        found = list(read_questions(path))
-        if not found:
-            raise InputError(f"{path} holds no question; give one a line.")
-    else:
-        found = [Query("", question) for question in QUESTIONS]
-    for one in found:
-        if not one.text.strip() or well_formed(one.text) != one.text:
-            raise InputError(f"the question {one.text!r} is empty, or no valid Unicode; mend it.")
+    if not QUERIES.value:
+        if not all(question.strip() for question in QUESTIONS):
+            raise InputError("a question is empty; ask something.")
+        return [Query("", question) for question in QUESTIONS]
+    path = Path(QUERIES.value).expanduser()
+    found = list(read_questions(path))
+    if not found:
+        raise InputError(f"{path} holds no question; give one a line.")
     return found
 
 
@@ -163,16 +163,22 @@ def _in_one_step(
     return search, plain.encoder.title_separator if plain.encoder else TITLE_SEPARATOR
 
 
-def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit]]]:
-    """The hits of each question."""
+def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit] | None]]:
+    """The hits of each question; None: it has half a surrogate pair, which no encoder reads."""
     for start in range(0, len(asked), AT_ONCE):
         part = asked[start : start + AT_ONCE]
-        yield from zip(part, search([one.text for one in part]), strict=True)
+        valid = [one.text for one in part if well_formed(one.text) == one.text]
+        hits = iter(search(valid) if valid else ())
+        for one in part:
+            yield one, next(hits) if well_formed(one.text) == one.text else None
 
 
-def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
+def _lines(asked: Query, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
-    yield asked.text
+    yield well_formed(asked.text)
+    if hits is None:
+        yield f"  error: {INVALID}"
+        return
     for hit in hits:
         text = " ".join(passage_text(hit.title, hit.text, separator).split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
@@ -181,9 +187,10 @@ def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
         yield "  nothing was found"
 
 
-def _record(asked: Query, hits: Sequence[Hit]) -> str:
+def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
     named = {"id": asked.id} if asked.id else {}
-    said = {**named, "question": asked.text, "hits": [hit._asdict() for hit in hits]}
+    found = {"error": INVALID} if hits is None else {"hits": [hit._asdict() for hit in hits]}
+    said = {**named, "question": asked.text, **found}
     return json.dumps(said, ensure_ascii=False) + "\n"
 
 

@@ -107,6 +107,14 @@ def test_other_encoders_and_words(index: Path, commands: Commands, tmp_path: Pat
     words = commands.succeed("search", f"--index={index}", "--k=2", "T3 T3").splitlines()
     assert words[1].split()[2] == "p3"
     assert len(commands.succeed("search", f"--index={index}", "xyzzyx").splitlines()) == 2
+    # A question that is no text fails alone.
+    queries, hits = tmp_path / "queries.jsonl", tmp_path / "hits.jsonl"
+    asked = ["T3?", "\ud800", "T1?"]
+    queries.write_text("".join(json.dumps({"question": each}) + "\n" for each in asked))
+    commands.succeed("search", f"--index={index}", f"--queries={queries}", f"--out={hits}")
+    rows = [json.loads(line) for line in hits.read_text().splitlines()]
+    assert [row["question"] for row in rows] == asked
+    assert ["error" in row for row in rows] == [False, True, False]
 
 
 def test_bad_input(

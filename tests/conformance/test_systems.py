@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from ml_collections import ConfigDict
 
@@ -38,7 +37,7 @@ from qrag_jax.systems.rlvr_scoring import score_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import ScoreOptions
 from qrag_jax.systems.towers_export import export
-from tests.entry_points import Commands, metric_lines, refusal
+from tests.entry_points import Commands, assert_same_state, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
 
 # A first stage of four steps, or of as many as there are; two of the next one.
@@ -115,19 +114,6 @@ def opened(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield both
 
 
-def arrays(workdir: Path, step: int) -> list[np.ndarray]:
-    """All arrays of the state that was saved at a step."""
-    folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(folder).item_metadata.tree
-        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-        leaves = jax.tree.leaves(checkpointer.restore(folder, restore_args=plain))
-    keys = jax.dtypes.prng_key
-    return [
-        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x) for x in leaves
-    ]
-
-
 def logged(workdir: Path) -> list[tuple[int, str, Any]]:
     """All measures of losses, rewards and scores, but for those of time."""
     return [
@@ -201,7 +187,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(
             train.train(trained.config(), workdir)
     assert not (workdir / "training.json").exists()
     assert train.train(trained.config(), workdir) == 0
-    assert equal(arrays(workdir, STEPS), arrays(trained.workdir, STEPS))
+    assert_same_state(workdir, trained.workdir, STEPS)
     # What was logged behind the checkpoint is logged again; each step counts once.
     assert dict_of(logged(workdir)) == dict_of(logged(trained.workdir))
 
