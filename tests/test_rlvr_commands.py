@@ -68,6 +68,16 @@ def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: P
     shutil.rmtree(file.parent)
 
 
+def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "untrained.jsonl"
+    given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
+    commands.succeed("predict", *given)
+    assert len(lines_of(file)) == 4
+    record = read_record(file)
+    assert record is not None
+    assert (record["retriever"], record["greedy"]) == ("golden", False)
+
+
 def test_scores_are_those_of_the_predictions(run: Path) -> None:
     summary = json.loads((run / "eval" / "summary.json").read_text())
     for retriever in ("bm25", "golden"):

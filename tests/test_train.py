@@ -148,6 +148,22 @@ def test_settings_that_do_not_fit_the_data_or_the_machine(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_workdir_that_is_a_file_and_data_that_leak(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=str(tmp_path / "file")):
+        train.train(config, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    config.data.path = str(tmp_path)
+    source = {"_id": "a", "question": "Who?", "answer": "Ada", "supporting_facts": [["Ada", 0]]}
+    record = {**source, "context": [["Ada", ["Born."]], ["Bob", ["Not."]]]}
+    for name in ("train.jsonl", "dev.jsonl"):
+        (tmp_path / name).write_text(json.dumps(record))
+    with pytest.raises(InputError, match="hotpotqa"):  # each question is one to train on, too
+        train.train(config, tmp_path / "run")
+
+
 # ---------------------------------------------------------------------- trackers
 
 
@@ -207,6 +223,17 @@ def test_a_run_stopped_in_either_stage_and_between_them_is_the_same_run(
     assert train.train(staged(IMITATE, PQN), tmp_path / "run") == 0
     assert done["steps"] == STAGED
     assert_same_state(tmp_path / "run", tmp_path / "whole", STAGED)
+
+
+def test_a_finished_run_with_more_steps_is_the_longer_run(tmp_path: Path) -> None:
+    def trains(folder: str, steps: int) -> int:
+        config = staged(PQN, optimizer__schedule="constant", train__steps=steps)
+        return train.train(config, tmp_path / folder)
+
+    assert [trains("one", 2), trains("one", 4), trains("other", 4)] == [0, 0, 0]
+    assert_same_state(tmp_path / "one", tmp_path / "other", 4)
+    with pytest.raises(InputError, match=r"config\.train\.steps"):
+        trains("one", 2)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,10 @@ from tests.entry_points import (
     STEPS,
     Commands,
     assert_same_run,
+    assert_same_state,
     end,
     losses,
+    metric_lines,
     refusal,
     wait_for_step,
     wait_until,
@@ -58,6 +60,24 @@ def last_steps(workdir: Path) -> list[int]:
 
 
 # ---------------------------------------------------------------------- stopped
+
+
+def test_stopped_before_its_first_evaluation(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    """No weights are the best then; the clock brings the next evaluation, and changes no weight."""
+    workdir = tmp_path / "run"
+    fields = (*SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
+    process = commands.start("train", *fields)
+    wait_for_step(process, workdir, 2)
+    assert end(process, signal.SIGTERM).returncode == 128 + signal.SIGTERM
+    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+    commands.succeed("evaluate", f"--workdir={workdir}", "--checkpoint=last", "--samples=2")
+    commands.succeed("train", *fields, "--config.train.first_eval_minutes=0.0001")
+    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
+    assert (first, later) == (0, [STEPS])
+    assert 0 < early < STEPS
+    assert_same_state(workdir, finished_run, STEPS)
 
 
 def test_ctrl_c_and_a_closed_terminal_stop_in_good_order(

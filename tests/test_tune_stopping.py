@@ -86,6 +86,7 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
     for words, name in (
         ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
         ([f"--log={log}", f"--test={copy}"], "copy.jsonl"),  # the same rows
+        ([f"--log={log}", "--budgets=2,x"], "--budgets"),
         ([f"--log={log}", "--objective=f1"], "--objective"),
     ):
         assert name in refusal(commands.run("evaluate", *words))

@@ -59,3 +59,15 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], commands: 
     missing = str(tmp_path / "none.jsonl")
     told = commands.run("validate_data", "--source", "hotpotqa", "--path", missing)
     assert missing in refusal(told)
+
+
+def test_story_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--source", "babilong", "--path", str(tmp_path)]
+    assert main(arguments) == 2
+    text = "1 Ada went to the hall.\n2 Bo went out.\n3 Where is Ada?\thall\t1\n"
+    (tmp_path / "qa1_train.txt").write_text(text * 2)
+    assert main(arguments) == 0
+    assert "2 questions" in capsys.readouterr().out
+    (tmp_path / "qa20_train.txt").write_text(text.replace("\t1\n", "\t9\n"))
+    assert main(arguments) == 2
+    assert "qa20_train.txt" in capsys.readouterr().err
