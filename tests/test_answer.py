@@ -155,8 +155,7 @@ def test_answers_and_types_of_the_data(
 
 def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Commands) -> None:
     given = options(server, log, tmp_path / "answers.jsonl")
-    data, bare = tmp_path / "dev.jsonl", tmp_path / "bare.jsonl"
-    data.write_text('{"id": "x", "answer": "y"}\n')
+    bare = tmp_path / "bare.jsonl"
     write_log(bare, [dataclasses.replace(ROWS[0], answer="", aliases=[])])
     for words, name in (
         ([given[0]], "--out"),

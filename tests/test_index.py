@@ -100,16 +100,11 @@ def test_a_command_that_was_killed_and_stopped_ends_with_the_same_bytes(
     ],
 )
 def test_bad_flags(
-    commands: Commands,
-    tower: Path,
-    finished_run: Path,
-    tmp_path: Path,
-    given: tuple[str, ...],
-    name: str,
+    commands: Commands, tower: Path, tmp_path: Path, given: tuple[str, ...], name: str
 ) -> None:
     broken = tmp_path / "corpus.jsonl"
     broken.write_text(json.dumps({"id": "a", "text": "one"}) + "\n" + json.dumps({"id": "b"}))
-    words = {"OUT": tmp_path / "out", "T": tower, "BROKEN": broken, "RUN": finished_run}
+    words = {"OUT": tmp_path / "out", "T": tower, "BROKEN": broken}
     parts = (word.partition("=") for word in given)
     filled = [f"{flag}={words.get(value, value)}" for flag, _, value in parts]
     assert name in refusal(commands.run("index", *filled))

@@ -122,9 +122,8 @@ def test_bad_input(
 ) -> None:
     at, export = f"--index={index}", f"--retriever={exported}"
     run = [at, f"--workdir={scored_run}", "--checkpoint=last"]
-    broken, empty = tmp_path / "queries.jsonl", tmp_path / "empty.jsonl"
+    broken = tmp_path / "queries.jsonl"
     broken.write_text('{"asked": "who?"}\n')
-    empty.write_text('{"question": " "}\n')
     # Without a note nothing says that the run, whose index it is, and the export are the same.
     bare = Path(shutil.copytree(index, tmp_path / "bare"))
     (bare / NOTE).unlink(missing_ok=True)

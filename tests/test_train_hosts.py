@@ -96,13 +96,7 @@ def test_a_host_that_stays_alone_gives_up() -> None:
     assert "--hosts" in refusal(done, 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "10.0.0.1:8476,2,2",
-        "TAKEN,2,0",
-    ],
-)
+@pytest.mark.parametrize("text", ["10.0.0.1:8476,2,2", "TAKEN,2,0"])
 def test_wrong_hosts(commands: Commands, tmp_path: Path, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = text.replace("TAKEN", f"127.0.0.1:{taken.getsockname()[1]}")
