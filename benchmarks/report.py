@@ -185,19 +185,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def cases_markdown(cases: Sequence[Case]) -> str:
-    """The cases as a Markdown table, without their details."""
-    held = {True: "yes", False: "**no**", None: ""}
-    cells = [
-        (
-            *(c.case, number(c.value), c.unit, number(c.peer), number(c.ratio)),
-            *(c.target or "", held[c.holds]),
-        )
-        for c in cases
-    ]
-    return markdown(("case", "ours", "unit", "peer", "ratio", "target", "met"), cells)
-
-
 def print_table(lines: Sequence[tuple[str, ...]]) -> None:
     """Prints a table; every column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -18,11 +18,7 @@ VARIANTS = ("quick", "tiny", "smol", "qwen3", "llama3")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
-    """Config of variant `arg`.
-
-    Raises:
-        ValueError: there is no such variant.
-    """
+    """Config of variant `arg`."""
     if arg not in VARIANTS:
         names = ", ".join(f":{name}" for name in VARIANTS)
         raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")

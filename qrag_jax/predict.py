@@ -45,6 +45,11 @@ from qrag_jax.systems.scoring import resumable
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
 SYSTEMS = rlvr_config.NAME, *WRITERS
+# Flag → the system that reads it.
+READ_BY = {
+    **dict.fromkeys(("sampled", "retriever"), rlvr_config.NAME),
+    **dict.fromkeys(("preferences", "iteration"), leret_config.NAME),
+}
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
     "sampled",
@@ -156,27 +161,21 @@ def _config() -> tuple[Path | None, ConfigDict]:
     if not workdir and not OUT.value:
         raise InputError("give the file to write, for example --out=predictions.jsonl.")
     system = config.get("system")
-    if not workdir and system in WRITERS:
+    if not workdir and system != rlvr_config.NAME:
         raise InputError(
-            f"--config is an experiment of {system}, of which runs alone predict, since they have "
-            "what is searched; give --workdir, and --checkpoint=first for the untrained model."
+            f"--config is an experiment of {system}; give one of {rlvr_config.NAME}, for example "
+            f"--config={EXAMPLE}, or a run of {' or '.join(WRITERS)} by --workdir."
         )
-    if system not in SYSTEMS:
-        raise InputError(
-            f"--config is an experiment of {system}, whose policy is no language model; give one "
-            f"of {rlvr_config.NAME}, for example --config={EXAMPLE}."
-        )
-    if system in WRITERS and (SAMPLED.value or RETRIEVER.value):
-        raise InputError(f"--sampled and --retriever are for runs of {rlvr_config.NAME}.")
-    if system != leret_config.NAME and (PREFERENCES.value or ITERATION.value):
-        raise InputError(f"--preferences and --iteration are for runs of {leret_config.NAME}.")
+    for name, reader in READ_BY.items():
+        if flags.FLAGS[name].value and system != reader:
+            raise InputError(f"--{name} is for runs of {reader}; leave it out.")
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if system in (rlvr_config.NAME, leret_config.NAME):
         config.eval.part = ALL
     if QUESTIONS.value and system != deepretrieval_config.NAME:
         config.questions.dev = QUESTIONS.value
-    if RETRIEVER.value and system == rlvr_config.NAME:
+    if RETRIEVER.value:
         config.tools.retriever = RETRIEVER.value
     return workdir, config
 

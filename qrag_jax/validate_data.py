@@ -22,7 +22,7 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import commandline, whole_files
 from qrag_jax.runtime.output import lasting_output
 
 
@@ -77,13 +77,8 @@ def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
     if any(out.absolute() == Path(file).absolute() for file in read):
         raise InputError(f"--out is {out}, which is read; give another name")
     lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
-    try:
+    with commandline.writing(out, "--out"):
         whole_files.write_whole(out, "".join(lines))
-    except OSError as error:
-        why = whole_files.reason(error)
-        raise InputError(
-            f"{out} cannot be written ({why}); free space, or give another --out"
-        ) from None
 
 
 def _check_stories(folder: Path, split: babi.Split) -> None:

@@ -9,17 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from configs import hotpotqa
-from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import LoraConfig
-from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.pretrained import load_encoder, with_adapters
 from qrag_jax.models.trunks.families import FAMILIES
-from qrag_jax.systems.q_rag_config import QRagConfig
-from qrag_jax.systems.towers_export import scaled_norm
 from tests.entry_points import Commands, assert_same_state, losses, refusal, saved_state
-from tests.support.small_models import training_texts, write_trainable_model
 
 TINY = (
     "--config=configs/hotpotqa.py:tiny",
@@ -82,49 +75,3 @@ def test_a_run_is_resumed_and_scored_without_dropout(
     assert "encoder.layer.0." in refusal(commands.run(*fresh, "--config.encoder.scratch.hidden=48"))
     wider = refusal(commands.run(*fresh, "--config.encoder.lora.rank=5"))
     assert "config.encoder.lora.rank" in wider
-
-
-def test_a_run_is_exported(trained_adapters: Path, commands: Commands, tmp_path: Path) -> None:
-    run, out = trained_adapters, tmp_path / "out"
-    commands.succeed("export", f"--workdir={run}", f"--out={out}", "--checkpoint=last")
-    base, state = load_encoder(run / "encoder"), saved_state(run, 3)
-    for number, tower in enumerate(("state", "chunk")):
-        alone = with_adapters(base, out / f"adapter-{tower}")
-        assert alone.lora == LoraConfig(4, 16.0, alone.lora.targets, 0.2)
-        for module, leaves in alone.adapters["layers"].items():
-            for leaf, array in leaves.items():
-                saved = state[f"params/layers/{module}/{leaf}"][number]
-                np.testing.assert_array_equal(array, saved, err_msg=f"{module}/{leaf}")
-        merged = merge(Adapted(base.params, alone.adapters), alone.lora.scale)
-        # The exported towers hold the scale of their vectors in the last norm.
-        whole = scaled_norm(merged, FAMILIES["bert"].last_norm, base.encoder.scale)
-        assert base.encoder.scale == 0.1
-        jax.tree.map(np.testing.assert_array_equal, load_encoder(out / tower).params, whole)
-    assert "rank 4, alpha 16" in (out / "README.md").read_text()
-
-
-def test_dropout_needs_adapters() -> None:
-    config = hotpotqa.get_config("tiny")
-    config.encoder.lora.dropout = 0.1
-    with pytest.raises(InputError, match="dropout"):
-        QRagConfig.of(config)
-    config.encoder.lora.dropout = 0.0
-    assert QRagConfig.of(config).encoder.lora.sizes is None
-
-
-def test_a_few_steps_change_every_parameter_of_another_family(
-    commands: Commands, tmp_path: Path
-) -> None:
-    folder = write_trainable_model("modernbert", tmp_path / "model", training_texts())
-    workdir = tmp_path / "run"
-    given = [word for word in TINY if "lora" not in word]
-    given += [f"--config.encoder.path={folder}", "--config.encoder.scale=0.1"]
-    commands.succeed("train", *given, f"--workdir={workdir}")
-    assert np.isfinite([loss for _, loss in losses(workdir)]).all()
-    start = load_encoder(workdir / "encoder").params
-    for name, array in saved_state(workdir, 3).items():
-        if name.startswith("params/") and name != "params/layers/key/bias":
-            first = start
-            for key in name.split("/")[1:]:
-                first = first[key]
-            assert np.abs(array - first).max() > 1e-6, name

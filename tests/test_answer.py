@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.rows import RETRIEVALS, Row
@@ -139,23 +135,7 @@ def test_answers_scores_and_goes_on(
     assert "log" in refusal(commands.run("answer", *given, "--filter=gt"))
 
 
-UNKNOWN = "[UNK]"
-
-
-def tokenizer(folder: Path) -> Path:
-    """A chat model's tokenizer of words."""
-    made = Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
-    made.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token=UNKNOWN)
-    fast.chat_template = (
-        "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-        "{% if add_generation_prompt %}assistant{% endif %}"
-    )
-    fast.save_pretrained(folder)
-    return folder
-
-
-def test_aliases_types_and_budget(
+def test_answers_and_types_of_the_data(
     server: ModelServer, log: Path, tmp_path: Path, commands: Commands
 ) -> None:
     data = tmp_path / "dev.jsonl"
@@ -172,36 +152,16 @@ def test_aliases_types_and_budget(
         (types[number % 3 == 0], [f"Ada {number} Berg"]) for number in range(4)
     ]
 
-    sent, first = len(server.calls), server.calls[0]
-    system = len(first.body["messages"][0]["content"].split())
-    budget = system + len(first.prompt.split()) - 4  # with the roles, too few for the chunks
-    own = (f"--llm.tokenizer={tokenizer(tmp_path / 'model')}", "--restart")
-    commands.succeed("answer", *given, *own, f"--llm.max_prompt_tokens={budget}", "--samples=2")
-    assert all(row["cut_characters"] > 0 for row in lines(out))
-    asked = sorted(call.prompt.splitlines()[-1] for call in server.calls[sent:])
-    assert asked == [f"Question: Who built house {number}?" for number in range(2)]
-    assert not any("is by" in call.prompt for call in server.calls[sent:])
-
-    tight = commands.run("answer", *given, *own, "--llm.max_prompt_tokens=5")
-    assert tight.returncode == 1
-    assert len(server.calls) == sent + 2
-    assert not out.exists() or out.read_text() == ""
-
 
 def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Commands) -> None:
     given = options(server, log, tmp_path / "answers.jsonl")
-    data, bare = tmp_path / "dev.jsonl", tmp_path / "bare.jsonl"
-    data.write_text('{"id": "x", "answer": "y"}\n')
+    bare = tmp_path / "bare.jsonl"
     write_log(bare, [dataclasses.replace(ROWS[0], answer="", aliases=[])])
     for words, name in (
         ([given[0]], "--out"),
         (given[:2], "--llm.url"),
-        ([*given, "--llm.max_prompt_tokens=100"], "--llm.tokenizer"),
-        ([*given, f"--llm.cache={tmp_path}"], "--llm.cache"),
         ([*given, "--filter=qvalue"], "threshold"),
-        ([*given, f"--data={data}"], str(data)),
         ([f"--log={bare}", *given[1:]], ROWS[0].id),
-        ([given[0], f"--out={log}/below.jsonl", *given[2:]], "--out"),
     ):
         assert name in refusal(commands.run("answer", *words))
     out = tmp_path / "answers.jsonl"

@@ -14,13 +14,12 @@ from tests.entry_points import (
     Commands,
     assert_same_state,
     end,
-    losses,
     metric_lines,
     saved_state,
     wait_for_step,
     wait_until,
 )
-from tests.retrieval.web_service import Call, Say, Script, pubmed_says, serving
+from tests.retrieval.web_service import Call, Say, pubmed_says, serving
 from tests.systems.corpora import write_rows
 
 COURSE = COURSES["deepretrieval"]
@@ -79,25 +78,6 @@ def answer(call: Call) -> Say:
     return pubmed_says([str(1 + (first + 7 * place) % 37) for place in range(5)])
 
 
-def disturbed(first: int, last: int) -> Script:
-    """Requests of these numbers, counted by the server, are answered in some wrong way."""
-    ways = (
-        Say(drop=True),
-        Say("<html>we are sorry</html>", status=503),
-        Say("<html>", drip=0.2),
-        Say({"esearchresult": {"count": "5", "idlist": ["1"]}}),
-        Say("", status=429, headers={"Retry-After": "0.01"}),
-        Say({"nonsense": [1, 2]}),
-    )
-    count = iter(range(10**9))
-
-    def script(call: Call) -> Say:
-        number = next(count)
-        return ways[number % len(ways)] if first <= number < last else answer(call)
-
-    return script
-
-
 def arguments(run: Path, folder: Path, url: str) -> list[str]:
     """Those of a training in which the service at a URL is searched; its data are in a folder."""
     relevant = [f"{each}" for each in range(1, 30)]
@@ -126,22 +106,6 @@ def undisturbed(
         return folder, workdir, server.queries
 
 
-def test_searches_that_die_slow_down_and_lie_change_nothing(
-    commands: Commands, run: Path, undisturbed: tuple[Path, Path, Sequence[str]], tmp_path: Path
-) -> None:
-    folder, whole, queries = undisturbed
-    originals = {f"what about {n}?" for n in range(QUERIES)}
-    assert originals <= set(queries)
-    assert len([each for each in queries if each not in originals]) >= 3  # and rewritten ones
-    first = QUERIES // 2
-    with serving(disturbed(first, first + 8)) as server:
-        given = arguments(run, folder, server.url)
-        out = commands.succeed("train", *given, f"--workdir={tmp_path / 'run'}")
-        assert len(server.calls) > first + 8
-    assert "paused: " in out
-    assert_same_state(tmp_path / "run", whole, RL)
-
-
 def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_on(
     commands: Commands, run: Path, undisturbed: tuple[Path, Path, Sequence[str]], tmp_path: Path
 ) -> None:
@@ -163,16 +127,3 @@ def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_
         out = commands.succeed("train", *given, f"--workdir={workdir}")
     assert f"resumed {workdir} at step" in out
     assert_same_state(workdir, whole, RL)
-
-
-def test_guards_end_a_run_that_goes_on_with_another_action(
-    commands: Commands, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    guarded = ("train", *TINY, f"--workdir={workdir}", "--config.rollout.staleness=0")
-    guarded += ("--config.guards.min_entropy=100", "--config.guards.patience=1")
-    assert "config.guards.min_entropy" in commands.succeed(*guarded)
-    assert len(losses(workdir)) == SCRIPT + 1
-    resumed = commands.succeed(*guarded, "--config.guards.action=tell")
-    assert resumed.count("guard: ") >= RL - 1
-    assert len(losses(workdir)) == STEPS

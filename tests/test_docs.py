@@ -1,6 +1,9 @@
-"""The README and docs/: links lead somewhere, and commands have such flags, configs and fields.
+"""The README and docs/: links lead somewhere, commands have such flags, configs and fields; and,
+nightly, the blocks run as a reader would run them, page by page.
 
-`test_docs_blocks.py` runs the blocks; here all are read, also those that are not run.
+For these each page gets a folder of its own, with what it takes for granted: a tiny run, its
+export, an index, small data. Its files are saved, its shell blocks are run by bash, and its Python
+blocks are one program.
 """
 
 from __future__ import annotations
@@ -8,12 +11,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from absl import flags
@@ -21,8 +29,55 @@ from ml_collections import config_flags
 
 from qrag_jax.__main__ import COMMANDS
 from qrag_jax.evaluators.answer_run import answer_settings
-from tests.entry_points import ROOT, Commands
-from tests.markdown_blocks import PAGES, anchors, blocks, links, prose
+from tests.entry_points import FLOAT32, ROOT, SHARED, Commands
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_BLOCK = re.compile(
+    r"^(?:<!-- (not run|file): (.+?) -->\n)?^ *(`{3,})(\w*)\n(.*?)^ *\3 *$", re.M | re.S
+)
+
+
+class Block(NamedTuple):
+    """A fenced block.
+
+    not_run: why it is not run; "": it is.
+    file: what the page tells the reader to save it as; "": no file.
+    """
+
+    page: Path
+    language: str
+    text: str
+    not_run: str
+    file: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found = []
+    for kind, said, _, language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        marks = (said if kind == mark else "" for mark in ("not run", "file"))
+        found.append(Block(page, language, text, *marks))
+    return found
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks and the marks before them."""
+    return _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links and pictures, without those in code."""
+    return re.findall(r"!?\[[^\]]*\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(page)))
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of its headings that are the same on GitHub and on the site of mkdocs."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    here = {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", each.lower().strip())) for each in headings}
+    plain = (unicodedata.normalize("NFKD", each).encode("ascii", "ignore") for each in headings)
+    there = (re.sub(r"[^\w\s-]", "", each.decode()).strip().lower() for each in plain)
+    return here & {re.sub(r"[-\s]+", "-", each) for each in there}
+
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 WRITTEN = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?\n)EOF\n", re.M | re.S)
@@ -51,35 +106,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_the_text_names_exist(page: Path) -> None:
     for name in re.findall(r"`((?:qrag_jax|configs|tests|benchmarks|docs)/[\w./-]+)", prose(page)):
         assert (ROOT / name).exists(), name
-
-
-@every_page
-def test_blocks_can_be_read_and_import_what_exists(page: Path) -> None:
-    for block in blocks(page):
-        assert block.language in ("sh", "python", "json", "text"), block
-        written = [(f".{block.language}", block.text)]
-        if block.language == "sh":
-            written = WRITTEN.findall(block.text)
-        for name, text in written:
-            if name.endswith(".py") or name == ".python":
-                compile(text, page.name, "exec")
-            elif name.endswith((".json", ".jsonl")):
-                with_lines = "[" + ",".join(text.strip().splitlines()) + "]"
-                assert any(map(is_json, (text, with_lines))), block
-        for module, names in re.findall(r"^from (qrag_jax[\w.]*) import (.+)$", block.text, re.M):
-            if ".integrations." in module:  # of a library that may be missing
-                assert (ROOT / f"{module.replace('.', '/')}.py").exists()
-            else:
-                found = importlib.import_module(module)
-                assert all(hasattr(found, name.strip()) for name in names.split(",")), block
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except json.JSONDecodeError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- commands
@@ -200,3 +226,117 @@ def known_fields() -> set[str]:
     made = (importlib.import_module(f"qrag_jax.systems.{name}_config") for name in modules)
     names = {name for each in made for name, *_ in each.help_lines()}
     return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
+
+
+# ---------------------------------------------------------------- blocks
+
+NEEDS = {
+    "README.md": ("runs/quickstart",),
+    "evaluate.md": ("runs/hotpotqa-minilm", "FOLDER"),
+    "export.md": ("runs/hotpotqa-minilm",),
+    "integrations.md": ("exported", "my-index"),
+    "own_data.md": ("FOLDER", "NAMED"),
+    "search.md": ("runs/hotpotqa-minilm", "exported", "corpus.jsonl", "questions.jsonl"),
+    "show.md": ("runs/quickstart", "runs/one", "runs/other", "LOG"),
+    "stopping.md": ("HELD_OUT", "TEST", "LOG"),
+}
+# A run that learns something in its few steps, so that its best checkpoint is a trained one.
+TRAIN = {"steps": 9, "log_every": 1, "eval_every": 9, "checkpoint_every": 9}
+RUN = (
+    *(flag for flag in SHARED if ".train." not in flag),
+    *(f"--config.train.{name}={value}" for name, value in TRAIN.items()),
+    *("--config.env.max_steps=4", "--config.optimizer.learning_rate=3e-3", FLOAT32),
+)
+PASSAGES = (
+    *("Acme was founded by Ada Berg.", "Acme makes anvils.", "Ada Berg was born in Oslo."),
+    *("Oslo is a city.", "Bo Lund leads Nord."),
+)
+QUESTION = "Where was the founder of Acme born?"
+
+
+@pytest.fixture(scope="module")
+def provided(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that pages need, by its name there."""
+    folder = tmp_path_factory.mktemp("provided")
+    run = folder / "runs" / "quickstart"
+    commands.succeed("train", *RUN, f"--workdir={run}")
+    commands.succeed("evaluate", f"--workdir={run}")
+    for name in ("one", "other", "hotpotqa-minilm"):
+        shutil.copytree(run, folder / "runs" / name)
+    commands.succeed("export", f"--workdir={run}", f"--out={folder / 'exported'}")
+    (log,) = run.glob("eval/best-*/eval_seed42.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    write(folder / "HELD_OUT" / log.name, rows[::2])  # no question is in both
+    write(folder / "TEST" / log.name, rows[1::2])
+    write(folder / "LOG", rows)
+    passages = [{"id": str(i), "title": "", "text": text} for i, text in enumerate(PASSAGES)]
+    write(folder / "corpus.jsonl", passages)
+    write(folder / "questions.jsonl", [{"id": "1", "question": QUESTION}])
+    index = (f"--corpus={folder / 'corpus.jsonl'}", f"--index={folder / 'my-index'}")
+    commands.succeed("index", *index, f"--encoder={folder / 'exported'}")
+    context = [[str(i), [text]] for i, text in enumerate(PASSAGES)]
+    facts = {"answer": "Oslo", "supporting_facts": [["0", 0], ["2", 0]], "context": context}
+    own = {"passages": PASSAGES, "support": [0, 2]}
+    for split in ("train", "dev"):
+        asked = [f"{QUESTION} ({split} {i})" for i in range(4)]
+        write(
+            folder / "FOLDER" / f"{split}.jsonl",
+            [{"_id": q, "question": q, **facts} for q in asked],
+        )
+        write(folder / "NAMED" / f"{split}.jsonl", [{"query": q, **own} for q in asked])
+    return folder
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_blocks(page: Path) -> list[Block]:
+    """The blocks of a page that a reader runs or saves."""
+    return [b for b in blocks(page) if not b.not_run and (b.language in ("sh", "python") or b.file)]
+
+
+@pytest.mark.parametrize("page", [*filter(run_blocks, PAGES)], ids=lambda page: page.name)
+@pytest.mark.nightly
+def test_a_reader_can_run_the_page(
+    page: Path, provided: Path, commands: Commands, tmp_path: Path
+) -> None:
+    programs, work = tmp_path / "bin", tmp_path / "work"
+    programs.mkdir()
+    for name, words in (("python", ""), ("qrag", " -m qrag_jax")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
+        (programs / name).chmod(0o755)
+    installed = bool(os.environ.get("QRAG_READ_INSTALLED"))  # else the checkout is used
+    paths = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": "" if installed else str(ROOT),
+    }
+    environment = {**commands.environment, **paths, "HAYSTACK_TELEMETRY_ENABLED": "False"}
+
+    def program(*words: str) -> str:
+        done = subprocess.run(
+            words, cwd=work, env=environment, text=True, capture_output=True, timeout=900
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr[-3000:]}"
+        return done.stdout
+
+    work.mkdir()
+    for name in NEEDS.get(page.name, ()):
+        target = work / name
+        target.parent.mkdir(exist_ok=True, parents=True)
+        (shutil.copytree if (provided / name).is_dir() else shutil.copy)(provided / name, target)
+    for block in run_blocks(page):
+        if block.file:
+            (work / block.file).parent.mkdir(exist_ok=True)
+            (work / block.file).write_text(block.text)
+        elif block.language == "sh":
+            program("bash", "-euo", "pipefail", "-c", block.text)
+    code = [b.text for b in run_blocks(page) if b.language == "python" and not b.file]
+    if code:  # later blocks use the names of earlier ones
+        (work / "page.py").write_text("".join(code))
+        printed = program(sys.executable, "page.py")
+        if page.name in ("README.md", "search.md"):  # a passage a step
+            steps = [int(step) for step in re.findall(r"^(\d+) -?\d+\.\d+ ", printed, re.M)]
+            assert steps == [*range(1, len(steps) + 1)]
+            assert len(steps) > 1

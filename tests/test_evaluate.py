@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from examples.worlds.records import tiny_hotpotqa
+from qrag_jax.data.noise import NoiseConfig, books_of
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import locks
+from tests.data.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
 SAMPLES = 16  # what the shared run's data hold for evaluation
@@ -152,51 +154,6 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
 # ---------------------------------------------------------------------- ways to play, step 0
 
 
-def test_play_that_ended_at_the_last_fact_has_no_full_budget(
-    run_copy: Path, commands: Commands, tmp_path: Path
-) -> None:
-    # Greedily planned as well: both end at the last fact.
-    commands.succeed(
-        *("evaluate", f"--workdir={run_copy}", f"--out={tmp_path / 'out'}"),
-        *("--config.env.never_terminate=False", "--config.eval.stop_threshold=-100.0"),
-    )
-    summary = json.loads((tmp_path / "out" / "eval_seed42_summary.json").read_text())
-    assert summary["mode"] == "until found"
-    whole = json.loads((run_copy / "summary.json").read_text())
-    for name in ("untrained", "trained", "single_step"):
-        for score in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "return"):
-            value = summary["until_found"][name][score]
-            assert value == pytest.approx(whole["until_found"][name][score])
-    (folder,) = (tmp_path / "out").glob("best-*")
-    planned, played = (rows(folder / name) for name in (f"planned_{MULTI}", MULTI))
-    for one, other in zip(planned, played, strict=True):
-        assert (one["pred_idx"], one["return"]) == (other["pred_idx"], other["return"])
-    mean = np.mean([row["f1"] for row in played])
-    assert summary["until_found"]["trained"]["fact_f1"] == pytest.approx(mean)
-
-
-def test_planned_greedily_the_run_scores_the_same_and_a_beam_finds_no_less(
-    run_copy: Path, commands: Commands, tmp_path: Path
-) -> None:
-    greedy = rows(best(run_copy) / MULTI)
-    for name, *fields in (
-        ("greedy", "--config.eval.stop_threshold=-100.0"),  # it never stops
-        ("beam", "--config.eval.beam=4", "--config.eval.beam_score=sum"),
-    ):
-        words = (f"--workdir={run_copy}", f"--out={tmp_path / name}")
-        commands.succeed("evaluate", *words, *fields)
-    (log,) = (tmp_path / "beam").glob(f"best-*/planned_{MULTI}")
-    beam = rows(log)
-    assert [row["id"] for row in beam] == [row["id"] for row in greedy]
-    assert [row["pred_idx"] for row in beam] != [row["pred_idx"] for row in greedy]
-    for row, other in zip(beam, greedy, strict=True):
-        # Of the two steps' Q the sum: a wider search of so few never finds less.
-        wide, narrow = (q[0] + 0.99 * q[1] for q in (row["q_values"], other["q_values"]))
-        assert wide >= narrow - 1e-5
-    (log,) = (tmp_path / "greedy").glob(f"best-*/planned_{MULTI}")
-    assert_same(rows(log), greedy)
-
-
 # ---------------------------------------------------------------------- which setting wins
 
 
@@ -269,3 +226,80 @@ def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_
     summary = json.loads((untrained_best / "summary.json").read_text())
     assert summary["best_is_untrained"]
     assert summary["trained"] == summary["untrained"]
+
+
+# -------------------------------------------------- documents of several lengths
+
+CHUNKS = 20  # what the tiny run is trained and scored on
+LENGTHS = {12: 16, CHUNKS: 16, 300: 3}  # documents of each length
+BOOKS = {"ada": 300, "bob": 280, "cleo": 260, "dora": 240, "emil": 220}  # sentences of each
+
+
+@pytest.fixture(scope="module")
+def played(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its documents played."""
+    workdir = tmp_path_factory.mktemp("babilong") / "run"
+    books = workdir.parent / "books"
+    books.mkdir()
+    commands.succeed(
+        *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
+        f"--config.data.sources.babilong.noise={shelf(books, BOOKS)}",
+        *("--config.train.steps=4", "--config.train.eval_every=4"),
+        *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
+    )
+    # In another order: lengths are played from the shortest up, with the samples given for each.
+    commands.succeed(
+        *("evaluate", f"--workdir={workdir}", "--chunks=300,12,20", "--samples=3,16"),
+        f"--embeddings={workdir.parent / 'embeddings'}",
+    )
+    return workdir
+
+
+def log_of(workdir: Path, length: int) -> Path:
+    (found,) = (workdir / "lengths").glob(f"best-*/eval_seed42_ns{length}.jsonl")
+    return found
+
+
+def results(workdir: Path) -> list[dict[str, Any]]:
+    (path,) = workdir.glob("lengths/best-*/eval_seed42_lengths.json")
+    return json.loads(path.read_text())
+
+
+def test_logs_and_results_of_each_length(played: Path) -> None:
+    found = results(played)
+    assert [result["chunks"] for result in found] == list(LENGTHS)
+    for result in found:
+        log = rows(log_of(played, result["chunks"]))
+        assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
+        for row in log:
+            assert len(set(row["pred_idx"])) == len(row["q_values"]) == 2
+            assert max(row["pred_idx"] + row["sf_idx"]) < result["chunks"]
+            assert row["em"] == float(set(row["sf_idx"]) <= set(row["pred_idx"]))
+            assert len(row["sf_idx"]) == 1
+        assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
+        assert result["fact_f1"] == pytest.approx(np.mean([row["f1"] for row in log]))
+        # One fact: play that finds it at the first of the two steps ends there.
+        cut = [1.0 if row["pred_idx"][0] in row["sf_idx"] else row["f1"] for row in log]
+        assert result["until_found"]["fact_f1"] == pytest.approx(np.mean(cut))
+        at_shortest = rows(log_of(played, 12))[: result["samples"]]
+        assert result["em_shortest"] == pytest.approx(np.mean([row["em"] for row in at_shortest]))
+        assert 0 < result["embedded"] <= result["chunks"] * result["samples"]
+    # The same questions at every length.
+    short, long = (rows(log_of(played, length)) for length in (12, 300))
+    assert [row["sf_texts"] for row in short[:3]] == [row["sf_texts"] for row in long]
+    assert list(played.glob("lengths/best-*/eval_seed42_lengths.png"))
+
+
+def test_books_of_training_are_never_scored_on(
+    played: Path, commands: Commands, tmp_path: Path
+) -> None:
+    books = Path(shutil.copytree(played.parent / "books", tmp_path / "books"))
+    shelf(books, {"frida": 290})  # with it bob, a book of training, is one for dev
+    more = (f"--config.data.sources.babilong.noise={books}", f"--out={tmp_path / 'out'}")
+    trained = set(json.loads((played / "books.json").read_text())["babilong"])
+    now = {book.name for book in books_of(NoiseConfig(str(books)), "dev")}
+    assert trained & now  # the split has changed
+    for words in (("--chunks=12",), ()):
+        text = refusal(commands.run("evaluate", f"--workdir={played}", *words, *more))
+        assert "config.data.sources.babilong.noise_dev" in text
+        assert all(name in text for name in trained & now)

@@ -16,8 +16,13 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.log_record import Retriever
+from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
@@ -63,20 +68,6 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
         assert value == pytest.approx(row["q_values"][-1], abs=TOLERANCE)
 
 
-def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> None:
-    run = opened(scored_run)
-    params, _ = run.trained("last")
-    _, tower = towers_export.towers(run.loaded, run.config)
-    assert tower.max_tokens == run.config.data.max_chunk_tokens == 48
-    text = "the of and in " * 40
-    row = run.loaded.tokenizer.encode([text])[0][: 48 - 2]
-    short = run.loaded.tokenizer.backend.decode(row)
-    found = model(exported / "chunk").encode([text])
-    np.testing.assert_allclose(
-        found, our_vectors(run.loaded, params, tower, [[short]]), atol=TOLERANCE
-    )
-
-
 def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) -> None:
     text = (exported / "README.md").read_text()
     assert all((exported / tower / "README.md").read_text() == text for tower in ("state", "chunk"))
@@ -119,22 +110,6 @@ def test_another_run_starts_from_both_towers(
     assert "config.encoder.chunk_prefix" in refusal(prefixed)
 
 
-def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()  # empty: may be written
-    run = opened(scored_run)
-    towers_export.export(run, "best", out)
-    params, step = run.trained("best")
-    card = (out / "README.md").read_text()
-    assert f"step {step} of 24" in card
-    assert huggingface_hub.ModelCard(card).data.eval_results is None  # they are not its own
-    tower = towers_export.towers(run.loaded, run.config)[0]
-    expected = our_vectors(run.loaded, params, tower, [["where?"]])
-    np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
-    with pytest.raises(InputError, match=str(out)):  # it is not empty now
-        towers_export.export(run, "best", out)
-
-
 def test_untrained_weights_are_exported_on_demand_alone(
     untrained_best: Path, commands: Commands, tmp_path: Path
 ) -> None:
@@ -168,23 +143,6 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
-def test_a_card_has_no_path_of_the_machine_and_says_how_rows_are_made(
-    scored_run: Path, tmp_path: Path
-) -> None:
-    config = load_config(scored_run / "config.json")
-    config.data.update(max_question_tokens=9, max_chunk_tokens_in_state=9)
-    config.env.update(positions="relative", stop_action=True, sort_by_index=True)
-    config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
-    config.encoder.update(path="/home/me/models/e5", state_prefix="query:")
-    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "hotpotqa=hotpot,musique=x" in card
-    assert "/home" not in card
-    assert "~/" not in card
-    for words in ("query:", "relative", "STOP", "first(question, 9)", "sorted(taken)", "`e5`"):
-        assert words in card
-
-
 def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
     run = opened(scored_run)
     params, _ = run.trained("last")
@@ -206,3 +164,43 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
     # The towers were trained apart.
     one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
     assert np.abs(one - other).max() > 100 * TOLERANCE
+
+
+# ---------------------------------------------------------------------- retriever.json
+
+
+def test_one_step_searches_join_titles_as_the_export_says(exported: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(exported, tmp_path / "export")
+    found = json.loads((out / NAME).read_text()) | {"title_separator": ". "}
+    (out / NAME).write_text(json.dumps(found))
+    encoder = PassageEncoder.of_folder(str(out / "chunk"))
+    assert encoder.title_separator == QuestionTower(encoder).title_separator == ". "
+    assert PassageEncoder.of_folder(str(exported / "chunk")).digest() != encoder.digest()
+
+
+def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
+    scored_run: Path, tmp_path: Path
+) -> None:
+    config = load_config(scored_run / "config.json")
+    config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
+    config.eval.update(beam=4, beam_score="sum")
+    config.encoder.path = "/home/me/models/e5"
+    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    found = RetrieverConfig.read(tmp_path / "out")
+    assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
+    assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
+    assert (found.search.beam, found.search.beam_score) == (4, "sum")
+    assert found.base_model == "e5"
+
+
+def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
+    scored_run: Path, tmp_path: Path
+) -> None:
+    run = opened(Path(shutil.copytree(scored_run, tmp_path / "run")))
+    params, step = run.trained("last")
+    label = f"last-{step}"
+    report = {"threshold": 0.5, "provenance": {"weights": Retriever.of(label, params).weights}}
+    (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
+    assert towers_export.stop_threshold(run, label, params) == 0.5
+    assert towers_export.stop_threshold(run, "best-1", params) is None
+    assert towers_export.stop_threshold(run, label, run.untrained()) is None

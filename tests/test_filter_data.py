@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 from configs import harr_grpo
-from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
@@ -97,13 +94,7 @@ def test_refusals(commands: Commands, tmp_path: Path) -> None:
         ((), "--config"),
         (TINY, "--out"),
         ((*TINY, out, "--rollouts=1"), "--rollouts"),
-        ((*TINY, out, "--least_std=-1"), "--least_std"),
-        ((*TINY, "--out=log.json"), "log.json"),
-        ((*TINY, out, "--checkpoint=last"), "--checkpoint"),
-        ((*TINY, "--workdir=none"), "--workdir"),
-        (("--workdir=none", out), "none"),
         (("--config=configs/hotpotqa.py:tiny", out), "q_rag"),
-        ((*TINY, out, "--config.corpus.path=none.jsonl"), "none.jsonl"),
     ):
         assert name in refusal(commands.run("filter_data", *words))
     assert not (tmp_path / "log.jsonl").exists()
@@ -128,45 +119,3 @@ def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
             experience.next(state, step, stop)
             drawn |= {kept[number] for number, _ in experience.samples}
     assert drawn == set(kept)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        None,  # missing
-        lambda text: text.replace("true", "false"),  # none is kept
-        lambda text: text[text.index("\n") + 1 :],  # of other data
-    ],
-)
-def test_files_that_cannot_be_trained_on(
-    changed: Callable[[str], str] | None, log: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "varied.jsonl"
-    if changed:
-        path.write_text(changed(log.read_text()))
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        pytest.raises(InputError, match=r"config\.questions\.kept"),
-        harr.open_system(config(path), run),
-    ):
-        pass
-    assert not (tmp_path / "run" / "encoder").exists()
-
-
-def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: Path) -> None:
-    workdir, path = tmp_path / "run", Path(shutil.copy(log, tmp_path))
-    train = ("train", *TINY, f"--workdir={workdir}", f"--config.questions.kept={path}")
-    train += ("--config.train.steps=1", "--config.train.checkpoint_every=1")
-    commands.succeed(*train)
-    # Other questions in the same file.
-    path.write_text(path.read_text().replace('"kept": true', '"kept": false', 1))
-    assert "config.questions.kept" in refusal(commands.run(*train))
-    path.unlink()
-    # Its checkpoint plays all questions again, and needs no file for that.
-    data = f"--config.data.path={FIELDS['data.path']}"  # code, which a folder cannot name
-    own = (f"--workdir={workdir}", "--checkpoint=last", data)
-    commands.succeed("filter_data", *own, f"--out={path}", "--rollouts=2")
-    assert [row["id"] for row in lines(path)] == [row["id"] for row in lines(log)]
-    assert {row["scored"] for row in lines(path)} == {2}
-    weights = [json.loads(each.with_suffix(".json").read_text())["weights"] for each in (log, path)]
-    assert weights[0] != weights[1]

@@ -6,21 +6,16 @@ import json
 import random
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.exported import chunk_digest
-from qrag_jax.retrieval.manifest import read_manifest
-from qrag_jax.systems.retriever import noted
-from tests.devices import mesh_of
-from tests.disks import small_disk
 from tests.entry_points import Commands, refusal
+from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 
 COUNT, PART = 600, 8
@@ -95,72 +90,137 @@ def test_a_command_that_was_killed_and_stopped_ends_with_the_same_bytes(
     assert tree(out) == tree(unbroken)
 
 
-@pytest.mark.nightly
-def test_a_full_disk_is_refused_and_elsewhere_it_goes_on(
-    commands: Commands, source: Path, tower: Path, unbroken: Path, tmp_path: Path
-) -> None:
-    corpus = sum(path.stat().st_size for path in (unbroken / "corpus").iterdir())
-    for name, kib in (("corpus", corpus // 2048), ("vectors", corpus // 1024 + 80)):
-        with small_disk(tmp_path / name, f"{kib}k") as disk:
-            told = refusal(commands.run("index", *arguments(source, tower, disk / "index")))
-            assert "No space left on device" in told
-            assert not (disk / "index" / "exact" / "manifest.json").exists()
-            finished = (disk / "index" / "corpus" / "corpus.json").exists()
-            assert finished == (name == "vectors")
-            roomy = Path(shutil.copytree(disk / "index", tmp_path / f"roomy-{name}"))
-        assert bool(finished_parts(roomy)) == finished
-        commands.succeed("index", *arguments(source, tower, roomy))
-        assert tree(roomy) == tree(unbroken)
-
-
-def test_a_run_and_its_export_embed_alike(
-    commands: Commands, source: Path, exported: Path, scored_run: Path, tmp_path: Path
-) -> None:
-    """The export's tokenizer and weights are those of the run's tower of chunks."""
-    run = (f"--workdir={scored_run}", "--checkpoint=last", "--config.encoder.dtype=float32")
-    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path / 'a'}", *run)
-    export = (f"--encoder={exported}", "--compute=float32")
-    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path / 'b'}", *export)
-    vectors = []
-    for name in "ab":
-        stored = StoredCorpus(tmp_path / name / "corpus")
-        index = ExactIndex.open(tmp_path / name / "exact", stored, mesh_of())
-        vectors.append(index.vectors(range(COUNT)))
-        # Any of both may open either index: the notes name the same exported tower.
-        encoder = read_manifest(tmp_path / name / "exact").encoder
-        assert noted(tmp_path / name, encoder) == chunk_digest(exported / "chunk")
-    assert np.abs(vectors[0]).max() > 1e-3
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("given", "name"),
     [
         ((), "--index"),
-        (("--index=OUT",), "--workdir"),
-        (("--index=OUT", "--engine=bm25", "--encoder=x"), "--encoder"),
         (("--index=OUT", "--encoder=no/such/folder/at/all"), "no/such/folder"),
-        (("--index=OUT", "--columns=name=x", "--encoder=T"), "--columns"),
-        (("--index=OUT", "--mesh=1,x,1", "--encoder=T"), "mesh"),
         (("--index=OUT", "--max_chunk_tokens=65", "--encoder=T"), "max_chunk_tokens"),
-        (("--index=OUT", "--corpus=nowhere", "--encoder=T"), "nowhere"),
         (("--index=OUT", "--corpus=BROKEN", "--encoder=T"), "corpus.jsonl:2"),
-        (("--index=OUT", "--encoder=T"), "corpus"),
-        (("--index=OUT", "--workdir=RUN", "--chunk_prefix=p: "), "--chunk_prefix"),
     ],
 )
 def test_bad_flags(
-    commands: Commands,
-    tower: Path,
-    finished_run: Path,
-    tmp_path: Path,
-    given: tuple[str, ...],
-    name: str,
+    commands: Commands, tower: Path, tmp_path: Path, given: tuple[str, ...], name: str
 ) -> None:
     broken = tmp_path / "corpus.jsonl"
     broken.write_text(json.dumps({"id": "a", "text": "one"}) + "\n" + json.dumps({"id": "b"}))
-    words = {"OUT": tmp_path / "out", "T": tower, "BROKEN": broken, "RUN": finished_run}
+    words = {"OUT": tmp_path / "out", "T": tower, "BROKEN": broken}
     parts = (word.partition("=") for word in given)
     filled = [f"{flag}={words.get(value, value)}" for flag, _, value in parts]
     assert name in refusal(commands.run("index", *filled))
     assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
+# -------------------------------------------------- the engines faiss and qdrant
+
+PASSAGES, BATCH = 60, 5
+SMALL = f"--qdrant_settings=batch={BATCH},attempts=1"
+
+
+@pytest.fixture(scope="module")
+def finished(
+    commands: Commands, tower: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The file of a corpus, and the index that the engine exact searches."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = write_corpus_file(folder / "corpus.jsonl", PASSAGES)
+    commands.succeed(
+        "index", f"--corpus={source}", f"--encoder={tower}", f"--index={folder / 'index'}"
+    )
+    return source, folder / "index"
+
+
+@pytest.fixture
+def index(finished: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished[1], tmp_path / "index"))
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with running() as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def lines(commands: Commands, finished: tuple[Path, Path], tower: Path) -> list[str]:
+    """What the engine exact finds."""
+    return searched(commands, finished[1], tower)
+
+
+def searched(commands: Commands, index: Path, tower: Path, *flags: str) -> list[str]:
+    given = (f"--index={index}", f"--encoder={tower}", "--k=5", *flags)
+    return commands.succeed("search", *given, "which river", "a silver clock").splitlines()
+
+
+def test_a_file_of_faiss(commands: Commands, index: Path, tower: Path, lines: list[str]) -> None:
+    given = (f"--index={index}", "--engine=faiss")
+    assert searched(commands, index, tower, "--engine=faiss") == lines  # made in memory
+    commands.succeed("index", *given)
+    assert searched(commands, index, tower, "--engine=faiss") == lines
+    file = index / "faiss" / "index.faiss"
+    before = file.stat().st_mtime_ns
+    commands.succeed("index", *given)
+    assert file.stat().st_mtime_ns == before
+    # Without the folder of the vectors the file is enough.
+    shutil.rmtree(index / "exact")
+    assert searched(commands, index, tower)[0] == "which river"
+
+
+def test_a_collection_of_a_server(
+    commands: Commands,
+    finished: tuple[Path, Path],
+    server: StandIn,
+    tower: Path,
+    lines: list[str],
+    tmp_path: Path,
+) -> None:
+    """The corpus is stored, embedded and sent by one command, which is stopped on its way."""
+    out = tmp_path / "index"
+    given = (f"--corpus={finished[0]}", f"--encoder={tower}", f"--index={out}", SMALL)
+    to = (f"--qdrant={server.url}", "--collection=wiki")
+    process = commands.start("index", *given, *to)
+    stuck, let_go = threading.Event(), threading.Event()
+
+    def waits(asked: Asked) -> int:
+        if asked.path == "/points" and len(server.sent()) > 20:
+            stuck.set()
+            let_go.wait(60)
+        return 0
+
+    server.fails = waits
+    assert stuck.wait(120), process.communicate()
+    process.send_signal(signal.SIGINT)
+    let_go.set()
+    _, error = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT, error[-2000:]
+    before = server.sent()
+    assert 20 < len(before) < PASSAGES
+    missing = (f"--index={out}", "--engine=qdrant", f"--encoder={tower}", "where?")
+    assert "qdrant" in refusal(commands.run("search", *missing))
+
+    commands.succeed("index", *given, *to)
+    assert set(server.sent()) == set(range(PASSAGES))
+    server.asked.clear()
+    assert searched(commands, out, tower, "--engine=qdrant") == lines
+    assert any(asked.path == "/points/query/batch" for asked in server.asked)
+    at = ("--engine=qdrant", f"--qdrant={server.url}")  # as where the server has moved
+    assert searched(commands, out, tower, *at) == lines
+    # All is there: nothing is sent again.
+    commands.succeed("index", f"--index={out}", SMALL, *to)
+    assert not server.sent()
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "name"),
+    [
+        ("index", "--engine=exact --qdrant=http://a", "--qdrant"),
+        ("index", "--qdrant=http://me:secret@a", "Qdrant"),
+        ("search", "--qdrant=http://a --engine=faiss x", "qdrant"),
+    ],
+)
+def test_what_does_not_fit(
+    command: str, given: str, name: str, commands: Commands, finished: tuple[Path, Path]
+) -> None:
+    said = refusal(commands.run(command, f"--index={finished[1]}", *given.split()))
+    assert name in said
+    assert "secret" not in said

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import HOPS
 from qrag_jax.retrieval.corpus import StoredCorpus
 from tests.entry_points import COURSES, Commands, metric_lines, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 
 SCRIPT, SFT, PAIRS, STEPS = 12, 2, 2, COURSES["leret"].steps
-QUESTIONS = 5
 
 
 @pytest.fixture(scope="module")
@@ -68,50 +66,7 @@ def test_all_weights_and_rules_are_scored(run: Path) -> None:
     assert "hop2/all_gold" in summary["gains"]["untrained"]
 
 
-def test_other_questions_have_a_pool_of_their_own(
-    commands: Commands, run: Path, tmp_path: Path
-) -> None:
-    """And weights that are not kept are named."""
-    workdir, out = tmp_path / "run", tmp_path / "others"
-    shutil.copytree(run, workdir)
-    shutil.rmtree(workdir / "checkpoints" / "stages" / "12")
-    given = (*of(workdir), "--config.questions.bridge_dev=6")
-    refused = refusal(commands.run("evaluate", *given))
-    assert "config.questions.bridge_dev" in refused
-    assert "--out" in refused
-    commands.succeed("evaluate", *given, f"--out={out}")
-    summary = json.loads((out / "summary.json").read_text())
-    assert {each["questions"] for each in summary["scores"].values()} == {5}  # one chooses
-    assert (out / "search" / "corpus" / "corpus.json").exists()
-    assert len(summary["notes"]) == 3  # these weights, and two prompts asked by them
-
-
-def test_the_card_of_an_export(commands: Commands, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "exported"
-    commands.succeed("export", *of(run), f"--out={out}")
-    summary = json.loads((run / "eval" / "summary.json").read_text())
-    own = summary["scores"][summary["main"]]
-    card = (out / "README.md").read_text()
-    for metric in ("recall", "ap", "all_gold"):
-        assert f"{own[f'hop2/{metric}']['mean']:.3f}" in card
-
-
 # ---------------------------------------------------------------------- predictions
-
-
-def test_a_line_has_all_hops_of_a_question(predicted: Path) -> None:
-    rows = HOPS.read(predicted)
-    assert len({row.id for row in rows}) == QUESTIONS
-    for row in rows:
-        assert len(row.hops) == 2
-        pool: list[str] = []
-        for hop in row.hops:
-            pool += [name for name, _ in hop.found]
-            assert hop.pool == tuple(dict.fromkeys(pool))
-            assert hop.outcome == "searched" or not hop.found
-            assert min(hop.read, hop.sampled) > 0
-    assert any(hop.found for row in rows for hop in row.hops)
-    assert read_record(predicted)["search"]["gold_by"] == "passage"
 
 
 def test_questions_of_a_file_bring_their_passages(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -72,17 +70,6 @@ def on_command_lines(planted: Mapping[str, str]) -> list[str]:
         if any(key.encode() in words for key in planted.values()):
             found.append(words.decode())
     return found
-
-
-def test_the_search_finds_a_leak(planted: dict[str, str], tmp_path: Path) -> None:
-    key = planted[OURS]
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "events").write_bytes(b"\0\xff" + key.encode())
-    assert len(list(leaks(planted, tmp_path, said=f"it is {key}."))) == 2
-    waits = [sys.executable, "-c", "input()", key]
-    with subprocess.Popen(waits, stdin=subprocess.PIPE) as child:
-        wait_until(lambda: len(on_command_lines(planted)) == 1)
-        child.communicate(b"\n")
 
 
 def test_a_training_with_a_server_that_repeats_the_key(

@@ -18,7 +18,6 @@ from qrag_jax import predict
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.rollouts.token_sampler import SamplingConfig
-from qrag_jax.rollouts.trajectories import TokenTrajectory
 from tests.entry_points import (
     COURSES,
     Commands,
@@ -26,9 +25,7 @@ from tests.entry_points import (
     end,
     losses,
     metric_lines,
-    on_hosts,
     refusal,
-    same_numbers,
 )
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 
@@ -55,25 +52,6 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_line_has_all_of_an_episode(predicted: Path, run: Path) -> None:
-    rows = lines_of(predicted)
-    assert [row["draw"] for row in rows] == [*range(DRAWS)] * QUESTIONS
-    assert len({row["id"] for row in rows}) == QUESTIONS
-    for row in rows:
-        trajectory = TokenTrajectory.from_json(row["trajectory"])
-        assert trajectory.to_json() == row["trajectory"]
-        assert row["reward"] == trajectory.parts["reward"]
-        turns = [turn for segment in trajectory.segments for turn in segment]
-        assert len(turns) == len(row["turns"]) == trajectory.facts["tally"]["turns"]
-        for turn, texts in zip(turns, row["turns"]):
-            assert len(texts["observed_tokens"]) == len(turn.observed)
-            assert len(texts["sampled_tokens"]) == len(turn.sampled)
-            assert (turn.log_probs <= 0).all()
-            assert np.isfinite(turn.log_probs).all()
-        assert row["question"] in row["turns"][0]["observed"]
-    assert len({str(row["trajectory"]["segments"]) for row in rows}) == len(rows)
-
-
 def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
     """Parts have two questions of two draws; what is no whole part is played again."""
     whole = predicted.read_text().splitlines(keepends=True)
@@ -88,19 +66,6 @@ def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: P
     file.write_text("".join(whole[:2]) + "{}\n" + "".join(whole[3:]))
     assert f"{file}, line 3" in refusal(commands.run(*given, f"--sampled={DRAWS}"))
     shutil.rmtree(file.parent)
-
-
-def test_predictions_by_a_rubric_of_a_file(commands: Commands, run: Path, tmp_path: Path) -> None:
-    """A file that was edited is another rubric."""
-    rubric = tmp_path / "own.py"
-    rubric.write_text("def score(question, answers, answer, parts):\n    return 0.25\n")
-    given = ["predict", f"--workdir={run}", "--checkpoint=last", "--samples=2"]
-    given += [f"--out={tmp_path / 'rows.jsonl'}", f"--config.rubric.path={rubric}:score"]
-    commands.succeed(*given)
-    rubric.write_text(rubric.read_text().replace("0.25", "0.75"))
-    assert "--restart" in refusal(commands.run(*given))
-    commands.succeed(*given, "--restart")
-    assert {row["reward"] for row in lines_of(tmp_path / "rows.jsonl")} == {0.75}
 
 
 def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
@@ -142,31 +107,6 @@ def test_scores_are_those_of_the_predictions(run: Path) -> None:
     assert digests[2] not in digests[:2]
 
 
-def test_scores_are_read_from_the_files(commands: Commands, run: Path, tmp_path: Path) -> None:
-    """Files that are whole are not played again; a failed episode is left out of the means."""
-    workdir = Path(shutil.copytree(run, tmp_path / "run"))
-    for name in ("last/2", "stages"):
-        shutil.rmtree(workdir / "checkpoints" / name, ignore_errors=True)
-    file, rng = workdir / "eval" / MAIN / "golden.jsonl", np.random.default_rng(0)
-    rows = lines_of(file)
-    for row in rows:
-        row["reward"] = rng.random()
-        row["trajectory"]["parts"] = {n: rng.random() for n in row["trajectory"]["parts"]}
-    rows[5] |= {"reward": None}
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = (f"--workdir={workdir}", "--checkpoint=last", *COURSES["rlvr"].scoring)
-    assert "note: " in commands.succeed("evaluate", *given)  # weights after imitation are gone
-    scores = json.loads((workdir / "eval" / "summary.json").read_text())["scores"]
-    found = next(iter(scores["golden"].values()))["all"]
-    assert found["failed"] == 1
-    for name in ("f1", "citation", "format"):
-        of = [row["trajectory"]["parts"][name] for row in rows]
-        means = [np.mean(of[0:2]), np.mean(of[2:4]), of[4], np.mean(of[6:8])]
-        assert found[name]["mean"] == pytest.approx(np.mean(means))
-    before = json.loads((run / "eval" / "summary.json").read_text())["scores"]
-    assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
-
-
 def test_what_does_not_go_together_is_refused(
     commands: Commands, run: Path, tmp_path: Path
 ) -> None:
@@ -175,8 +115,6 @@ def test_what_does_not_go_together_is_refused(
     for words, named in (
         (("predict", f"--workdir={run}", "--out=x.json"), "--out"),
         (("evaluate", f"--workdir={run}", "--retrievers=bm25,bm25"), "--retrievers"),
-        (("evaluate", f"--workdir={run}", "--config.questions.bridge_seed=1"), "bridge_seed"),
-        (("predict", TINY[0]), "--out"),
         (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
     ):
         assert named in refusal(commands.run(*words))
@@ -240,19 +178,3 @@ def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_pa
     lines = [line for line in metric_lines(tmp_path / "killed") if "train/loss" in line]
     assert any(line["train/tokens"] > 0 for line in lines)
     assert all(line["train/unscored_share"] == 0 for line in lines)
-
-
-@pytest.mark.nightly
-def test_two_hosts_ask_a_server_for_what_one_asks(commands: Commands, tmp_path: Path) -> None:
-    """Each host hands its versions over under names of its own, and asks for a part."""
-    folder = write_calling_model(tmp_path / "model")
-    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
-        given = (
-            *("train", *SERVED, "--config.model.dtype=float32", f"--config.model.path={folder}"),
-            *("--config.optimizer.learning_rate=1e-4", f"--config.llm.url={server.url}"),
-        )
-        commands.succeed(*given, f"--workdir={tmp_path / 'alone'}")
-        for host in on_hosts(commands, *given, f"--workdir={tmp_path / 'run'}"):
-            done = end(host)
-            assert done.returncode == 0, done.stderr[-3000:]
-    same_numbers(tmp_path / "run", tmp_path / "alone")

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.llm.text.scaffolds import Scaffold, scaffold_of
+from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES, Parameter, ToolCall, ToolSpec, describe, write_call
 from tests.support.small_models import write_bpe_tokenizer
 
@@ -250,35 +250,14 @@ REFUSE_TOOLS = (
     "{{- raise_exception('no\\n such role') }}{%- endif %}{%- endfor %}"
 ) + CHATML
 DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
-ONE_RESULT = changed(
-    CHATML, "m.content", "(m.content if m.role != 'tool' or loop.previtem.role != 'tool' else '')"
-)
 STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
-STRIP_AT_USER = changed(
-    CHATML,
-    "m.content +",
-    "(m.content if messages[-1].role == 'tool' else m.content.split('</think>')[-1].strip()) +",
-)
-ONLY_LAST_THOUGHT = changed(
-    CHATML,
-    "m.content +",
-    "(m.content if loop.index0 == messages|length - 2 else m.content.split('</think>')[-1]) +",
-)
-OPENED_THINKING = changed(CHATML, "<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n")
-UPPER = changed(CHATML, "m.content +", "m.content|upper +")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, "chat template"),
     (REFUSE_TOOLS, {}, "tools_role"),
-    (REFUSE_TOOLS, {"tools_role": "ipython"}, "tools_role"),
-    (ONE_RESULT, {}, "tools_role"),
     (DROP_TOOLS, {}, "tools_role"),
     (changed(CHATML, "in messages", "in messages[:1]"), {}, "turns"),
-    (UPPER, {}, "turns"),
     (changed(CHATML, "<|im_end|>", "<end>"), {}, "'<'"),
-    (changed(CHATML, "<|im_end|>", "</think>"), {}, "'</think>'"),
     (STRIP_ALWAYS, {}, "thinking"),
-    (ONLY_LAST_THOUGHT, {}, "thinking"),
-    (STRIP_AT_USER, {"tools_role": "user"}, "thinking"),
     ("{{- messages|length }}" + CHATML, {"thinking": False}, "template"),
 ]
 
@@ -290,59 +269,3 @@ def test_templates_that_cannot_be_cut_are_refused(
     with pytest.raises(InputError, match=name) as refused:
         scaffold_of(with_template(template), **options)
     assert "\n" not in str(refused.value)
-
-
-def test_templates_that_the_advice_mends(with_template: Make) -> None:
-    def after(scaffold: Scaffold) -> str:
-        ids = scaffold.after(np.asarray([5], np.int32), (("tool", "One"),))
-        return with_template(CHATML).decode(ids)
-
-    as_user = "<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
-    for template in (REFUSE_TOOLS, DROP_TOOLS):
-        assert after(scaffold_of(with_template(template), tools_role="user")) == as_user
-    for template in (STRIP_ALWAYS, ONLY_LAST_THOUGHT):
-        scaffold = scaffold_of(with_template(template), thinking=False)
-        assert after(scaffold) == as_user.replace("user", "tool")
-        assert scaffold.append_only
-    assert not scaffold_of(with_template(STRIP_AT_USER)).append_only
-
-
-def test_a_template_that_leaves_out_openings_before_a_users_message_alone(
-    with_template: Make,
-) -> None:
-    """The empty thinking of a turn is there when a tool answers, not when the user does."""
-    empty = "'<think>\\n\\n</think>\\n\\n'"
-    is_shown = "m.role == 'assistant' and messages[-1].role == 'tool'"
-    template = changed(CHATML, "+ m.content", f"+ ({empty} if {is_shown} else '') + m.content")
-    header = "'<|im_start|>assistant\\n'"
-    scaffold = scaffold_of(
-        with_template(changed(template, header, f"{header} + {empty}")), thinking=False
-    )
-    assert (scaffold.kept, scaffold.append_only) == ("", False)
-
-
-def test_messages_that_the_template_refuses(with_template: Make) -> None:
-    scaffold = scaffold_of(with_template(REFUSE_TOOLS), tools_role="user")
-    with pytest.raises(InputError, match="judge"):
-        scaffold.opening((("judge", "Hm."),))
-
-
-def test_a_template_that_opens_the_thinking(with_template: Make) -> None:
-    """Its turns begin within the thinking; as QwQ's and DeepSeek-R1's, but it drops none."""
-    template = changed(
-        OPENED_THINKING,
-        "'\\n' + m.content",
-        "'\\n' + ('<think>\\n' if '</think>' in m.content else '') "
-        "+ m.content.split('<think>\\n')[-1]",
-    )
-    tokenizer = with_template(template)
-    scaffold = scaffold_of(tokenizer)
-    assert scaffold.append_only
-    assert scaffold.kept == ""
-    said = "Hm\n</think>\n\nEve."
-    sampled = np.asarray(encoded(tokenizer, said + "<|im_end|>"), np.int32)
-    follows: Messages = (("tool", "One"),)
-    ids = [*scaffold.opening(OPENING), *sampled, *scaffold.after(sampled, follows)]
-    assert ids == encoded(
-        tokenizer, whole(tokenizer, (*OPENING, ("assistant", said), *follows), None)
-    )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
-from tests.entry_points import Commands, refusal
+from tests.entry_points import ROOT, Commands, refusal
 from tests.serving.served import LIMIT, Served, serving, started
 from tests.serving.small_index import WORDS, damage, words_index
 from tests.systems.corpora import write_corpus_file, write_tower
@@ -107,20 +112,12 @@ def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(server: S
 ASKED: dict[str, Any] = {"questions": ["a"]}
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("/retrieve", '{"queries": ["a', "body"),
-    ("/retrieve", "", "body"),
-    ("/retrieve", b'{"queries": ["\xff"]}', "body"),
     ("/retrieve", "[" * 100_000, "body"),
-    ("/retrieve", {}, "queries"),
     ("/retrieve", {"queries": ["a", 7]}, "queries[1]"),
-    ("/retrieve", {"queries": ["a"], "topk": "3"}, "topk"),
     ("/retrieve", {"queries": ["a"], "topk": 11}, "topk"),
-    ("/retrieve", {"queries": ["\ud800"]}, "queries[0]"),
     ("/search", {"questions": ["a", ""]}, "questions[1]"),
     ("/search", ASKED | {"steps": 2}, "steps"),
-    ("/search", ASKED | {"stpes": 2}, "stpes"),
-    ("/search", ASKED | {"where": {"no": 1}}, "where"),
     ("/search", ASKED | {"where": {"page": {}}}, "where.page"),
-    ("/search", ASKED | {"threshold": float("nan")}, "threshold"),
 )
 
 
@@ -174,54 +171,6 @@ def test_a_fault_inside_is_told_logged_and_counted(commands: Commands, tmp_path:
 # ---------------------------------------------------------------------- many at once
 
 
-def test_requests_at_once_are_searched_together(commands: Commands, index: Path) -> None:
-    with serving(commands, index, "--max_batch=16", "--max_wait_ms=20") as server:
-        alone = {word: server.post("/retrieve", {"queries": [word]}).json() for word in WORDS}
-        before = server.measure("qrag_batch_questions_count")
-        with (
-            httpx.Client(timeout=LIMIT, limits=httpx.Limits(max_connections=32)) as client,
-            ThreadPoolExecutor(32) as pool,
-        ):
-            asked = WORDS * 20
-            answers = list(
-                pool.map(
-                    lambda word: client.post(server.url + "/retrieve", json={"queries": [word]}),
-                    asked,
-                )
-            )
-        assert [answer.json() for answer in answers] == [alone[word] for word in asked]
-        searches = server.measure("qrag_batch_questions_count") - before
-        assert searches < len(asked) / 2
-        assert server.measure("qrag_batch_questions_sum") == len(asked) + len(WORDS)
-        assert server.measure('qrag_batch_questions_bucket{le="16.0"}') == searches + before
-
-
-def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) -> None:
-    flags = ("--max_queue=2", "--max_batch=8", "--max_wait_ms=8000")
-    with serving(commands, index, *flags) as server:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/retrieve", json={"queries": ["cats", "dogs"]}, timeout=0.5)
-        until = time.monotonic() + LIMIT
-        while not server.measure('qrag_errors_total{kind="client_gone"}'):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        # The places of those who left are free, and nobody else's are. A slow machine may answer
-        # those who wait before it is asked again: then they are asked once more.
-        times, full = 0, None
-        while full is None or (full.status_code == 200 and times < 5):
-            times += 1
-            kept = server.later("/retrieve", {"queries": ["stars", "lamps"]})
-            while server.measure("qrag_queue_questions") != 2 and not kept.done():
-                assert time.monotonic() < until
-            full = server.post("/retrieve", {"queries": ["rivers"]})
-            assert [hits[0]["id"] for hits in kept.result(LIMIT).json()["result"]] == ["p6", "p9"]
-        assert full.status_code == 503
-        assert full.headers["Retry-After"] == "1"
-        assert server.measure('qrag_errors_total{kind="busy"}') == 1
-        # Those who left are not among them.
-        assert server.measure("qrag_batch_questions_sum") == 3 * times - 1
-
-
 # ---------------------------------------------------------------------- start and end
 
 
@@ -256,12 +205,7 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
             ([], "--index"),
             ([f"--index={tmp_path}"], str(tmp_path)),
             ([own, "--engine=exact"], "exact"),
-            ([own, "--encoder=minilm"], "--encoder"),
-            ([own, "--pooling=cls"], "--pooling"),
-            ([own, "--encoder=a", "--workdir=b"], "--workdir"),
-            ([own, "--max_batch=0"], "--max_batch"),
             ([own, "--host=0.0.0.0"], "--expose"),
-            ([own, "--host=no.such.host.invalid"], "no.such.host.invalid"),
             ([own, port], port),
         ):
             assert name in refusal(commands.run("serve", "--port=0", *flags))
@@ -300,3 +244,97 @@ def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_pa
     again.process.terminate()
     status, log = again.ended()
     assert status == 0, log
+
+
+# -------------------------------------------------- as a tool (MCP)
+
+CLIENT = {"name": "test", "version": "1"}
+
+
+def asked(
+    commands: Commands, index: Path, log: Path, ask: Callable[[ClientSession], Awaitable[Any]]
+) -> Any:
+    """What a client gets from a server that it starts; the server's log is written to a file."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
+        env=commands.environment,
+        cwd=ROOT,
+    )
+
+    async def run() -> Any:
+        with log.open("w") as file:
+            async with (
+                stdio_client(server, errlog=file) as (reading, writing),
+                ClientSession(reading, writing) as session,
+            ):
+                await session.initialize()
+                return await ask(session)
+
+    return asyncio.run(asyncio.wait_for(run(), LIMIT))
+
+
+def test_a_client_finds_the_tool_and_searches(
+    commands: Commands, index: Path, tmp_path: Path
+) -> None:
+    async def ask(session: ClientSession) -> Any:
+        tools = (await session.list_tools()).tools
+        asks = [
+            {"question": "all about rivers", "topk": 2},
+            {"question": "all about rivers", "where": {"page": 0}},
+            {"question": " "},
+            {"question": "cats", "where": {"pages": 0}},
+            {"question": "cats", "topk": len(WORDS) + 1},
+        ]
+        return tools, [await session.call_tool("search", each) for each in asks]
+
+    tools, answers = asked(commands, index, tmp_path / "log", ask)
+    (tool,) = tools
+    assert tool.name == "search"
+    assert tool.input_schema["required"] == ["question"]
+    assert set(tool.input_schema["properties"]) == {"question", "topk", "steps", "where"}
+    found, filtered, *refused = answers
+    assert not found.is_error
+    hits = found.structured_content["hits"]
+    assert json.loads(found.content[0].text) == {"hits": hits}
+    assert len(hits) == 2
+    assert hits[0]["score"] > hits[1]["score"] > 0
+    assert (hits[0]["id"], hits[0]["title"], hits[0]["metadata"]) == ("p4", "Rivers", {"page": 1})
+    assert {hit["metadata"]["page"] for hit in filtered.structured_content["hits"]} == {0}
+    assert all(answer.is_error for answer in refused)
+    for answer, name in zip(refused, ("question", "pages", "topk"), strict=True):
+        assert name in answer.content[0].text
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert "rivers" not in log
+
+
+def test_a_signal_ends_it_while_its_client_reads_nothing(commands: Commands, index: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
+        cwd=ROOT,
+        env=commands.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    line = json.dumps(call).encode() + b"\n"
+    os.write(process.stdin.fileno(), line)
+    assert json.loads(process.stdout.readline())["id"] == 1  # it has started
+    os.set_blocking(process.stdin.fileno(), False)
+    full = 0
+    while full < 20:  # two seconds in which it takes nothing: both pipes hold all that they can
+        try:
+            os.write(process.stdin.fileno(), line)
+            full = 0
+        except BlockingIOError:
+            full += 1
+            time.sleep(0.1)
+    process.terminate()
+    assert process.wait(LIMIT) == 0  # its input is still open
+    with process.stdin, process.stdout:
+        pass

@@ -217,7 +217,6 @@ def opened(browser: Page, many: Path) -> Iterator[Page]:
 
 
 FIRST = "document.querySelector('section[data-kind=chunks]')"
-TOKENS = "document.querySelector('section[data-kind=tokens]')"
 SHOWN = f"{FIRST}.querySelector('output').textContent"
 
 
@@ -226,24 +225,6 @@ def chosen(page: Page, number: int, value: str) -> str:
     select = f"{FIRST}.querySelectorAll('select')[{number}]"
     page.value(f"{select}.value = {value!r}; {select}.dispatchEvent(new Event('change'))")
     return page.value(SHOWN)
-
-
-def test_episodes_are_filtered_turned_and_searched(opened: Page, many: Path) -> None:
-    episodes = read_page(many)["sections"][0]["episodes"]
-    assert len(episodes) == EPISODES
-    assert opened.value(f"{FIRST}.querySelectorAll('details').length") == 50  # of one page
-    solved = sum(episode["solved"] for episode in episodes)
-    assert f" {solved} " in chosen(opened, 0, "true")
-    both = sum(episode["solved"] and episode["hops"] == 3 for episode in episodes)
-    assert f" {both} " in chosen(opened, 1, "3")
-    assert chosen(opened, 0, "") != chosen(opened, 1, "")
-    opened.value(f"{FIRST}.querySelectorAll('button')[1].click()")
-    assert opened.value(SHOWN).startswith("51–100")
-    for text in ("QUESTION 4321,", "9876: chunk 3 "):  # a question; a chunk that was taken
-        opened.value(f"{FIRST}.querySelector('input').value = ''")
-        opened.value(f"{FIRST}.querySelector('input').focus()")
-        opened.ask("Input.insertText", text=text)
-        assert opened.value(SHOWN, wait=1500).startswith("1–1 of 1 ")
 
 
 def test_an_episode_opens_by_the_keyboard_and_shows_its_path(opened: Page, many: Path) -> None:
@@ -268,24 +249,3 @@ def test_planted_markup_does_not_run(opened: Page) -> None:
     assert HOSTILE in opened.value(f"{FIRST}.querySelector('details').textContent", wait=500)
     assert opened.value("document.title").startswith("run, other, many")
     assert opened.value("document.querySelectorAll('img, iframe, a, form').length") == 0
-
-
-def test_curves_and_tokens_are_drawn(opened: Page) -> None:
-    labels = opened.value("[...document.querySelectorAll('svg[role=img]')].map(e => e.ariaLabel)")
-    assert any("eval/return" in each and "run" in each and "other" in each for each in labels)
-    opened.value(f"{TOKENS}.querySelector('details').open = true")
-    classes = f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.className)"
-    kinds = opened.value(classes, wait=300)
-    observed, trained = "token observed", "token trained"
-    assert kinds == [observed] * 3 + [trained] * 2 + [observed] * 2 + [trained] * 3
-    titles = opened.value(f"[...{TOKENS}.querySelectorAll('.token')].map((each) => each.title)")
-    assert "-0.25" in titles[4]
-
-
-def test_dark_on_light_and_no_wider_than_a_phone(opened: Page) -> None:
-    """Every text has a contrast of at least 4.5 to 1, as WCAG asks, and nothing is cut off."""
-    assert opened.value((Path(__file__).parent / "contrast.js").read_text()) == []
-    opened.resize(400, 800)
-    wide = opened.value("document.documentElement.scrollWidth")
-    opened.resize(1200, 900)
-    assert wide <= 400

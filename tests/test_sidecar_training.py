@@ -1,8 +1,7 @@
-"""Trainings of every system with the real vLLM, on CPU: `make test-sidecar`.
+"""Trainings with the real vLLM, on CPU, and its protocol beside ours: `make test-sidecar`.
 
-Models are random, or small, so rewards are small; what is tested is that a server's answers are
-learned from, that a server or a run that is killed in the middle loses nothing, and that vLLM
-samples what the device would.
+Models are random, so rewards are small; what is tested is that a server's answers are learned from,
+that a server that is killed in the middle loses nothing, and that vLLM samples as the device does.
 """
 
 from __future__ import annotations
@@ -10,52 +9,39 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.tries import Try
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.outcomes import CAUSES, Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import token_counter
-from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.first_language_model import SMOLLM2, named_folder
-from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.experience import QuestionOrder
-from qrag_jax.rollouts.server_sampler import ServerSampler
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.served_policy import Versioned, _noisy
+from qrag_jax.llm.text.chat_rendering import ChatRenderer
+from qrag_jax.llm.text.tool_calls import HERMES
+from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
+from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
+from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from tests.entry_points import (
-    COURSES,
-    ROOT,
     Commands,
     assert_same_state,
-    end,
     losses,
     metric_lines,
     wait_for_step,
-    wait_until,
 )
 from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
 from tests.rollouts.token_setup import write_calling_model
 from tests.support import tiny_qwen3
-from tests.test_system_commands import in_the_tries
 
 __all__ = ["pytestmark"]
 
@@ -78,16 +64,6 @@ Q_RAG = (
     "--config.llm.max_tokens=24",
     "--config.llm.cut_off=score",
 )
-HARR = (
-    "--config.train.batch_size=2",
-    "--config.train.log_every=1",
-    "--config.eval.samples=4",
-    "--config.reward.mixture=recall=1,f1=1",
-    "--config.llm.max_tokens=48",
-    f"--config.agent.prompts={ROOT / 'tests' / 'llm' / 'small_prompts'}",
-)
-REACT = ("--config=configs/harr_grpo.py:synthetic-react-tiny", *HARR)
-QUESTIONS, SEED = 64, 42
 RLVR = (
     "--config=configs/rlvr.py:tiny",
     "--config.model.lora.rank=4",
@@ -97,7 +73,7 @@ RLVR = (
     "--config.tools.turn_tokens=16",
     "--config.tools.max_turns=3",
     "--config.optimizer.learning_rate=1e-2",
-    f"--config.questions.bridge_train={QUESTIONS}",
+    "--config.questions.bridge_train=64",
     "--config.train.batch_size=2",
     "--config.train.checkpoint_every=1",
 )
@@ -175,111 +151,6 @@ def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
     assert not any(map(running, ours))
 
 
-def test_the_client_and_the_budget(server: Server, folder: Path) -> None:
-    count = token_counter(str(folder))
-    chunks = [f"Passage {number}: " + "the rain falls on Oslo " * 30 for number in range(8)]
-    question = "Which city is the capital of France?"
-    prompt, budget = prompts.load("open_qa"), ROOM - 24
-    too_long = ChatRequest(prompt.with_chunks(question, chunks), max_tokens=24)
-    cut = prompts.fit(prompt, question, chunks, budget, count)
-    assert isinstance(cut, prompts.Fitted)
-    shown = cut.messages[-1][1]
-    assert shown.endswith(f"Question: {question}")
-    assert chunks[-1].strip() in shown
-    assert chunks[0][:20] not in shown
-    plain = CompletionRequest("Oslo is", max_tokens=24, log_probs=True)
-    with Client(ClientConfig(server.url, "tiny")) as client:
-        refused, fits, said = client.ask_blocking(
-            [too_long, ChatRequest(cut.messages, max_tokens=24, log_probs=True), plain]
-        )
-    assert isinstance(refused, Failure)
-    assert refused.cause == "too_long"
-    assert isinstance(fits, Answer)
-    assert fits.usage.prompt_tokens == count(cut.messages) <= budget
-    assert len(fits.log_probs) == fits.usage.completion_tokens
-    assert isinstance(said, Answer)
-    assert len(said.tokens) == len(said.log_probs) == said.usage.completion_tokens
-    assert all(value <= 0 for value in said.log_probs)
-
-
-# ---------------------------------------------------------------------- HARR
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """SmolLM2-135M, which follows ReAct's form if its prompts show an example."""
-    try:
-        return named_folder(SMOLLM2)
-    except InputError as error:
-        pytest.skip(str(error))
-
-
-def test_agents_play_and_learn(
-    smollm2: Path, commands: Commands, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    search_r1 = (
-        *("--config=configs/harr_grpo.py:synthetic-search_r1-tiny", *HARR),
-        *("--config.agent.chat_template={prompt}", "--config.agent.max_broken_share=1"),
-    )
-    short = ("--config.train.steps=2", "--config.train.eval_every=2")
-    with serve(smollm2, tmp_path_factory, max_model_len=ROOM) as served:
-        for name, fields in (("react", REACT), ("search_r1", search_r1)):
-            words = (*fields, *short, *asks(served), f"--workdir={tmp_path / name}")
-            commands.succeed("train", *words)
-            lines = learned(tmp_path / name)
-            assert len(lines) == 2
-            assert lines[-1]["llm/answers"] > 8
-            # Replies with neither a search nor an answer are masked.
-            assert any(line["train/unscored_share"] < 1 for line in lines)
-        assert all(1 <= line["train/hops"] <= 3 for line in learned(tmp_path / "react"))
-        scoring = (f"--workdir={tmp_path / 'react'}", "--checkpoint=last", "--samples=4")
-        commands.succeed("evaluate", *scoring)
-    (log,) = (tmp_path / "react").glob("eval/last-2/agent_seed42.jsonl")
-    assert len(log.read_text().splitlines()) == 4
-
-
-def test_agents_of_a_server_killed_in_the_middle(
-    smollm2: Path, commands: Commands, tmp_path: Path
-) -> None:
-    own = (f"--config.llm.server.model={smollm2}", f"--config.llm.server.max_model_len={ROOM}")
-    own += (*OWN, "--config.llm.server.dtype=float32", "--config.llm.cache=''")
-    steps = ("--config.train.steps=5", "--config.train.eval_every=5")
-    process = commands.start("train", *REACT, *steps, *own, f"--workdir={tmp_path / 'run'}")
-    _, ours = killed_after_the_first_loss(process, tmp_path / "run")
-    lines = learned(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
-    assert not any(map(running, ours))
-
-
-# ---------------------------------------------------------------------- LeReT
-
-
-def test_killed_in_the_middle_of_tries(commands: Commands, tmp_path: Path) -> None:
-    """The run goes on, and no try is lost or written twice."""
-    workdir = tmp_path / "run"
-    served = (
-        "--config.iterations=1",
-        "--config.model.lora.rank=4",
-        "--config.sampling.engine=server",
-    )
-    words = ("train", *COURSES["leret"].fields, *served, *OWN, f"--workdir={workdir}")
-    process = commands.start(*words)
-    wait_until(lambda: in_the_tries(workdir), process)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
-    kept = path.read_bytes()
-    whole = b"".join(kept.splitlines(True)[:8])  # a part, at least
-    commands.succeed(*words)
-    assert path.read_bytes().startswith(whole)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tries = [bounded_json.typed(Try, row) for row in rows]
-    assert len({each.key for each in tries}) == len(tries) == 8 * 2 * 4  # questions, prompts, draws
-    assert {each.question for each in tries} == set(range(8))
-    assert not any(each.outcome in CAUSES for each in tries)
-    assert len(losses(workdir)) == 12 + 2 + 2
-
-
 # ---------------------------------------------------------------------- RLVR
 
 
@@ -318,101 +189,92 @@ def test_three_steps(
     assert any(name.startswith(f"tiny@{2 - staleness}.") for name in names)
 
 
-@pytest.mark.parametrize("rank", [4, 0])
-def test_a_server_of_the_run(rank: int, calling: Path, commands: Commands, tmp_path: Path) -> None:
-    """With adapters, and with all weights, which are exchanged."""
-    workdir = tmp_path / "run"
-    own = (f"--config.model.path={calling}", f"--config.model.lora.rank={rank}", *OWN)
-    own += ("--config.tools.staleness=1", "--config.train.steps=3")
-    commands.succeed("train", *RLVR, *own, f"--workdir={workdir}")
-    lines = learned(workdir)
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert lines[0]["train/sampler_kl"] < 1e-6
-    assert all(line["train/unscored_share"] == 0 for line in lines)
+# -------------------------------------------------- /inference/v1/generate beside ours
+
+WINDOW, TOKENS = 256, 12
+ASKED = ("Who leads it?", "Where was the founder born?", "And then?")
 
 
-def test_killed_at_random_moments(
-    publishing: Server, calling: Path, commands: Commands, tmp_path: Path
-) -> None:
-    """No question is lost or trained twice."""
-    workdir, steps, draw = tmp_path / "run", 8, random.Random(0)
-    own = ("--config.tools.staleness=1", f"--config.train.steps={steps}")
-    words = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
-    order = QuestionOrder(QUESTIONS, 2, SEED)
-    for kill in range(3):
-        process = commands.start("train", *words, f"--workdir={workdir}")
-        after = len(losses(workdir)) + draw.randint(1, 2)
-        wait_until(lambda: len(losses(workdir)) >= after, process)  # noqa: B023
-        time.sleep(draw.random() / 2)
-        end(process, signal.SIGKILL)
-        # One that was being written has another name.
-        names = [path.name for path in (workdir / "checkpoints" / "last").iterdir()]
-        kept = max(int(name) for name in names if name.isdecimal())
-        extra = workdir / "checkpoints" / "last" / str(kept) / "extra" / "metadata"
-        progress = json.loads(extra.read_text())
-        assert progress["batches"] == kept, kill
-        for ahead, batch in enumerate(progress["pending"]):
-            asked = [each["question"] for each in batch[:: len(batch) // 2]]
-            assert asked == order.at(kept + ahead).numbers.tolist()
-            (version,) = {t["version"] for e in batch for s in e["segments"] for t in s}
-            assert version.split(".")[0] == str(kept + ahead - 1)
-    commands.succeed("train", *words, f"--workdir={workdir}")
-    assert [step for step, _ in losses(workdir)] == list(range(1, steps + 1))
-    assert all(line["train/unscored_share"] == 0 for line in learned(workdir))
+@pytest.fixture(scope="module")
+def theirs(calling: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("logs") / "vllm.log"
+    arguments = ("--enforce-eager", "--enable-scale-out")
+    given = settings(calling, log, max_model_len=WINDOW, arguments=arguments, publish=True)
+    with Server(given) as served:
+        assert Endpoint(served.url).model_names() == ("tiny",)
+        yield served.url
 
 
-def test_greedy_turns_are_those_of_the_device(
-    publishing: Server, calling: Path, tmp_path: Path
-) -> None:
-    """64 prompts of three turns, token by token, by one adapter while two others come."""
-    from tests.systems import test_rlvr_served
+class Ours:
+    """Our server on the same model, whose device speaks the likeliest tokens."""
 
-    config = test_rlvr_served.settings(
-        *(calling, publishing.url),
-        tools__staleness=1,
-        questions__bridge_train=64,
-        llm__concurrency=64,
+    def __init__(self, folder: Path) -> None:
+        loaded = load_language_model(folder, "float32")
+        self.renderer = ChatRenderer(loaded.tokenizer, HERMES)
+        model = dataclasses.replace(loaded.model, stop_ids=self.renderer.stop_ids())
+        sampler = DeviceSampler(model, SamplingConfig(temperature=0.0, room=WINDOW, rows=4))
+        self._sampler = RoundSampler(sampler, jax.tree.map(jnp.asarray, loaded.params))
+
+    def want(self, wanted: Wanted) -> None:
+        key, most = np.zeros(2, np.uint32), wanted.sampling["max_tokens"]
+        (future,) = self._sampler.submit([SampleRequest(wanted.ids, key, most)])
+        wanted.turn.set_result(future.result())
+
+
+def asked(url: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
+    request = urllib.request.Request(  # noqa: S310
+        f"{url.removesuffix('/v1')}/inference/v1/generate",
+        data=json.dumps(body).encode(),
+        headers={
+            "Content-Type": "application/json",
+            SESSION: "1-ab",
+            "Authorization": f"Bearer {key}",
+        },
     )
-    with test_rlvr_served.opened(config, tmp_path / "run") as (system, run):
-        stop, keys, apart = StopSignal(), np.zeros(2, np.uint32), 0.0
-        system.experience(run, stop)
-        served, scaffold = system.served, system.inputs.speech.scaffold
-        sizes = system.config.model.lora.sizes
-        assert served is not None
-        assert sizes is not None
-        adapters = _noisy(system.first_state().params, sizes)
-        model = served.sampler(Versioned(adapters, 1), stop).model
-        greedy = SamplingConfig(temperature=0.0, room=SHORT, chunk=64)
-        own = dataclasses.replace(system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids)
-        device = DeviceSampler(own, greedy)
-        whole = Adapted(system.base[0], adapters)
-        openings = [system.inputs.agent.opening(task.question) for task in system.inputs.train]
-        contexts = [np.array(scaffold.opening(each), np.int32) for each in openings]
-        assert len({each.tobytes() for each in contexts}) == 64
-        with Client(ClientConfig(publishing.url, "tiny", concurrency=64)) as client:
-            server_sampler = ServerSampler(client.submit, greedy, scaffold.stop_ids)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as reply:  # noqa: S310
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
-            def asked(requests: list[SampleRequest]) -> list[Sampled]:
-                turns = [each.result(300) for each in server_sampler.sample(model, requests)]
-                assert all(isinstance(each, Sampled) for each in turns), turns
-                return [each for each in turns if isinstance(each, Sampled)]
 
-            first = [SampleRequest(ids, keys, 24) for ids in contexts]
-            began = asked(first)
-            for turn in range(3):
-                requests = [SampleRequest(ids, keys, 24) for ids in contexts]
-                for number, (mine, its) in enumerate(
-                    zip(device.sample(whole, requests), asked(requests), strict=True)
-                ):
-                    np.testing.assert_array_equal(mine.ids, its.ids)
-                    assert mine.finish == its.finish
-                    apart = max(apart, float(np.abs(mine.log_probs - its.log_probs).max()))
-                    after = scaffold.after(mine.ids, (("tool", "Document ID: 3\nA river."),))
-                    contexts[number] = np.concatenate([contexts[number], mine.ids, after])
-                if turn < 2:
-                    other = jax.tree.map(lambda leaf, by=turn: leaf * (0.5 + by), adapters)
-                    served.sampler(Versioned(other, 10 + turn), stop)
-            for before, again in zip(began, asked(first), strict=True):
-                np.testing.assert_array_equal(before.ids, again.ids)
-        assert len({each.ids.tobytes() for each in began}) > 8
-        assert apart < 1e-4
+def places(value: Any, empty: bool, where: str = "") -> Iterator[str]:
+    """Where a JSON value has something, of a list in its first item; with nulls where `empty`."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from places(each, empty, f"{where}.{name}")
+    elif isinstance(value, list):
+        for each in value[:1]:
+            yield from places(each, empty, f"{where}[]")
+    if value is not None or empty:
+        yield where
+
+
+def test_the_same_requests_have_the_same_answers(theirs: str, calling: Path) -> None:
+    ours = Ours(calling)
+    with GenerateServer("tiny", WINDOW, ours.renderer, ours.want) as server:
+        for question in ASKED:
+            ids = ours.renderer.opening([{"role": "user", "content": question}]).tolist()
+            sampling = {
+                "temperature": 0.0,
+                "max_tokens": TOKENS,
+                "stop_token_ids": [*ours.renderer.stop_ids()],
+                "logprobs": 1,
+                "skip_special_tokens": False,
+            }
+            body = {"model": "tiny", "token_ids": ids, "sampling_params": sampling}
+            status, vllm = asked(theirs, body)
+            assert status == 200, vllm
+            status, found = asked(server.url, body, server.key)
+            assert status == 200, found
+            assert {*places(vllm, False)} <= {*places(found, True)}
+            one, other = vllm["choices"][0], found["choices"][0]
+            assert other["token_ids"] == one["token_ids"]
+            assert other["finish_reason"] == one["finish_reason"]
+            np.testing.assert_allclose(
+                [each["logprob"] for each in other["logprobs"]["content"]],
+                [each["logprob"] for each in one["logprobs"]["content"]],
+                atol=1e-3,
+            )
+        wrong = {"model": "another", "token_ids": [1], "sampling_params": {}}
+        assert asked(theirs, wrong)[0] == asked(server.url, wrong, server.key)[0] == 404

@@ -62,17 +62,3 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     assert "seeds" in refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
     assert "fact_recall" in commands.succeed("sweep", "--table", str(out), "--score=fact_recall")
     assert "--score" in refusal(commands.run("sweep", "--table", str(out), "--score=speed"))
-
-
-def test_what_is_refused_before_anything_starts(commands: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "sweep"
-    for words, named in (
-        (SWEEP, "folder"),
-        ((*SWEEP, f"--out={out}", "--set=train.steps=5"), "train.steps"),
-        ((*SWEEP[:1], f"--out={out}", "--set=train.batch_size=5,x"), "train.batch_size"),
-        ((*SWEEP[:1], f"--out={out}", "--seeds=a"), "--seeds"),
-        ((f"--out={out}", "--seeds=1"), "--config"),
-        (("--table", str(out)), "folder"),
-    ):
-        assert named in refusal(commands.run("sweep", *words))
-        assert not out.exists()

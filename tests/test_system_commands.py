@@ -29,8 +29,6 @@ from tests.entry_points import (
 )
 from tests.evaluators.shown_pages import read_page
 
-OF_TOKENS = ("rlvr", "leret", "deepretrieval")
-
 
 @pytest.mark.parametrize("system", COURSES)
 def test_what_a_run_leaves(system: str, trained: Callable[[str], Path]) -> None:
@@ -53,8 +51,8 @@ def in_the_tries(workdir: Path) -> bool:
 
 
 # When a run is killed: after a step, or where something is true of its folder. HARR is killed
-# inside a rollout by `test_harr_commands`.
-KILLS: dict[str, Any] = {"q_rag": 9, "rlvr": 3, "leret": in_the_tries, "deepretrieval": 5}
+# inside a rollout by `test_harr_commands`; `nightly` kills all at random moments.
+KILLS: dict[str, Any] = {"q_rag": 9, "leret": in_the_tries}
 
 
 @pytest.mark.parametrize("system", KILLS)
@@ -78,7 +76,7 @@ def test_killed_and_resumed(
         assert (workdir / path.relative_to(trained(system))).read_bytes() == path.read_bytes(), path
 
 
-@pytest.mark.parametrize("system", COURSES)
+@pytest.mark.parametrize("system", ["q_rag", "rlvr"])
 def test_from_scores_to_a_page(
     system: str, scored: Callable[[str], Path], commands: Commands, tmp_path: Path
 ) -> None:
@@ -88,18 +86,15 @@ def test_from_scores_to_a_page(
     text = (summary if summary.exists() else run / "summary.json").read_text()
     assert course.main.rpartition("/")[2] in text
     of_run = (f"--workdir={run}", "--checkpoint=last")
-    if system in OF_TOKENS:
+    if system == "rlvr":
         commands.succeed("predict", *of_run)
         (file,) = run.glob("predictions/*.jsonl")
         assert file.read_text().count("\n") > 1
         assert str(run) in refusal(commands.run("index", f"--workdir={run}"))
-    if system == "harr":
-        assert "q_rag" in refusal(commands.run("export", *of_run, f"--out={out}"))
-    else:
-        commands.succeed("export", *of_run, f"--out={out}")
-        weights = "model.safetensors" if system in OF_TOKENS else "state/model.safetensors"
-        assert (out / weights).stat().st_size > 1000
-        assert (out / "README.md").exists()
+    commands.succeed("export", *of_run, f"--out={out}")
+    weights = "model.safetensors" if system == "rlvr" else "state/model.safetensors"
+    assert (out / weights).stat().st_size > 1000
+    assert (out / "README.md").exists()
     commands.succeed("show", str(run), f"--out={page}")
     curves = {curve["name"]: curve for curve in read_page(page)["runs"][0]["curves"]}
     assert curves["train/loss"]["steps"] == [*range(1, course.steps + 1)]

@@ -18,11 +18,8 @@ from tests.entry_points import (
     Commands,
     end,
     free_address,
-    metric_lines,
     on_hosts,
     refusal,
-    same_numbers,
-    wait_for_step,
     wait_until,
 )
 from tests.systems.corpora import tree, write_corpus_file, write_tower
@@ -43,22 +40,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------- a host that dies
-
-
-@pytest.mark.nightly
-def test_a_host_that_dies_ends_the_others_and_both_go_on(
-    commands: Commands, tmp_path: Path
-) -> None:
-    alone, workdir = tmp_path / "alone", tmp_path / "run"
-    commands.succeed("train", *RUN, f"--workdir={alone}")
-    hosts = on_hosts(commands, "train", *RUN, f"--workdir={workdir}")
-    wait_for_step(hosts[0], workdir, 5)
-    hosts[1].kill()
-    end(hosts[1])
-    assert end(hosts[0]).returncode not in (0, 2)
-    hosts = on_hosts(commands, "train", *RUN, f"--workdir={workdir}")
-    assert [end(host).returncode for host in hosts] == [0, 0]
-    same_numbers(workdir, alone)
 
 
 def finished_parts(out: Path) -> list[Path]:
@@ -92,51 +73,10 @@ def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.nightly
-def test_a_folder_that_two_hosts_train_in_is_refused_until_they_are_killed(
-    commands: Commands, tmp_path: Path
-) -> None:
-    """The first host's process is named, on every host; the lock of the dead is none."""
-    workdir = tmp_path / "run"
-    endless = ("train", *RUN, "--config.train.steps=100000", f"--workdir={workdir}")
-    hosts = on_hosts(commands, *endless)
-    wait_for_step(hosts[0], workdir, 1)
-    others = [end(host) for host in on_hosts(commands, *endless)]
-    alive = [host.poll() is None for host in hosts]
-    for host in hosts:
-        host.kill()
-        end(host)
-    assert alive == [True, True]
-    for other in others:
-        assert f" {hosts[0].pid} on {socket.gethostname()}" in refusal(other)
-    seen = len(metric_lines(workdir))
-    again = on_hosts(commands, *endless)
-    wait_until(lambda: len(metric_lines(workdir)) > seen, *again)
-    for host in again:
-        host.kill()
-        end(host)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ((*RUN, "--config.train.batch_size=15"), "config.train.batch_size"),
-        (("--config=configs/harr_grpo.py:tiny", "--config.runtime.mesh=(1,2,1)"), "hosts"),
-        (("--config=configs/rlvr.py:tiny", "--config.tools.staleness=1"), "staleness"),
-        (
-            (
-                *("--config=configs/deepretrieval.py:tiny", "--config.search.engine=remote"),
-                "--config.stages=rl",
-            ),
-            "hosts",
-        ),
-    ],
-)
-def test_what_is_refused_is_refused_on_all_hosts(
-    fields: tuple[str, ...], named: str, commands: Commands, tmp_path: Path
-) -> None:
-    for host in on_hosts(commands, "train", *fields, f"--workdir={tmp_path / 'run'}"):
-        assert named in refusal(end(host))
+def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:
+    given = (*RUN, "--config.train.batch_size=15", f"--workdir={tmp_path / 'run'}")
+    for host in on_hosts(commands, "train", *given):
+        assert "config.train.batch_size" in refusal(end(host))
 
 
 def test_a_broken_corpus_ends_both_hosts(
@@ -149,25 +89,14 @@ def test_a_broken_corpus_ends_both_hosts(
         assert "corpus.jsonl:2" in refusal(end(host))
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_host_that_stays_alone_gives_up(host: int) -> None:
+def test_a_host_that_stays_alone_gives_up() -> None:
     code = "import sys; from qrag_jax.runtime.hosts import joined\nwith joined(sys.argv[1], 2): 1"
-    words = [sys.executable, "-c", code, f"{free_address()},2,{host}"]
+    words = [sys.executable, "-c", code, f"{free_address()},2,0"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert "--hosts" in refusal(done, 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "10.0.0.1:8476,2",
-        "10.0.0.1:8476,2,2",
-        "10.0.0.1:99999,2,1",
-        "auto",  # the others cannot be found
-        "192.0.2.7:8476,2,0",  # not an address of this machine
-        "TAKEN,2,0",
-    ],
-)
+@pytest.mark.parametrize("text", ["10.0.0.1:8476,2,2", "TAKEN,2,0"])
 def test_wrong_hosts(commands: Commands, tmp_path: Path, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = text.replace("TAKEN", f"127.0.0.1:{taken.getsockname()[1]}")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.entry_points import Commands, metric_lines, refusal
-from tests.llm.model_server import Call, ModelServer, Reply
 
 TINY = (
     "--config=configs/own.py:tiny",
@@ -77,27 +76,6 @@ def test_scores_with_and_without_the_facts(run: Path, commands: Commands, tmp_pa
     assert "sf_idx" in refusal(commands.run("evaluate", f"--log={hidden}"))
     gold = ("--config=configs/own.py:tiny", f"--workdir={tmp_path / 'gold'}", HIDDEN)
     assert "support" in refusal(commands.run("train", *gold))
-
-
-def test_a_language_model_rewards_questions_without_facts(
-    commands: Commands, tmp_path: Path
-) -> None:
-    def script(call: Call) -> Reply:
-        return Reply(f"Final answer: {call.prompt.split()[-2]}")
-
-    with ModelServer(script) as server:
-        commands.succeed(
-            "train",
-            f"--workdir={tmp_path / 'run'}",
-            *TINY,
-            HIDDEN,
-            "--config.reward.name=answer_f1",
-            f"--config.llm.url={server.url}",
-            "--config.llm.model=tiny",
-        )
-    names = names_of(metric_lines(tmp_path / "run"))
-    assert {"train/return", "eval/return", "train/unscored_share"} <= names
-    assert not [name for name in names for part in OF_FACTS if part in name]
 
 
 REWARD = """

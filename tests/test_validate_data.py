@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from qrag_jax.validate_data import main
-from tests.data.real_data import real
 from tests.entry_points import Commands, refusal
 from tests.support.worlds import record_of
 
@@ -72,14 +71,3 @@ def test_story_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "qa20_train.txt").write_text(text.replace("\t1\n", "\t9\n"))
     assert main(arguments) == 2
     assert "qa20_train.txt" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("source", "folder", "counts"),
-    [("niah", "ruler_niah", "min 1, median 1, max 4"), ("musique", "musique", "max 20")],
-)
-def test_real_data(
-    source: str, folder: str, counts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--source", source, "--path", str(real(folder)), "--split", "dev"]) == 0
-    assert counts in capsys.readouterr().out

@@ -38,7 +38,6 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, described_devices
 from tests.support import hlo
 from tests.support.hlo import Product
-from tests.support.same_course import different_courses
 
 LONGEST = 400  # characters of an error that are kept
 # Products that are computed from float32 factors on purpose, by the einsum by which JAX names them;
@@ -161,7 +160,6 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "float32_unnamed": unnamed(in_full, about["platform"]),
         "asks_host": hlo.asks_host(text),
         "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
-        "sends_inside_branches": different_courses(text),
         "nondeterministic": hlo.nondeterministic(text) if about["platform"] == CUDA else [],
         "donated": hlo.donated(text),
         "state_arrays": len(jax.tree.leaves(program.arguments[0])) if learns else 0,

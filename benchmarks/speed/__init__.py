@@ -25,20 +25,13 @@ from qrag_jax.errors import InputError
 CASES = {
     "encoder": ("encoders", "encoder_cases", ""),
     "pqn": ("q_rag", "update_cases", ""),
-    "imitate": ("q_rag", "imitation_cases", ""),
-    "evaluation": ("q_rag", "evaluation_cases", ""),
     "harr": ("harr", "harr_cases", "peft"),
     "grpo": ("tokens", "grpo_cases", "trl"),
-    "ppo": ("tokens", "ppo_cases", ""),
-    "pairs": ("tokens", "pair_cases", "trl"),
     "sampler": ("tokens", "sampler_cases", ""),
     "exact": ("search", "exact_cases", "faiss"),
     "bm25": ("search", "bm25_cases", "bm25s"),
-    "steps": ("search", "steps_cases", "faiss sentence_transformers"),
     "index": ("search", "index_cases", "sentence_transformers"),
     "server": ("serving", "server_cases", "faiss sentence_transformers fastapi"),
-    "client": ("serving", "client_cases", ""),
-    "verifiers": ("serving", "verifiers_cases", ""),
 }
 
 

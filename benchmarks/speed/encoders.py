@@ -26,9 +26,6 @@ from benchmarks.speed.measure import (
     beside,
     calling,
     equal,
-    forward_flops,
-    matmul_peak,
-    with_details,
 )
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import precision
@@ -204,7 +201,6 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
 
 def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iterator[Case]:
     theirs, encoder, params = build(model, dtype)
-    config: Any = encoder.module.config
     ours = Ours(encoder, params, rows, quick=setting.quick)
     peer = Peer(theirs, encoder, setting.device, dtype == "bfloat16")
     ways = {
@@ -214,19 +210,15 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
             (SORTED, rows.sorted_size, True),
         )
     }
-    text, flops = float(rows.lengths.sum()), forward_flops(config, rows.lengths)
+    text = float(rows.lengths.sum())
     title = f"encoder, {model.name}, {dtype}"
     measured = partial(beside, setting, amount=text, unit="tokens/s")
     theirs_of = {name: calling(peer.embed, batches) for name, batches in ways.items()}
     details: dict[str, float | str] = {"rows": rows.name}
-    yield _with_share(
-        measured(
-            name=f"{title}: forward",
-            programs={OURS: calling(ours.embed), **theirs_of},
-            details=details,
-        ),
-        flops / text,
-        dtype,
+    yield measured(
+        name=f"{title}: forward",
+        programs={OURS: calling(ours.embed), **theirs_of},
+        details=details,
     )
     vectors = ours.embed()
     if dtype == "float32":
@@ -235,18 +227,8 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
     target = np.random.default_rng(1).normal(size=vectors.shape).astype(np.float32)
     on_device, their_target = jnp.asarray(target), torch.from_numpy(target).to(setting.device)
     theirs_of = {name: calling(peer.step, batches, their_target) for name, batches in ways.items()}
-    yield _with_share(
-        measured(
-            name=f"{title}: training step with AdamW",
-            programs={OURS: calling(ours.step, on_device), **theirs_of},
-            details=details,
-        ),
-        3 * flops / text,
-        dtype,
+    yield measured(
+        name=f"{title}: training step with AdamW",
+        programs={OURS: calling(ours.step, on_device), **theirs_of},
+        details=details,
     )
-
-
-def _with_share(case: Case, flops: float, dtype: str) -> Case:
-    """With the share of this machine's matmul peak; `flops` of a token."""
-    assert case.value is not None
-    return with_details(case, **{"share of matmul peak": flops * case.value / matmul_peak(dtype)})

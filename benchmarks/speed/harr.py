@@ -27,9 +27,6 @@ from benchmarks.speed.measure import (
     Setting,
     beside,
     equal,
-    forward_flops,
-    matmul_peak,
-    with_details,
 )
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
@@ -96,8 +93,8 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     yield equal(f"{title}: difference of the losses", loss, EQUAL, ours=mine[0], **clipped)
     yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL)
     lengths = np.asarray(batch.lengths)
-    lengths, config = lengths[lengths > 0], loaded.encoder.module.config
-    case = beside(
+    lengths = lengths[lengths > 0]
+    yield beside(
         setting,
         f"{title}: tokens of {len(lengths)} searches",
         float(lengths.sum()),
@@ -105,11 +102,6 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
         {OURS: lambda _: ours.step(batch), "PyTorch and PEFT": lambda _: theirs.step(batch)},
         details={"threads of torch": torch.get_num_threads()},
     )
-    # The gradient of the frozen weights is not needed: forward, and once more for the inputs.
-    flops = 2.0 * forward_flops(config, lengths) / lengths.sum()
-    assert case.value is not None
-    share = flops * case.value / matmul_peak("float32")
-    yield with_details(case, **{"share of matmul peak": share})
 
 
 def _gradients(

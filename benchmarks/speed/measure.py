@@ -5,21 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.report import Case
 from qrag_jax.models.trunks.encoder import BertConfig
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
 
 OURS = "ours"
-PEAK_SIZE = 2048  # of the factors of the product whose speed counts as the peak
 
 Program = Callable[[int], object]
 
@@ -151,32 +146,3 @@ def equal(name: str, difference: float, most: float, **details: float) -> Case:
     return Case(
         name, difference, "", target=f"<= {most:g}", holds=difference <= most, details=details
     )
-
-
-@cache
-def matmul_peak(dtype: str) -> float:
-    """FLOP/s of a product of square matrices in jax: the best of five calls."""
-    factor = jax.random.normal(jax.random.key(0), (PEAK_SIZE, PEAK_SIZE), jnp.dtype(dtype))
-    product = jax.jit(jnp.matmul)
-    calls = [_seconds(lambda _: product(factor, factor).block_until_ready(), 0) for _ in range(6)]
-    return 2.0 * PEAK_SIZE**3 / min(calls[1:])
-
-
-def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:
-    """FLOPs of one forward pass over rows of these lengths, without lookups, norms, activations.
-
-    A layer of BERT takes `2·(4h² + 2hi) + 4·L·h` per token of a row of L tokens. A layer of Qwen3,
-    whose q query heads and k key heads have width d, takes `2·(2hqd + 2hkd + 3hi) + 2·(L + 1)·q·d`:
-    a token sees only itself and the tokens before it.
-    """
-    row = np.asarray(lengths, np.float64)
-    width, inner = config.hidden_size, config.intermediate_size
-    if isinstance(config, Qwen3Config):
-        query = config.num_attention_heads * config.head_dim
-        key = config.num_key_value_heads * config.head_dim
-        dense = 2.0 * (2 * width * query + 2 * width * key + 3 * width * inner) * row.sum()
-        attention = 2.0 * query * (np.square(row) + row).sum()
-    else:
-        dense = 2.0 * (4 * width**2 + 2 * width * inner) * row.sum()
-        attention = 4.0 * width * np.square(row).sum()
-    return config.num_hidden_layers * float(dense + attention)

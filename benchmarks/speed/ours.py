@@ -18,16 +18,11 @@ from qrag_jax.data.loading import load_split, tokenise_samples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import fact_feedback
-from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.placement import both_towers, params_shardings
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
-from qrag_jax.metrics.rows import Row
+from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import OF_MINILM
@@ -173,15 +168,9 @@ def feedback(config: QRagConfig) -> Feedback:
 
 
 class Training:
-    """The training step as train.py builds it, with its state.
+    """The training step as train.py builds it, with its state."""
 
-    Args:
-        imitate: the step of this stage instead of PQN's.
-    """
-
-    def __init__(
-        self, texts: Texts, encoder: Encoder, imitate: ImitateConfig | None = None
-    ) -> None:
+    def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.mesh = make_mesh()
         parts = Parts(make_optimizer(config.optimizer), has_targets=True)
@@ -197,49 +186,12 @@ class Training:
             peak=config.optimizer.learning_rate,
         )
         self.program = make_train_step(towers, feedback(config))
-        if imitate is not None:
-            learn = ImitationGradient(towers.actor, imitate, config.pqn, feedback(config))
-            self.program = make_step(towers, learn)
         self.state = towers.first_state(encoder.params, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:
         """One update on a batch of NumPy arrays; returns its metrics when it is done."""
         self.state, metrics = self.program(self.state, shard_batch(self.mesh, batch))
         return jax.tree.map(float, jax.device_get(jax.block_until_ready(metrics)))
-
-
-class Player:
-    """Plays greedy episodes as evaluate.py does."""
-
-    def __init__(self, texts: Texts, encoder: Encoder) -> None:
-        config = texts.config
-        self.texts, self.mesh = texts, make_mesh()
-        self.block_shapes = block_shapes(texts, encoder)
-        shardings = params_shardings(self.mesh, config.runtime.rules(), encoder.params)
-        player = episodes.Player(
-            mesh=self.mesh,
-            shardings=shardings,
-            encoder=encoder.encoder,
-            config=config.rollout,
-            feedback=feedback(config),
-            gamma=config.pqn.gamma,
-        )
-        self.play = episodes.make_play(player, self.block_shapes)
-        self.params = both_towers(shardings, encoder.params)
-
-    def rows(self, indices: Sequence[int], batch_size: int) -> list[Row]:
-        """The retrieval log's rows of some questions."""
-        texts = self.texts
-        evaluator = episodes.EpisodeEvaluator(
-            play=self.play,
-            mesh=self.mesh,
-            samples=texts.samples,
-            store=texts.store,
-            shape=texts.shape,
-            batch_size=batch_size,
-            indices=indices,
-        )
-        return [row for rows, _ in evaluator.batches(self.params) for row in rows]
 
 
 def peer_settings(texts: Texts, encoder: Encoder) -> Any:

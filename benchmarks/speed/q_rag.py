@@ -1,4 +1,4 @@
-"""Q-RAG's two updates and its evaluation beside PyTorch: same questions, weights, optimizer.
+"""Q-RAG's update beside PyTorch: same questions, weights, optimizer.
 
 HotpotQA's records come from the folder QRAG_DATA; without them, and in quick sizes, questions are
 invented. The peer (`tests.support.torch_pqn`) computes whole batches; chunks in one padded batch or
@@ -16,11 +16,8 @@ import numpy as np
 
 from benchmarks.report import Case
 from benchmarks.speed import ours
-from benchmarks.speed.measure import OURS, Program, Setting, beside, with_details
+from benchmarks.speed.measure import OURS, Program, Setting, beside
 from configs import hotpotqa
-from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.metrics.rows import Row
 from qrag_jax.runtime.minilm import find_minilm
 from tests.support.torch_pqn import BatchedPeer
 
@@ -55,10 +52,10 @@ def task_of(setting: Setting) -> Task:
     return Task(texts, encoder, 2 if quick else 256 if gpu else 16)
 
 
-def update_cases(setting: Setting, imitate: ImitateConfig | None = None) -> Iterator[Case]:
-    """States that are learned from in a second, by PQN or, with its section, by imitation."""
+def update_cases(setting: Setting) -> Iterator[Case]:
+    """States that PQN learns from in a second."""
     texts, encoder, questions = task_of(setting)
-    training = ours.Training(texts, encoder, imitate)
+    training = ours.Training(texts, encoder)
     settings = ours.peer_settings(texts, encoder)
     batches = [texts.batch(number, questions) for number in range(2 + setting.rounds)]
     states: dict[str, list[float]] = {name: [] for name in (OURS, *PEERS)}
@@ -70,76 +67,23 @@ def update_cases(setting: Setting, imitate: ImitateConfig | None = None) -> Iter
         peer = BatchedPeer(settings, encoder.towers(), setting.device, sort=sort)
 
         def step(number: int) -> None:
-            batch = batches[number]
-            temperature = imitate and (imitate.temperature or settings.pqn.alpha)
-            result = peer.imitate(batch, temperature) if temperature else peer.step(batch)
-            states[name].append(result.transitions)
+            states[name].append(peer.step(batches[number]).transitions)
 
         return step
-
-    kind = "PQN" if imitate is None else "imitation"
 
     def amount() -> float:
         """States of a batch; `env_steps` counts from the first batch on."""
         learned = np.diff([0.0, *states[OURS]])
         if not all(np.array_equal(learned, states[name]) for name in PEERS):
-            raise ValueError(f"{kind}: both sides do not learn from the same states")
+            raise ValueError("both sides do not learn from the same states")
         return float(learned.mean())
 
     yield beside(
         setting,
-        f"Q-RAG, {kind} step, {encoder.name}, {questions} questions",
+        f"Q-RAG, PQN step, {encoder.name}, {questions} questions",
         amount,
-        "transitions/s" if imitate is None else "states/s",
+        "transitions/s",
         {OURS: mine} | {name: of_peer(name, sort) for name, sort in PEERS.items()},
         least=1.3,
         details={"data": texts.origin},
-    )
-
-
-def imitation_cases(setting: Setting) -> Iterator[Case]:
-    """See `update_cases`."""
-    return update_cases(setting, ImitateConfig())
-
-
-def evaluation_cases(setting: Setting) -> Iterator[Case]:
-    """Episodes/s of the evaluation that a user runs, log rows included; the same chunks taken."""
-    texts, encoder, size = task_of(setting)
-    questions = size if setting.quick else 4 * size
-    player = ours.Player(texts, encoder)
-    batch: EpisodeBatch = texts.batch(0, questions)
-    rows: list[Row] = []
-    taken: dict[str, list[list[int]]] = {}
-
-    def mine(_: int) -> None:
-        rows[:] = player.rows(range(questions), size)
-
-    def of_peer(name: str, sort: bool) -> Program:
-        settings = ours.peer_settings(texts, encoder)
-        peer = BatchedPeer(settings, encoder.towers(), setting.device, sort=sort)
-
-        def play(_: int) -> None:
-            actions, valid = peer.play(batch)
-            taken[name] = [row[mask].tolist() for row, mask in zip(actions, valid, strict=True)]
-
-        return play
-
-    case = beside(
-        setting,
-        f"Q-RAG, evaluation, {encoder.name}, {questions} questions",
-        float(questions),
-        "episodes/s",
-        {OURS: mine} | {name: of_peer(name, sort) for name, sort in PEERS.items()},
-        least=1.3,
-        details={"data": f"{texts.origin}, {size} played at once"},
-    )
-    mine_taken = [row.pred_idx for row in rows]
-    yield with_details(
-        case,
-        **{
-            f"share of episodes with the same chunks as {name}": float(
-                np.mean([one == other for one, other in zip(mine_taken, episodes, strict=True)])
-            )
-            for name, episodes in taken.items()
-        },
     )

@@ -21,7 +21,6 @@ from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
-from qrag_jax import Retriever
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.queries import qrels_path, read_queries
 from qrag_jax.data.records import read_records
@@ -236,35 +235,6 @@ def towers_of(setting: Setting) -> Towers:
 
 def _encoder(setting: Setting, export: Path) -> PassageEncoder:
     return PassageEncoder.of_folder(str(export / "chunk"), EncoderConfig(**setting.blocks))
-
-
-def steps_cases(setting: Setting) -> Iterator[Case]:
-    """Questions/s of a search in four steps, all at once, beside a loop of encode and look up."""
-    from benchmarks.speed.dense import StepLoop
-
-    towers = towers_of(setting)
-    questions = towers.texts.questions[:64]
-    retriever = Retriever.load(towers.export)
-    retriever.open(towers.indexed)
-    loop = StepLoop(towers.export, towers.vectors(), towers.state_texts())
-    found: dict[str, list[list[str]]] = {}
-
-    def ours(_: int) -> None:
-        found[OURS] = [[hit.id for hit in hits] for hits in retriever.search(questions)]
-
-    def theirs(_: int) -> None:
-        taken = loop.search(questions, STEPS)
-        found["loop"] = [[towers.texts.passages[n].name for n in own] for own in taken]
-
-    case = beside(
-        setting,
-        f"search in {STEPS} steps, {len(towers.texts.passages):,} passages, batch {len(questions)}",
-        len(questions),
-        "questions/s",
-        {OURS: ours, "sentence-transformers and faiss": theirs},
-    )
-    same = np.mean([one == other for one, other in zip(found[OURS], found["loop"], strict=True)])
-    yield with_details(case, **{"share of questions with the same passages": float(same)})
 
 
 def index_cases(setting: Setting) -> Iterator[Case]:

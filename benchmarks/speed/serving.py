@@ -1,4 +1,4 @@
-"""Servers and clients: `qrag serve`, our client of a model server, environments of verifiers."""
+"""`qrag serve` beside a plain server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
 from benchmarks.speed.search import STEPS, towers_of
 
 CLIENTS, START_LIMIT = 64, 600  # seconds
-CONCURRENCY, ANSWERS = 32, 2_000
-
-
-# ------------------------------------------------------------------------------ qrag serve
 
 
 class Course:
@@ -146,104 +142,3 @@ def processor_seconds(process: int) -> float:
     """Of a process so far, by its system's clock."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-# ------------------------------------------------------------------------------ our client
-
-
-@contextlib.contextmanager
-def echo_server() -> Iterator[str]:
-    """Starts an echo server in a new process; yields its URL."""
-    command = [sys.executable, "-m", "benchmarks.speed.echo_server"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-        finally:
-            process.terminate()
-
-
-def client_cases(setting: Setting) -> Iterator[Case]:
-    """Answers/s of our client beside `asyncio.gather` over the openai package; none is lost."""
-    import openai
-
-    from qrag_jax.llm.client import Client
-    from qrag_jax.llm.config import ClientConfig
-    from qrag_jax.llm.outcomes import Answer, ChatRequest
-
-    count, wrong = 100 if setting.quick else ANSWERS, {OURS: 0, "openai": 0}
-
-    def check(side: str, prompts: Sequence[str], texts: Sequence[str | None]) -> None:
-        """The server echoes prompts: an answer of another prompt was swapped."""
-        wrong[side] += sum(one != other for one, other in zip(prompts, texts, strict=True))
-
-    with (
-        echo_server() as url,
-        Client(ClientConfig(url, "echo", concurrency=CONCURRENCY)) as client,
-        asyncio.Runner() as runner,
-    ):
-        api = openai.AsyncOpenAI(api_key="none", base_url=url)
-
-        def ours(number: int) -> None:
-            prompts = _prompts(number, count)
-            outcomes = client.ask_blocking([ChatRequest((("user", prompt),)) for prompt in prompts])
-            texts = [each.text if isinstance(each, Answer) else None for each in outcomes]
-            check(OURS, prompts, texts)
-
-        async def gathered(number: int) -> None:
-            slots, prompts = asyncio.Semaphore(CONCURRENCY), _prompts(number, count)
-
-            async def ask(prompt: str) -> str | None:
-                async with slots:
-                    reply = await api.chat.completions.create(
-                        model="echo",
-                        messages=[{"role": "user", "content": prompt}],
-                        temperature=0.0,
-                        max_tokens=256,
-                    )
-                return reply.choices[0].message.content
-
-            check("openai", prompts, await asyncio.gather(*map(ask, prompts)))
-
-        yield beside(
-            setting,
-            f"client of a model server, {count} answers, {CONCURRENCY} at once",
-            count,
-            "answers/s",
-            {OURS: ours, "gather over openai": lambda number: runner.run(gathered(number))},
-            least=1.0,
-        )
-        runner.run(api.close())
-    yield equal("client: answers lost or swapped", wrong[OURS], 0.0, openai=wrong["openai"])
-
-
-def _prompts(round_: int, count: int) -> list[str]:
-    passage = "The tower stands north of the river that divides the old town. " * 12
-    return [f"{passage}Round {round_}, question {number}: where is it?" for number in range(count)]
-
-
-# ------------------------------------------------------------------------------ verifiers
-
-
-def verifiers_cases(setting: Setting) -> Iterator[Case]:
-    """Stored episodes over verifiers beside our own loop: the same rewards."""
-    from tests.environments.verifiers_pythons import PYTHON
-    from tests.support.stored_episodes import stored
-
-    if not Path(PYTHON).exists():
-        print(f"verifiers: no Python at {PYTHON} (make verifiers), left out")
-        return
-    count = 24 if setting.quick else 200
-    played = stored(setting.folder / "verifiers", count)
-    own, inside = played["rewards"]["in process"], played["seconds"]["in process"]
-    other, seconds = played["rewards"]["verifiers"], played["seconds"]["verifiers"]
-    yield Case(
-        f"{count} stored episodes over verifiers, beside our own loop",
-        count / seconds,
-        "episodes/s",
-        peer=count / inside,
-        ratio=inside / seconds,
-        details={"mean reward": float(np.mean(own)), "different rewards": len({*own})},
-    )
-    away = float(np.abs(np.subtract(own, other)).max())
-    yield equal("verifiers: difference of the rewards", away, 0.0)

@@ -2,8 +2,8 @@
 
 A small random decoder of 4 × 192; both sides have its weights, the batch and the loss. GRPO: 8
 questions of 8 episodes, prompts of 256 tokens and episodes of 128, half of them sampled; with a
-vocabulary of 151,936 there are 2 questions. PPO: 32 episodes with prompts of their own, a critic
-and a reference. IPO: 32 pairs of queries behind prompts of 200 tokens. The sampler is greedy.
+vocabulary of 151,936 there are 2 questions. The sampler is greedy. PPO's and IPO's losses are
+compared in tests/learners.
 """
 
 from __future__ import annotations
@@ -15,18 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
-from qrag_jax.learners.config import IPO, PreferenceConfig, TokenGRPOConfig, TokenPPOConfig
-from qrag_jax.learners.preference_update import (
-    MEMBERS,
-    PairLoss,
-    make_preference_update,
-    pair_episodes,
-    row_log_probs,
-)
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import BlockPasses, Learned
 from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
@@ -175,98 +167,6 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         # What the program says that it takes beyond weights and moments.
         needed = update.program.lower(update.state, episodes).compile().memory_analysis()
         yield with_details(case, **{"temporary arrays, MiB": needed.temp_size_in_bytes / 2**20})
-
-
-def ppo_cases(setting: Setting) -> Iterator[Case]:
-    """PPO with a critic beside plain PyTorch: both losses, and the speed of a whole update."""
-    from tests.support.torch_ppo import Rates, TorchPpo
-
-    size, lengths = Size(), Lengths(32, 1, (120, 200), (10, 160))
-    if setting.quick:
-        size, lengths = Size(300, 1), Lengths(4, 1, (10, 20), (5, 12))
-    config, batch = TokenPPOConfig(), batch_of(size, lengths)
-    with tempfile.TemporaryDirectory() as name:
-        loaded = decoder(Path(name), size)
-        theirs = TorchPpo(Path(name), config, TEMPERATURE, Rates(RATE, CRITIC_RATE))
-        critic = optax.adamw(CRITIC_RATE, weight_decay=0.0)
-        policy = policy_of(loaded, config, critic=critic)
-        shape = choose_shape(batch, block_of(setting), 1)
-        update = Updates(
-            make_token_update(policy),
-            policy.parts.first_state(policy.shardings, loaded.params, 0),
-            lambda: token_episodes(policy, batch, shape),
-        )
-        given = theirs.given(batch)
-        losses, _ = theirs.gradients(given)
-        metrics = update(0)
-        title = f"PPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
-        for which, key, other in zip(("policy", "value"), ("loss", "value_loss"), losses):
-            own = float(metrics[key])
-            apart = abs(own - other) / max(1.0, abs(other))
-            about = f"{title}: difference of the {which} losses, beside torch's where above 1"
-            yield equal(about, apart, EQUAL_LOSS, ours=own, theirs=other)
-        yield beside(
-            setting,
-            f"{title}: episodes",
-            len(batch.scored),
-            "episodes/s",
-            {OURS: update, "PyTorch, padded": lambda _: theirs.update(batch)},
-            least=1.0,
-            details={
-                "tokens": float(batch.lengths.sum()),
-                "tokens of torch, with padding": float(given.ids.numel()),
-            },
-        )
-
-
-def pair_cases(setting: Setting) -> Iterator[Case]:
-    """IPO of averaged log-probabilities beside TRL's DPOTrainer; TRL computes a prompt twice."""
-    from tests.support.trl import TrlPairs
-
-    size, lengths = Size(), Lengths(32, MEMBERS, (200, 200), (12, 12))
-    if setting.quick:
-        size, lengths = Size(300, 1), Lengths(8, MEMBERS, (48, 48), (8, 8))
-    config, batch = PreferenceConfig(IPO, averaged=True), batch_of(size, lengths)
-    with tempfile.TemporaryDirectory() as name:
-        loaded = decoder(Path(name), size)
-        theirs = TrlPairs(Path(name), loaded.tokenizer, RATE)
-        draw = np.random.default_rng(0)
-        params = jax.tree.map(
-            lambda leaf: (leaf + draw.normal(0, MOVED, leaf.shape)).astype(np.float32),
-            jax.tree.map(np.asarray, loaded.params),
-        )
-        theirs.load(by_name(params), by_name(loaded.params))
-        policy = policy_of(loaded, config, temperature=1.0)
-        shape = choose_shape(batch, block_of(setting), MEMBERS, whole=True)
-        reference = row_log_probs(policy)(loaded.params, batch, shape)
-        weights = np.ones(lengths.groups, np.float32)
-
-        def episodes() -> Any:
-            return pair_episodes(policy, batch, shape, reference, weights)
-
-        inputs = theirs.inputs(batch, range(lengths.groups))
-        title = (
-            f"IPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}, "
-            f"{lengths.groups} pairs"
-        )
-        passes = BlockPasses(policy, PairLoss(config))
-        learned, sums = jax.jit(passes.gradient)(Learned(params), None, *episodes())
-        mean = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.params))
-        mine = float(sums.loss / sums.weight), mean
-        yield from _equal(title, mine, theirs.gradient(inputs, config), "TRL")
-        del learned, mine, mean
-        state = policy.parts.first_state(policy.shardings, params, 0)
-        yield beside(
-            setting,
-            f"{title}: tokens, a prompt counted for both queries",
-            int(batch.lengths.sum()),
-            "tokens/s",
-            {
-                OURS: Updates(make_preference_update(policy), state, episodes),
-                "TRL": lambda _: theirs.update(inputs, config),
-            },
-            least=1.5,
-        )
 
 
 def sampler_cases(setting: Setting) -> Iterator[Case]:

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality import named
 from benchmarks.quality.corpora import (
     Asked,
     Passage,
     Setting,
     write_halves,
 )
-from benchmarks.quality.figures import cases, interval, paired
+from benchmarks.quality.figures import interval, paired
 from benchmarks.quality.logs import NDCG, by_turns, fused, lists_of, scores_of, the_log
-from benchmarks.quality.parts import MAIN, PARTS, QUICK, Part
 from benchmarks.quality.peers import batches
-from benchmarks.quality.rankings import HOW
-from benchmarks.quality.runner import ROOT, Kept, once, write_lines
+from benchmarks.quality.runner import Kept, once, write_lines
 from qrag_jax.data.reading import load_samples
 from qrag_jax.errors import InputError
 from tests.support.worlds import record_of
@@ -164,54 +161,7 @@ def test_differences_are_paired_by_question_and_seed() -> None:
     assert interval(first, "f1") is None
 
 
-def result(seed: int, trained: float, untrained: float) -> dict[str, Any]:
-    scores = {"trained": trained, "untrained": untrained}
-    ways = {way: runs_of(np.full((1, 50), value))[0] for way, value in scores.items()}
-    about = {"date": "2026-11-28", "machine": "a machine", "about": ""}
-    return {"ways": ways, "minutes": 5.0, "seed": seed, **about}
-
-
-def test_a_target_is_met_by_the_paired_difference_and_the_minutes() -> None:
-    ways = {MAIN: "", "untrained": ""}
-    part = Part("a", ways=ways, scores=("em",), compared=("untrained",), gain=0.2)
-    other = Part("b", scores=("em",), seeds=(43,), compared=(f"a:{MAIN}",), minutes=4)
-    results = {f"a-{seed}": result(seed, 0.5 + seed / 1000, 0.25) for seed in part.seeds}
-    results["b-43"] = result(43, 0.1, 0.0)
-    found = {case.case: case for case in cases((part, other), results)}
-    gain = found["a: em, trained - untrained"]
-    assert gain.value == pytest.approx(0.293)
-    assert (gain.peer, gain.holds) == (0.25, True)
-    assert found["b: em, trained - a, trained"].holds is None  # no gain is asked of it
-    assert found["b: training"].holds is False
-    worse = {f"a-{seed}": result(seed, 0.3, 0.25) for seed in part.seeds}
-    (gain,) = (case for case in cases((part,), worse) if case.target)
-    assert gain.holds is False
-    # Of several trainings those of the seeds that both have are compared.
-    parts = (Part("a", scores=("em",), compared=(f"b:{MAIN}",)), Part("b", scores=("em",)))
-    results = {f"a-{seed}": result(seed, seed / 100, 0.0) for seed in (42, 43)}
-    results |= {f"b-{seed}": result(seed, seed / 100 - 0.1, 0.0) for seed in (44, 43)}
-    (gain,) = (case for case in cases(parts, results) if " - " in case.case)
-    assert gain.value == pytest.approx(0.1)
-
-
 # ---------------------------------------------------------------- parts, and resuming
-
-
-def test_parts_name_what_is_there_and_are_chosen_by_name() -> None:
-    every = {part.name: part for part in PARTS}
-    assert len(every) == len(PARTS)
-    for part in (*PARTS, *QUICK):
-        assert part.how in HOW
-        assert not part.config or (ROOT / part.config.partition(":")[0]).exists()
-        for baseline in part.compared:
-            other, _, way = baseline.rpartition(":")
-            assert way in (every[other] if other else part).ways or way in (MAIN, "untrained")
-        assert not part.of or every[part.of].fields == part.fields
-    parts = (Part("a"), Part("b", optional=True, seeds=(1, 2)), Part("c", seeds=()))
-    assert named(parts, []) == ["a-42", "c", "a-43", "a-44"]
-    assert named(parts, ["b", "a-43"]) == ["b-1", "a-43", "b-2"]
-    with pytest.raises(InputError, match="d"):
-        named(parts, ["d"])
 
 
 @pytest.fixture
@@ -247,23 +197,3 @@ def test_a_suite_resumes_and_a_failed_part_stops_no_other(tree: Path) -> None:
     for words in (("a", 1), ("a", 1), ("a", 2)):
         once(tree / "done", lambda *given: calls.append(str(given)), *words)
     assert calls[4:] == ["('a', 1)", "('a', 2)"]
-
-
-def test_results_belong_to_one_version_of_the_code(tree: Path) -> None:
-    before = Kept.of(tree / "runs", tree)
-    before.finish({"a": lambda: {"x": 1}}, ["a"])
-    (tree / "benchmarks/quality/parts.py").write_text("# changed\n")
-    suite = Kept.of(tree / "runs", tree)
-    assert suite.runs == before.runs  # trainings are scored again, not repeated
-    assert not suite.finished(["a"])
-    (tree / "configs/a.py").rename(tree / "configs/b.py")
-    trainer = Kept.of(tree / "runs", tree)
-    assert trainer.runs != before.runs
-
-    def changes() -> dict[str, Any]:
-        (tree / "qrag_jax/train.py").write_text("# changed while it runs\n")
-        return {"x": 2}
-
-    with pytest.raises(InputError, match="changed"):
-        trainer.finish({"a": changes}, ["a"])
-    assert not trainer.finished(["a"])

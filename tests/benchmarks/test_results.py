@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import SUITES
-from benchmarks.report import Case, show, slug, store
+from benchmarks.report import Case, show, slug
 from benchmarks.results import BEGIN, BUSY, END, Row, listed, newest, page, with_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,16 +63,6 @@ def write(folder: Path, date: str, idle: bool, *cases: tuple[str, float]) -> Non
     file: dict[str, Any] = {"machine": "AMD EPYC, 2 cores", "date": date, "idle": idle}
     (folder / "speed").mkdir(parents=True, exist_ok=True)
     (folder / "speed" / f"{date}-amd-epyc.json").write_text(json.dumps(file | {"cases": rows}))
-
-
-def test_runs_of_one_day_are_one_file(tmp_path: Path) -> None:
-    first = store("speed", [Case("a", 1.0, "s"), Case("b", 2.0, "s")], 0.0, folder=tmp_path)
-    again = store("speed", [Case("b", 3.0, "s"), Case("c", None, "s")], 9.0, folder=tmp_path)
-    assert first == again
-    stored = json.loads(first.read_text())
-    found = {case["case"]: (case["value"], case["idle"]) for case in stored["cases"]}
-    assert found == {"a": (1.0, True), "b": (3.0, False)}
-    assert stored["packages"]["jax"]
 
 
 def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:

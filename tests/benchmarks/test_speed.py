@@ -15,20 +15,15 @@ import torch
 
 from benchmarks import speed
 from benchmarks.speed import encoders, measure, tokens
-from benchmarks.speed.measure import OURS, Setting, beside, forward_flops
+from benchmarks.speed.measure import OURS, Setting, beside
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import Player, make_play
-from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.placement import params_shardings
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import TwoTowers, make_step, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.trunks.encoder import BertConfig
 from qrag_jax.models.trunks.families import BERT_TABLE, family_of
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests.devices import mesh_of
@@ -57,7 +52,6 @@ SCHEDULE = learning_rate_schedule(OPTIMIZER)
 STEPS = 2  # the first update of Adam alone would hide a wrong scale of the gradient
 STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
 EXPLOITING = dataclasses.replace(PQN, learning_start=0)
-IMITATE = ImitateConfig(temperature=0.3)
 
 
 def peer_of(config: RolloutConfig, *, sort: bool = False) -> BatchedPeer:
@@ -83,7 +77,7 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 
 
 @cache
-def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
+def ours() -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
     """Steps of the package's own program: the actions that PQN drew, the metrics, the state."""
     mesh, parts = mesh_of(), Parts(make_optimizer(OPTIMIZER), has_targets=True)
     state = replicate(mesh, parts.build(towers(ENCODER, 0), jax.random.key(3)))
@@ -98,33 +92,26 @@ def ours(*, imitates: bool) -> tuple[list[np.ndarray], list[dict[str, float]], A
         peak=OPTIMIZER.learning_rate,
     )
     step = make_train_step(two_towers, feedback)
-    if imitates:
-        step = make_step(two_towers, ImitationGradient(actor, IMITATE, EXPLOITING, feedback))
     actions, metrics = [], []
     for number in range(STEPS):
         batch = episodes(number)
-        if not imitates:
-            keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
-            alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
-            roles, draws = (state.params, state.target_params), Draws(keys, alpha, False)
-            actions.append(np.asarray(jitted_rollout(actor, roles, batch, draws).actions))
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
+        alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
+        roles, draws = (state.params, state.target_params), Draws(keys, alpha, False)
+        actions.append(np.asarray(jitted_rollout(actor, roles, batch, draws).actions))
         state, found = step(state, shard_batch(mesh, batch))
         metrics.append({name: float(value) for name, value in found.items()})
     return actions, metrics, (by_name(state.params), by_name(state.target_params))
 
 
-@pytest.mark.parametrize("imitates", [False, True], ids=["pqn", "imitation"])
 @pytest.mark.parametrize("sort", [False, True], ids=["padded", "length-sorted"])
-def test_updates_equal_ours(sort: bool, imitates: bool) -> None:
-    # Of PQN's episodes some end early, others run on to their last step.
-    actions, expected, learned = ours(imitates=imitates)
+def test_updates_equal_ours(sort: bool) -> None:
+    # Of the episodes some end early, others run on to their last step.
+    actions, expected, learned = ours()
     assert min(metrics["grad_norm"] for metrics in expected) > OPTIMIZER.clip_norm
     peer, before = peer_of(STOPPING, sort=sort), 0.0
     for number, metrics in enumerate(expected):
-        if imitates:
-            result = peer.imitate(episodes(number), IMITATE.temperature)
-        else:
-            result = peer.step(episodes(number), actions[number])
+        result = peer.step(episodes(number), actions[number])
         assert result.transitions == metrics["env_steps"] - before
         assert result.loss == pytest.approx(metrics["loss"], rel=1e-5)
         assert result.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)
@@ -137,19 +124,6 @@ def test_updates_equal_ours(sort: bool, imitates: bool) -> None:
         for key, value in weights.items():
             np.testing.assert_allclose(found[key], value, atol=1e-5, err_msg=key)
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
-
-
-@pytest.mark.parametrize("kind", ["absolute", "relative"])
-def test_greedy_episodes_take_the_same_chunks(kind: str) -> None:
-    config = dataclasses.replace(CONFIG, positions=kind, sort_by_index=True)
-    mesh = mesh_of()
-    replicated = params_shardings(mesh, (), tower(ENCODER, 0))
-    play = make_play(Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma), ONE_BUCKET)
-    expected = play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
-    for sort in (False, True):
-        actions, valid = peer_of(config, sort=sort).play(episodes(5))
-        np.testing.assert_array_equal(valid, expected.valid)
-        np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
 
 
 # ------------------------------------------------------------------------------ encoders
@@ -190,16 +164,6 @@ def test_both_sides_embed_and_learn_the_same(model: encoders.Model) -> None:
     for name, tensor in learned.items():
         np.testing.assert_allclose(tensor, after[name], atol=0.05 * rate, err_msg=name)
     assert max(np.abs(after[name] - before[name]).max() for name in learned) > 0.5 * rate
-
-
-def test_flops_are_counted_by_hand() -> None:
-    bert = BertConfig(50, 16, 3, 2, 24)
-    layer = 2 * (4 * 16 * 16 + 2 * 16 * 24) * 7 + 2 * 2 * 16 * (5 * 5 + 2 * 2)
-    assert forward_flops(bert, [5, 2]) == 3 * layer
-    qwen = Qwen3Config(50, 16, 3, 4, 2, 24, head_dim=8)
-    maps = 16 * 32 + 2 * 16 * 16 + 32 * 16 + 3 * 16 * 24  # q, k and v, o, SwiGLU's
-    pairs = sum(range(1, 6)) + sum(range(1, 3))  # a token and one that it sees
-    assert forward_flops(qwen, [5, 2]) == 3 * (2 * maps * 7 + 2 * 2 * 32 * pairs)
 
 
 # ------------------------------------------------------------------------------ other cases

@@ -10,7 +10,7 @@ import json
 import pickle
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +25,10 @@ from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.multi_step import MultiStepSearch, Rules
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.scan import ScanIndex
-from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from tests.retrieval.qdrant_stand_in import running
 from tests.retrieval.small_corpus import (
     WIDTH,
@@ -41,7 +39,6 @@ from tests.retrieval.small_corpus import (
     save_vectors,
     searched,
     slow_bm25,
-    stored,
     task_of,
 )
 
@@ -225,18 +222,6 @@ def test_an_index_that_is_open_stays_what_it_was(name: str, copied: Path, shelf:
     np.testing.assert_array_equal(new.numbers, wanted.numbers)
 
 
-@pytest.mark.parametrize("name", ["faiss", "qdrant", "bm25", "boolean"])
-def test_an_index_is_saved_where_it_was_opened(name: str, copied: Path, shelf: Shelf) -> None:
-    """Twice: its arrays may be maps of the files that are replaced."""
-    index, queries = opened(copied, name), shelf.task.queries
-    for _ in range(2):
-        index.save(copied / name)
-        wanted = shelf.index(name).search(queries, 12)
-        assert_same(index.search(queries, 12), wanted)
-        assert_same(opened(copied, name).search(queries, 12), wanted)
-    assert not [path for path in (copied / name).rglob("*") if path.name.startswith(".")]
-
-
 def manifests(folder: Path) -> list[Path]:
     return sorted(folder.rglob("manifest.json"))
 
@@ -346,35 +331,3 @@ def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> 
         bad[7, 3] = value
         with pytest.raises(InputError, match="vector 7"):
             made(name, task.corpus, bad)
-
-
-class Letters:
-    """A tokenizer of letters."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[ord(letter) % 60 for letter in text] for text in texts]
-
-
-def sums(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """A tower: the sum of small whole numbers, which no engine rounds."""
-    table = np.random.default_rng(2).integers(-2, 3, (60, WIDTH)).astype(np.float32)
-    return np.stack([table[list(row)].sum(0) for row in rows])
-
-
-@of_vectors
-def test_each_step_takes_the_best_that_is_left(name: str, shelf: Shelf, tmp_path: Path) -> None:
-    towers = Towers(Letters(), RowForm((1,), (2,), 3, 20, 40, 200, 60, 2), sums, sums)
-    texts = [passage.text for passage in shelf.task.corpus][:40]
-    corpus = stored(tmp_path, texts)
-    vectors = towers.chunks(texts)
-    questions = ["red or blue?", "東京", ""]
-    search = MultiStepSearch(made(name, corpus, vectors), towers, Rules(max_steps=3))
-    for question, hits in zip(questions, search.search(questions), strict=True):
-        taken = list[int]()
-        for hit in hits:
-            state = towers.states([State(question, tuple(texts[n] for n in taken))])[0]
-            scores = vectors @ state
-            scores[taken] = -np.inf
-            taken.append(int(scores.argmax()))
-            assert (hit.id, hit.score) == (f"p{taken[-1]}", scores[taken[-1]])
-        assert len(taken) == 3

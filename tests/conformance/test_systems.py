@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from ml_collections import ConfigDict
 
@@ -38,7 +37,7 @@ from qrag_jax.systems.rlvr_scoring import score_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import ScoreOptions
 from qrag_jax.systems.towers_export import export
-from tests.entry_points import Commands, metric_lines, refusal
+from tests.entry_points import Commands, assert_same_state, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
 
 # A first stage of four steps, or of as many as there are; two of the next one.
@@ -73,6 +72,7 @@ SCORED: Mapping[str, Scores] = {
 # The loss is of ratios that are 1, whatever was learned: of these, the weights move, at least.
 RATIOS = ("harr",)
 LANGUAGE_MODELS = ("rlvr", "leret", "deepretrieval")
+FSDP = ("q_rag", "rlvr")  # one of each update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,19 +112,6 @@ def opened(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     workdir = trained.copy(tmp_path_factory.mktemp(trained.name) / "again")
     with opened_run(trained.config(), workdir) as both:
         yield both
-
-
-def arrays(workdir: Path, step: int) -> list[np.ndarray]:
-    """All arrays of the state that was saved at a step."""
-    folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(folder).item_metadata.tree
-        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-        leaves = jax.tree.leaves(checkpointer.restore(folder, restore_args=plain))
-    keys = jax.dtypes.prng_key
-    return [
-        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x) for x in leaves
-    ]
 
 
 def logged(workdir: Path) -> list[tuple[int, str, Any]]:
@@ -200,7 +187,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(
             train.train(trained.config(), workdir)
     assert not (workdir / "training.json").exists()
     assert train.train(trained.config(), workdir) == 0
-    assert equal(arrays(workdir, STEPS), arrays(trained.workdir, STEPS))
+    assert_same_state(workdir, trained.workdir, STEPS)
     # What was logged behind the checkpoint is logged again; each step counts once.
     assert dict_of(logged(workdir)) == dict_of(logged(trained.workdir))
 
@@ -244,6 +231,8 @@ def test_eight_devices_learn_what_one_does(
     mesh: tuple[int, int, int], trained: Trained, tmp_path: Path
 ) -> None:
     """The training had parts of its batch on eight devices."""
+    if mesh[1] > 1 and trained.name not in FSDP:
+        pytest.skip("token systems share one update, towers another")
     workdir = trained.copy(tmp_path / "run")
     config, devices = trained.config(runtime__mesh=mesh), jax.devices()[: math.prod(mesh)]
     with opened_run(config, workdir, devices=devices) as (system, run):

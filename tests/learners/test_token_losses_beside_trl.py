@@ -259,7 +259,7 @@ def pairs(ours: Ours) -> Any:
     pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
     from tests.support.trl import TrlPairs
 
-    trainer = TrlPairs(ours.folder, ours.loaded.tokenizer, 0.0)
+    trainer = TrlPairs(ours.folder, ours.loaded.tokenizer)
     trainer.load(by_name(ours.new), by_name(ours.old))
     return trainer
 

@@ -18,11 +18,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
-from configs import hotpotqa
-from qrag_jax.data.loading import load_split
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.torch_gte import NewConfig, NewModel
 
 # A model of each family: large enough that mistakes show, and that a row of 20 tokens fits.
@@ -275,13 +272,6 @@ def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layer
         max_position_embeddings=258,
     ).save_pretrained(folder)
     return folder
-
-
-def training_texts() -> list[str]:
-    """The texts of the tiny trainings: invented questions and passages."""
-    data = QRagConfig.of(hotpotqa.get_config("tiny")).data
-    samples = load_split(data, "train", hold_out=True).all
-    return [text for sample in samples for text in (sample.question, *sample.chunks)]
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:

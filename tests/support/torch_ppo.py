@@ -177,14 +177,3 @@ class TorchPpo:
         named = self.named_parameters()
         found = {name: each.grad.numpy().copy() for name, each in named if each.grad is not None}
         return (of_policy.item(), of_critic.item()), found
-
-    def update(self, batch: TokenBatch) -> None:
-        """One update from a batch: a step of AdamW each."""
-        given = self.given(batch)
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad()
-        of_policy, of_critic = self.losses(given)
-        of_policy.backward()
-        of_critic.backward()
-        self.optimizer.step()
-        self.critic_optimizer.step()

@@ -1,4 +1,4 @@
-"""Q-RAG's updates and greedy episodes in PyTorch, on whole batches: the peer of our step.
+"""Q-RAG's updates in PyTorch, on whole batches: the peer of our step.
 
 Hugging Face's BERT as both towers, the same weights, AdamW. Written from the papers (Q-RAG, arXiv
 2511.07328; PQN, arXiv 2407.04811) and sharing no formula with ours.
@@ -7,7 +7,6 @@ Hugging Face's BERT as both towers, the same weights, AdamW. Written from the pa
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -32,8 +31,6 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 MASKED = -1e30
 SORTED_ROWS = 32  # rows of a mini-batch where rows are sorted by length
 AT_ONCE = 1024  # rows of a batch where they are not
-# Positions of greedy episodes; in these, "random" is the same as "absolute".
-GREEDY_POSITIONS = ("none", "absolute", "random", "relative")
 
 # ------------------------------------------------------------------------------ formulas
 
@@ -42,31 +39,6 @@ def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
     state = state.unflatten(-1, (2, -1))
     return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
-
-
-def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotates embeddings `[C, 2D]` by positions `[C]`: RoPE on each half, interleaved pairs."""
-    half = chunks.shape[-1] // 2
-    frequency = 10_000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64) / half)
-    angle = positions.double()[:, None, None] * frequency.to(chunks.device)
-    cos, sin = angle.cos().float(), angle.sin().float()
-    even, odd = chunks.unflatten(-1, (2, -1, 2)).unbind(-1)
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-3)
-
-
-def places(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
-    """Positions `[C]` of a document's chunks: 0, absolute, or relative to the chunks taken."""
-    if kind == "none":
-        return torch.zeros(chunks)
-    if kind != "relative":
-        return torch.arange(chunks)
-    cuts = [0, *sorted(taken), chunks]
-    # 1e-9 guards floor() against 17.999… for 18; the gaps between positions are far larger.
-    parts = [
-        20 * number + torch.linspace(0, 18, end - start, dtype=torch.float64) + 1e-9
-        for number, (start, end) in enumerate(itertools.pairwise(cuts))
-    ]
-    return torch.cat(parts).floor()
 
 
 def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
@@ -220,31 +192,18 @@ class StepResult(NamedTuple):
     transitions: int
 
 
-def check_positions(rollout: RolloutConfig, known: tuple[str, ...]) -> None:
-    """Refuses positions that a peer does not compute.
-
-    Raises:
-        InputError: the kind of the positions is not in `known`.
-    """
-    if rollout.positions not in known:
-        raise InputError(
-            f"config.env.positions is {rollout.positions!r}, which this PyTorch peer does not "
-            f"compute; use {' or '.join(known)}."
-        )
-
-
 class Learner:
     """Online and target towers with their optimizer.
 
     Raises:
-        InputError: there is an action STOP, which no peer has.
+        InputError: there are positions, or an action STOP, which no peer has.
     """
 
     def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
-        if settings.rollout.stop_action:
+        if settings.rollout.stop_action or settings.rollout.positions != "none":
             raise InputError(
-                "config.env.stop_action is on, but the PyTorch peers have no action STOP; turn it "
-                "off."
+                "the PyTorch peers have no positions and no action STOP; set config.env.positions "
+                "to none and config.env.stop_action to False."
             )
         self.settings = settings
         self.device = torch.device(device)
@@ -344,34 +303,24 @@ class _Played(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length.
-
-    Raises:
-        InputError: chunks have positions that nothing here computes, or there is an action STOP.
-    """
+    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
 
     def __init__(
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
     ) -> None:
-        check_positions(settings.rollout, GREEDY_POSITIONS)
         self.learner = Learner(settings, params, device)
         self.settings = settings
         self.sort = sort
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's.
-
-        Raises:
-            InputError: chunks have positions, which greedy episodes alone compute.
-        """
-        check_positions(self.settings.rollout, ("none",))
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
         learner = self.learner
         episodes, chunks = self._prepare(batch)
         pairs = learner.online, learner.target
         with torch.no_grad():
             online, target = (self._embed_chunks(pair, chunks, batch) for pair in pairs)
         forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
-        played = self._play(episodes, online, target, forced, greedy=False)
+        played = self._play(episodes, online, target, forced)
         returns = learner.returns(episodes.support, *played[:4])
         places = [
             (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
@@ -384,58 +333,9 @@ class BatchedPeer:
         )
         return self._updated(loss, len(episode))
 
-    def imitate(self, batch: EpisodeBatch, temperature: float) -> StepResult:
-        """One update that imitates the supporting facts: all states, all passages with gradients.
-
-        States are the question with the first facts in their order. Where the order of two facts is
-        not known there are both orders, and of a state any fact still missing is right.
-
-        Raises:
-            InputError: chunks have positions.
-        """
-        check_positions(self.settings.rollout, ("none",))
-        episodes, chunks = self._prepare(batch)
-        every, losses = self._embed_chunks(self.learner.online, chunks, batch), []
-        for taken, live in self._facts_first(batch):
-            rows = self._state_rows(episodes, taken, live)
-            free = episodes.chunk_mask[live].scatter(1, taken, False)
-            rank = torch.where(
-                free & episodes.support[live], episodes.rank[live], len(batch.rank[0])
-            )
-            needed = free & episodes.support[live] & (rank == rank.amin(1, keepdim=True))
-            q = twin_q(self.learner.online.state(rows), every[live]).sum(-1) / temperature
-            right, whole = (torch.where(each, q, MASKED).logsumexp(1) for each in (needed, free))
-            losses.append(whole - right)
-        states = torch.cat(losses)
-        return self._updated(states.mean(), len(states))
-
-    def _facts_first(self, batch: EpisodeBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The states imitated, by their number t of facts: these `[N, t]`, their episodes `[N]`."""
-        found: list[dict[tuple[int, ...], None]] = [
-            {} for _ in range(self.settings.rollout.max_steps)
-        ]
-        for number, (support, rank) in enumerate(zip(batch.support, batch.rank, strict=True)):
-            facts = np.flatnonzero(support).tolist()
-            for sign in (1, -1):
-                order = sorted(facts, key=lambda fact: (rank[fact], sign * fact))
-                for t, states in zip(range(len(order)), found, strict=False):
-                    states[(number, *order[:t])] = None
-        tensors = (
-            torch.tensor([*states], device=self.learner.device) for states in found if states
-        )
-        return [(each[:, 1:], each[:, 0]) for each in tensors]
-
     def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
         norm = self.learner.update(loss, states)
         return StepResult(float(loss.detach()), float(norm), states)
-
-    @torch.no_grad()
-    def play(self, batch: EpisodeBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Greedy episodes: actions `[B, T]` and whether each step happened."""
-        episodes, chunks = self._prepare(batch)
-        online = self._embed_chunks(self.learner.online, chunks, batch)
-        played = self._play(episodes, online, None, None, greedy=True)
-        return played.actions.cpu().numpy(), played.valid.cpu().numpy()
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
@@ -466,10 +366,8 @@ class BatchedPeer:
         self,
         episodes: EpisodeBatch,
         online: torch.Tensor,
-        target: torch.Tensor | None,
+        target: torch.Tensor,
         forced: torch.Tensor | None,
-        *,
-        greedy: bool,
     ) -> _Played:
         learner, rollout = self.learner, self.settings.rollout
         available = episodes.chunk_mask.clone()
@@ -489,17 +387,14 @@ class BatchedPeer:
             states.append(embeddings)
             with torch.no_grad():
                 free = available[live]
-                placed = self._placed(online[live], actions[live, :t], free)
-                q = twin_q(embeddings, placed).sum(-1)
+                q = twin_q(embeddings, online[live]).sum(-1)
                 q = torch.where(free, q, MASKED)
                 if forced is not None:
                     action = forced[live, t]
-                elif greedy:
-                    action = q.argmax(1)
                 else:
                     alpha, k = learner.alpha, rollout.top_k_actions
                     action = draw(q, free, alpha, k, learner.uniform)
-                if target is not None and t > 0:  # nothing bootstraps from the first state
+                if t > 0:  # nothing bootstraps from the first state
                     twin = twin_q(learner.target.state(rows), target[live])
                     values[live, t] = soft_value(twin, free, learner.alpha, rollout.top_k_actions)
             available[live, action] = False
@@ -509,21 +404,6 @@ class BatchedPeer:
                 ended = ended | ~(episodes.support & available).any(1)
             done[:, t] = ended | (t + 1 == rollout.max_steps)
         return _Played(actions, valid, done, values, states, every_live)
-
-    def _placed(
-        self, chunks: torch.Tensor, taken: torch.Tensor, free: torch.Tensor
-    ) -> torch.Tensor:
-        """Chunks `[N, C, 2D]` rotated by their positions, which may depend on those taken."""
-        kind = self.settings.rollout.positions
-        if kind == "none":
-            return chunks
-        rows = []
-        for own, before, left in zip(chunks, taken.tolist(), free, strict=True):
-            count = int(left.sum()) + len(before)  # a document's chunks come first
-            where = torch.zeros(len(own))
-            where[:count] = places(kind, before, count).float()
-            rows.append(rotate(own, where.to(own.device)))
-        return torch.stack(rows)
 
     def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
         """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""

@@ -108,7 +108,7 @@ class TrlLearner:
 class TrlPairs:
     """A trainer with a policy and a reference of one architecture."""
 
-    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, rate: float) -> None:
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model: Any
         self.model, self.reference = (
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2)
@@ -130,7 +130,6 @@ class TrlPairs:
         )
         self.trainer.precompute_ref_logps = True
         self.model.train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), rate, weight_decay=0.0)
 
     def load(self, policy: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> None:
         """Gives policy and reference other weights, by Hugging Face's names."""
@@ -184,12 +183,6 @@ class TrlPairs:
         loss.backward()
         named = self.model.named_parameters()
         return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
-
-    def update(self, inputs: Inputs, config: PreferenceConfig) -> None:
-        """One step of AdamW."""
-        self.optimizer.zero_grad()
-        self.loss(inputs, config).backward()
-        self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
         """Of its last loss."""

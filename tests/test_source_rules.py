@@ -1,4 +1,4 @@
-"""The repository itself: imports go down the floors, pinned versions fit what the package needs."""
+"""The sources: imports go down the floors, pinned versions fit, every refusal names something."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -109,3 +110,32 @@ def test_pinned_versions_have_hashes_no_address_and_fit_the_package() -> None:
         (only,) = there.specifier
         assert needed.specifier.contains(only.version), needed
         assert there.marker is None  # on every system
+
+
+# ---------------------------------------------------------------- messages
+
+# A flag, a field or an argument, a call, a file or a value in quotes; or what a request holds.
+NAMES = re.compile(r"--\w|\w+\.\w|\w=|\w\(|\w/\w|'[\w\[]|\b(question|query|passage|corpus)\b")
+
+
+def refusals() -> Iterator[tuple[str, ast.expr]]:
+    """The place and the message of each `InputError` that is made."""
+    for path in sorted((ROOT / "qrag_jax").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InputError"):
+                assert node.args, f"{path}, line {node.lineno}: an InputError says nothing"
+                yield f"{path}, line {node.lineno}", node.args[0]
+
+
+def test_messages_are_one_line_and_name_what_they_are_about() -> None:
+    found = list(refusals())
+    assert len(found) > 100
+    for place, message in found:
+        parts = [part for part in ast.walk(message) if isinstance(part, ast.Constant)]
+        text = "".join(str(part.value) for part in parts)
+        assert "\n" not in text, place
+        if isinstance(message, ast.Constant):
+            assert text.strip(), place
+            assert NAMES.search(text), f"{place}: {text}"
+        elif isinstance(message, ast.JoinedStr):
+            assert any(isinstance(part, ast.FormattedValue) for part in message.values), place
