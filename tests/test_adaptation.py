@@ -11,7 +11,6 @@ import pytest
 
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.pretrained import load_encoder, with_adapters
-from qrag_jax.models.trunks.families import FAMILIES
 from tests.entry_points import Commands, assert_same_state, losses, refusal, saved_state
 
 TINY = (

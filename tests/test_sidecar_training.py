@@ -24,7 +24,6 @@ import pytest
 
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server import Server
-from qrag_jax.runtime import bounded_json
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.pretrained_lm import load_language_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from typing import Any
@@ -17,6 +18,7 @@ from qrag_jax.llm.text.tool_calls import (
     ToolCall,
     ToolSpec,
     check_call,
+    describe,
     read_calls,
     write_call,
 )
@@ -77,6 +79,19 @@ def test_what_is_written_is_read(form: str) -> None:
         assert check_call(call, TOOLS) == call
 
 
+def test_several_calls_with_text_around_them() -> None:
+    rng = random.Random(1)
+    calls = [random_call(rng) for _ in range(4)]
+    text = "First.\n" + " and {then} ".join(write_call(call, HERMES) for call in calls) + "\nDone."
+    assert read_calls(text, HERMES) == tuple(calls)
+    found = read_calls(f"{HERMES_CALL[:30]} {text}", HERMES)
+    assert isinstance(found[0], Malformed)
+    assert len(found) == 5
+    first, second = read_calls(f"{HERMES_CALL.rpartition('</')[0]} {HERMES_CALL}", HERMES)
+    assert isinstance(first, Malformed)
+    assert second == ROME
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_call(form: str) -> None:
     call = CALLS[form]
@@ -97,14 +112,18 @@ def hermes(arguments: str) -> str:
     [
         (HERMES, hermes("{'a': 1}"), "JSON"),
         (HERMES, hermes('{"a": NaN}'), "JSON"),
+        (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "JSON"),
         (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), '"b< |im_end|>"'),
         (HERMES, hermes('{"a": ' * 10**5), "deep"),
+        (HERMES, hermes("null"), '"arguments"'),
+        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "integer"),
         (HERMES, LLAMA_CALL.join(("<tool_call>", "</tool_call>")), '"arguments"'),
+        (HERMES, "<tool_call>", "JSON"),
+        (HERMES, HERMES_CALL.replace("}}", "}} }"), "</tool_call>"),
+        (LLAMA, '{"answer": "Rome"}', '"parameters"'),
         (LLAMA, "<|python_tag|>search('Rome')", "JSON"),
         (LLAMA, f"I search. {LLAMA_CALL}", "text"),
-        (XML, "<tool name=complete></tool>", "<tool name="),
-        (XML, '<tool name="a"><query>Rome</tool>', "</query>"),
-        (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', '"q"'),
+        (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "text"),
     ],
 )
 def test_a_malformed_call_is_answered_in_one_sentence(form: str, text: str, named: str) -> None:
@@ -123,11 +142,16 @@ def is_sentence(text: str) -> bool:
     [
         ("search", {}, '"search"'),
         ("<|x|>\n" * 50, {}, "< |x|> < |x"),
+        ("complete", {"k": 1}, '"k"'),
         ("complete", {"final_answer": "x"}, "cited_doc_ids"),
         ("retrieve_documents", {"query": 3}, "query"),
+        ("retrieve_documents", {"query": None}, "query"),
         ("retrieve_documents", {"query": "a", "top_n": True}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": "2"}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "top_n"),
         ("retrieve_documents", {"query": "a", "top_n": 0}, "top_n"),
         ("complete", {"final_answer": "", "cited_doc_ids": "7"}, "cited_doc_ids"),
+        ("complete", {"final_answer": "", "cited_doc_ids": [7]}, "cited_doc_ids"),
     ],
 )
 def test_a_wrong_call_is_answered_in_one_sentence(
@@ -139,31 +163,16 @@ def test_a_wrong_call_is_answered_in_one_sentence(
     assert is_sentence(found.message)
 
 
-def test_kinds_in_tags() -> None:
-    def checked(body: str) -> ToolCall | Malformed:
-        (call,) = read_calls(
-            f'<tool name="complete">\n<final_answer>1 < 2</final_answer>{body}</tool>', XML
-        )
-        assert isinstance(call, ToolCall)
-        return check_call(call, TOOLS)
+def test_a_whole_number_is_an_integer() -> None:
+    whole = check_call(ToolCall("retrieve_documents", {"query": "", "top_n": 2.0}), TOOLS)
+    assert isinstance(whole, ToolCall)
+    assert repr(whole.arguments["top_n"]) == "2"
 
-    for items, found in {
-        "": [],
-        " , ": [],
-        "a": ["a"],
-        "\na,b , c d,\n": ["a", "b", "c d"],
-        "x&#44; y, &lt;z&gt;": ["x, y", "<z>"],
-    }.items():
-        ids = checked(f"<cited_doc_ids>{items}</cited_doc_ids>")
-        assert ids == ToolCall("complete", {"final_answer": "1 < 2", "cited_doc_ids": found})
-    for number, fits in {" +4\n": True, "two": False, "2.0": False, "-1": False}.items():
-        call = f'<tool name="retrieve_documents"><query>q</query><top_n>{number}</top_n></tool>'
-        (read,) = read_calls(call, XML)
-        assert isinstance(read, ToolCall)
-        assert isinstance(check_call(read, TOOLS), ToolCall) == fits
-    for unfit in ([""], ["a", " b"]):
-        with pytest.raises(ValueError, match="comma"):
-            write_call(ToolCall("complete", {"cited_doc_ids": unfit}), XML)
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_halves_of_surrogate_pairs_are_repaired(form: str) -> None:
+    (found,) = read_calls(CALLS[form].replace("Rome", "\\ud800"), form)
+    assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
 
 
 def test_any_text_is_read_without_an_error() -> None:
@@ -178,3 +187,19 @@ def test_any_text_is_read_without_an_error() -> None:
                     assert isinstance(check_call(call, TOOLS), Malformed)
                 else:
                     assert is_sentence(call.message)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_model_sees_names_kinds_and_bounds_of_all_tools(form: str) -> None:
+    text = describe([tool.schema for tool in TOOLS], form)
+    for tool in TOOLS:
+        assert json.dumps(tool.schema) in text
+    schema = RETRIEVE.schema["function"]["parameters"]
+    assert schema["properties"]["top_n"] | {"description": ""} == {
+        "type": "integer",
+        "description": "",
+        "minimum": 1,
+    }
+    assert schema["required"] == ["query"]
+    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
+    assert (ids["type"], ids["items"]) == ("array", {"type": "string"})

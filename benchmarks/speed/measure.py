@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from benchmarks.report import Case
-from qrag_jax.models.trunks.encoder import BertConfig
 
 OURS = "ours"
 

@@ -22,7 +22,6 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.trunks.encoder import BertConfig
 from qrag_jax.models.trunks.families import BERT_TABLE, family_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import replicate, shard_batch
