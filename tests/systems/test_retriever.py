@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 import os
 import pickle
 import shutil
@@ -101,15 +100,6 @@ def reference(exported: Path, task: Task) -> list[tuple[list[int], list[float]]]
 
 
 @pytest.fixture(scope="module")
-def wide_beams(exported: Path, task: Task) -> list[list[str]]:
-    """What a beam of 3 takes: the ids of one backend, with which others are compared."""
-    retriever = Retriever.load(exported, FLOAT32)
-    retriever.open(task.index)
-    found = retriever.search(task.questions, beam=3)
-    return [[hit.id for hit in hits] for hits in found]
-
-
-@pytest.fixture(scope="module")
 def server(exported: Path) -> Iterator[str]:
     """A server of embeddings with both real towers; returns its URL."""
     config = RetrieverConfig.read(exported)
@@ -145,36 +135,28 @@ def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]])
         np.testing.assert_allclose([hit.score for hit in hits], values, atol=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=["jax", "run", "torch", "endpoint"])
-def retriever(request: pytest.FixtureRequest, exported: Path, scored_run: Path) -> Retriever:
-    """The same retriever, computed in every way."""
-    if request.param == "endpoint":
-        return Retriever.load(exported, served(request.getfixturevalue("server")))
-    settings = {
-        "jax": FLOAT32,
-        "run": LoadSettings(dtype="float32", checkpoint="last"),
-        "torch": LoadSettings(backend="torch", device="cpu"),
-    }
-    return Retriever.load(
-        scored_run if request.param == "run" else exported, settings[request.param]
-    )
-
-
-@pytest.mark.parametrize("engine", ["exact", "scan", "faiss", "qdrant"])
 def test_all_backends_and_engines_give_the_same_hits(
-    retriever: Retriever,
-    engine: str,
+    exported: Path,
+    scored_run: Path,
+    server: str,
     task: Task,
     reference: list[tuple[list[int], list[float]]],
-    wide_beams: list[list[str]],
 ) -> None:
-    retriever.open(task.index, engine)
-    check(retriever.search(task.questions), reference)
-    check([retriever.search(question) for question in task.questions], reference)
-    beams = retriever.search(task.questions, beam=3)
-    assert [[hit.id for hit in hits] for hits in beams] == wide_beams
-    pages = retriever.search(task.questions, where={"page": [0, 2]})
-    assert {hit.metadata["page"] for hits in pages for hit in hits} == {0, 2}
+    wide = set()
+    for folder, settings, engine in (
+        (exported, FLOAT32, "exact"),
+        (scored_run, LoadSettings(dtype="float32", checkpoint="last"), "scan"),
+        (exported, LoadSettings(backend="torch", device="cpu"), "faiss"),
+        (exported, served(server), "qdrant"),
+    ):
+        retriever = Retriever.load(folder, settings)
+        retriever.open(task.index, engine)
+        check(retriever.search(task.questions), reference)
+        check([retriever.search(question) for question in task.questions], reference)
+        wide.add(str([[h.id for h in hits] for hits in retriever.search(task.questions, beam=3)]))
+        pages = retriever.search(task.questions, where={"page": [0, 2]})
+        assert {hit.metadata["page"] for hits in pages for hit in hits} == {0, 2}
+    assert len(wide) == 1
 
 
 def test_on_one_document_the_hits_are_those_of_the_evaluation(
@@ -189,31 +171,19 @@ def test_on_one_document_the_hits_are_those_of_the_evaluation(
 def test_the_settings_of_the_file_are_those_of_the_search(
     exported: Path, task: Task, tmp_path: Path
 ) -> None:
-    """Order, STOP, positions and threshold, as a search of a few lines reads them."""
+    """Order, positions, STOP and threshold, as a search of a few lines reads them."""
     folder = Path(shutil.copytree(exported, tmp_path / "out"))
     fields = json.loads((folder / NAME).read_text())
     fields["sort_by_index"] = True
     fields["positions"]["kind"] = "relative"
-    fields["search"]["stop_action"] = True
-    (folder / NAME).write_text(json.dumps(fields))
-    retriever = Retriever.load(folder, LoadSettings(backend="torch", device="cpu"))
-    retriever.open(task.index)
-    expected = [Search(folder).play(question, task.texts) for question in task.questions]
-    check(retriever.search(task.questions), expected)
-
-    fields["search"]["stop_action"] = False
-    fields["search"]["stop_threshold"] = None
-    (folder / NAME).write_text(json.dumps(fields))
-    plain = [Search(folder).play(question, task.texts) for question in task.questions]
-    least = float(np.median([values[1] for _, values in plain]))
-    fields["search"]["stop_threshold"] = least
-    (folder / NAME).write_text(json.dumps(fields))
-    retriever = Retriever.load(folder, LoadSettings(backend="torch", device="cpu"))
-    retriever.open(task.index)
-    expected = [Search(folder).play(question, task.texts) for question in task.questions]
-    assert len({len(taken) for taken, _ in expected}) > 1
-    check(retriever.search(task.questions), expected)
-    check(retriever.search(task.questions, threshold=-math.inf), plain)
+    least = float(np.median(Search(folder).play(task.questions[0], task.texts)[1]))
+    for search in ({"stop_action": True}, {"stop_action": False, "stop_threshold": least}):
+        fields["search"] |= search
+        (folder / NAME).write_text(json.dumps(fields))
+        retriever = Retriever.load(folder, LoadSettings(backend="torch", device="cpu"))
+        retriever.open(task.index)
+        expected = [Search(folder).play(question, task.texts) for question in task.questions]
+        check(retriever.search(task.questions), expected)
 
 
 def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
@@ -224,7 +194,6 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     assert {len(hits) for hits in plain} == {retriever.rules.max_steps} == {2}
     assert retriever.search(task.questions, topk=2) == plain
     assert retriever.search(task.questions, topk=1) == [hits[:1] for hits in plain]
-    assert retriever.search(task.questions, 2, topk=1) == [hits[:1] for hits in plain]
     assert retriever.search(task.questions, [1, 2] * 2, topk=9) == [
         hits[: 1 + place % 2] for place, hits in enumerate(plain)
     ]
@@ -233,17 +202,11 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     five = retriever.search(task.questions, topk=5)
     assert five == [hits[:5] for hits in several.search(task.questions)]
     assert [[hit.step for hit in hits] for hits in five] == [[1, 1, 1, 2, 2]] * 4
-    assert retriever.search(task.questions, topk=5, beam=1) == five
     asks = [Ask(question, count=5) for question in task.questions]
     asked = MultiStep(retriever.multi_step).search(asks)
-    assert [ids(hits) for hits in asked] == [ids(hits) for hits in five]
-    with pytest.raises(InputError, match=r"topk is 0; give at least 1\."):
+    assert [[hit.id for hit in hits] for hits in asked] == [[h.id for h in hits] for hits in five]
+    with pytest.raises(InputError, match="topk"):
         retriever.search("where?", topk=0)
-
-
-def ids(hits: object) -> list[str]:
-    assert isinstance(hits, list)
-    return [hit.id for hit in hits]
 
 
 def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_path: Path) -> None:
@@ -260,21 +223,6 @@ def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_p
     other.index(write_corpus(tmp_path / "one.jsonl", task.documents[0]), tmp_path / "index")
     assert other.search(task.questions) != expected
     assert retriever.search(task.questions) == expected
-
-
-def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_path: Path) -> None:
-    digests = [
-        Retriever.load(folder, settings).digest()
-        for folder, settings in (
-            (exported, FLOAT32),
-            (exported, LoadSettings(backend="torch", device="cpu")),
-            (exported, dataclasses.replace(FLOAT32, per_step=2)),
-            (scored_run, dataclasses.replace(FLOAT32, checkpoint="best")),
-            (scored_run, dataclasses.replace(FLOAT32, checkpoint="last")),
-        )
-    ]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 4
 
 
 WITHOUT_JAX = """
@@ -305,24 +253,10 @@ def test_an_export_is_searched_without_jax(
     assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in reference]
 
 
-def test_an_index_of_another_tower_is_refused(
-    exported: Path, scored_run: Path, task: Task, tmp_path: Path
-) -> None:
-    other = Path(shutil.copytree(exported, tmp_path / "other"))
-    fields = json.loads((other / NAME).read_text())
-    fields["chunk"] |= {"folder": "state"}
-    fields["state"] |= {"folder": "chunk"}
-    fields["chunk"]["weights"], fields["state"]["weights"] = (
-        fields["state"]["weights"],
-        fields["chunk"]["weights"],
-    )
-    (other / NAME).write_text(json.dumps(fields))
-    retriever = Retriever.load(other, LoadSettings(backend="torch", device="cpu"))
-    with pytest.raises(InputError, match="index was embedded by another tower of chunks than"):
-        retriever.open(task.index)
+def test_an_index_of_another_tower_is_refused(scored_run: Path, task: Task) -> None:
     best = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="best"))
     last = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="last"))
     last.open(task.index)
-    assert best._backend.chunk_digest() != last._backend.chunk_digest()
     with pytest.raises(InputError, match="embedded by another tower"):
         best.open(task.index)
+    assert best.digest() != last.digest()
