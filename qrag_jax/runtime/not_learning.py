@@ -1,7 +1,7 @@
 """Finds signs that a training does not learn, from what it has logged so far.
 
-Each rule looks at one number that a sound training does not show, and no rule stops a run. The
-likely causes are those of the system, see `systems.config`; docs/troubles.md says more.
+Each rule looks at one number that a sound training does not show, and no rule stops a run.
+docs/troubles.md has the likely causes.
 """
 
 from __future__ import annotations
@@ -197,15 +197,10 @@ def _last_means(course: Course, name: str) -> list[float]:
 
 
 class Watch:
-    """Says each kind of finding once, with its likely causes.
+    """Says each kind of finding once in a training of so many steps."""
 
-    Args:
-        steps: number of steps of the whole training.
-        causes: what to look at, by kind of finding.
-    """
-
-    def __init__(self, steps: int, causes: Mapping[str, str]) -> None:
-        self._course, self._causes, self._told = Course(steps), causes, set[str]()
+    def __init__(self, steps: int) -> None:
+        self._course, self._told = Course(steps), set[str]()
 
     def line(self, step: int, count: int, means: Mapping[str, float], skipped: int) -> None:
         """Takes the means of `count` steps, of which `skipped` learned nothing."""
@@ -221,9 +216,7 @@ class Watch:
         for kind, measured in findings(self._course):
             if kind not in self._told:
                 self._told.add(kind)
-                causes = self._causes.get(kind)
-                likely = f"; likely causes: {causes}" if causes else ""
                 yield (
-                    f"step {evaluation.step}: the run may not be learning: {measured}{likely}; see "
-                    f"docs/troubles.md#{kind}"
+                    f"step {evaluation.step}: the run may not be learning: {measured}; for likely "
+                    f"causes see docs/troubles.md#{kind}"
                 )

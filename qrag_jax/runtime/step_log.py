@@ -83,13 +83,11 @@ class Told:
         names: gives the ids of questions from their numbers.
         shown: metrics shown beside the progress bar, name → format.
         advice: what the user can change if no step is finite; part of an error message.
-        causes: likely causes of each finding of `not_learning`, by its kind.
     """
 
     names: Callable[[Sequence[int]], list[str]]
     shown: Mapping[str, str]
     advice: str
-    causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class StepLog:
@@ -119,7 +117,7 @@ class StepLog:
         self._episodes = EpisodeFile(run.workdir, done or None) if first else None
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
-        self._watch = Watch(train.steps, told.causes)
+        self._watch = Watch(train.steps)
         self._time_left = TimeLeft(train.steps, train.eval_every)
         self._stepped = time.monotonic(), 0.0  # the last step: when, and seconds of compiling
         self._window = self._new_window()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.queries import prompt_kind
-from qrag_jax.environments.query_output import TAGGED
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.summaries import SHOWN
@@ -27,10 +24,10 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
-from qrag_jax.systems.model_card import without_folders
 from qrag_jax.systems.saved_token_run import mesh_of_run
 from qrag_jax.systems.scoring import SUMMARY
 from qrag_jax.systems.token_config import TokenConfig
+from qrag_jax.systems.towers_export import without_folders
 
 CARD, ADAPTER = "README.md", "adapter"
 Fields = Mapping[str, Any]  # of a config, by section
@@ -79,27 +76,68 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
 # ---------------------------------------------------------------- model cards
 
 
+def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
+    shown = ("em", "f1", "recall", "citation", "reward")
+    return {
+        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in shown}
+        for retriever, weights in summary["scores"].items()
+        if checkpoint in weights
+    }
+
+
+def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
+    """Of the pool after the last hop."""
+    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
+    if checkpoint not in scores:
+        return {}
+    own = scores[checkpoint]
+    row = f"after hop {last}, {own['questions']} questions"
+    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
+
+
+def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
+    found = dict(summary["collections"])
+    if len(found) > 1:
+        found["all collections"] = summary["pooled"]
+    return {
+        f"{name}, {own['scored']} queries": {
+            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
+        }
+        for name, own in found.items()
+        if own["scores"].get(checkpoint)
+    }
+
+
 class Exported(NamedTuple):
-    """One system whose language models can be exported.
+    """One system whose language models can be exported."""
 
-    Attributes:
-        title: its name for readers.
-        learned: what its models learn, as in "A language model that learned to …".
-        read: the config of a run → its settings.
-        told: the fields of a config → sentences about prompt, data and what is left out.
-        scored: what a row of scores is of, such as "collection".
-        scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
-            checkpoint, {} if there are none.
-    """
-
-    title: str
-    learned: str
+    title: str  # its name for readers
+    learned: str  # what its models learn, as in "A language model that learned to …"
     read: Callable[[ConfigDict], TokenConfig]
-    told: Callable[[Fields], str]
-    scored: str
+    scored: str  # what a row of scores is of
+    # (content of `eval/summary.json`, name of a checkpoint) → its scores; {}: there are none
     scores: Callable[[Fields, str], Scores]
 
 
+EXPORTED: Mapping[str, Exported] = {
+    rlvr_config.NAME: Exported(
+        "RLVR", "search with tools", rlvr_config.RlvrConfig.of, "retriever", _rlvr_scores
+    ),
+    leret_config.NAME: Exported(
+        "LeReT",
+        "write search queries, one at each hop",
+        leret_config.LeretConfig.of,
+        "passages found",
+        _leret_scores,
+    ),
+    deepretrieval_config.NAME: Exported(
+        "DeepRetrieval",
+        "rewrite search queries",
+        deepretrieval_config.RewriteConfig.of,
+        "collection",
+        _deepretrieval_scores,
+    ),
+}
 _PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
 
 
@@ -116,147 +154,24 @@ def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> st
         section, _, field = name.partition(".")
         fields.get(section, {}).pop(field, None)
     base = fields["model"]["path"] or "a tiny decoder, made for the run"
+    by_ppo = fields.get("algorithm") == deepretrieval_config.PPO and fields["ppo"]["critic"] != NONE
+    critic = "PPO's critic, with its value head, is not part of this model. " if by_ppo else ""
     lines = [
         f"# {workdir.resolve().name}",
         "",
         f"A language model that learned to {system.learned}, by qrag_jax ({system.title}): "
         f"{checkpoint}. It started from {base}. It is an ordinary causal model of transformers, "
-        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format.",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in '
-        "(AutoModelForCausalLM, AutoTokenizer))",
-        "```",
-        "",
-        system.told(fields),
-        "",
-        *_table(system, workdir, checkpoint),
-        "## Config",
-        "",
-        "```json",
-        json.dumps(fields, indent=2),
-        "```",
+        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format. {critic}The "
+        "config has its prompt and its data.",
         "",
     ]
-    return "\n".join(lines)
-
-
-def _table(system: Exported, workdir: Path, checkpoint: str) -> list[str]:
-    """The scores of this checkpoint, if the run was scored."""
     path = workdir / "eval" / SUMMARY
-    if not path.exists():
-        return []
-    scores = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
-    rows = [
-        f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
-        for name, means in scores.items()
-    ]
-    if not rows:
-        return []
-    metrics = [*next(iter(scores.values()))]
-    head = [f"| {' | '.join([system.scored, *metrics])} |", "|---" * (len(metrics) + 1) + "|"]
-    return ["## Scores", "", *head, *rows, ""]
-
-
-def _rlvr(fields: Fields) -> str:
-    tools, questions = fields["tools"], fields["questions"]
-    return (
-        f"Its prompt is `config.tools.prompt={tools['prompt']}`, its calls are written as "
-        f"`config.tools.form={tools['form']}`, and it was trained on "
-        f"`config.questions.train={questions['train']}`."
-    )
-
-
-def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
-    shown = ("em", "f1", "recall", "citation", "reward")
-    return {
-        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in shown}
-        for retriever, weights in summary["scores"].items()
-        if checkpoint in weights
-    }
-
-
-def _leret(fields: Fields) -> str:
-    writing, questions = fields["writing"], fields["questions"]
-    words = writing["passage_words"]
-    cut = f"the first {words} words" if words else "all"
-    return (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, without examples or marks, "
-        f"and shows {cut} of each passage found so far. It was trained on "
-        f"`config.questions.train={questions['train']}`, by {writing['hops']} queries of "
-        f"{writing['k']} passages each."
-    )
-
-
-def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
-    """Of the pool after the last hop."""
-    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
-    if checkpoint not in scores:
-        return {}
-    own = scores[checkpoint]
-    row = f"after hop {last}, {own['questions']} questions"
-    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
-
-
-def _deepretrieval(fields: Fields) -> str:
-    writing, queries = fields["writing"], fields["queries"]
-    kind = prompt_kind(writing["prompt"], writing["form"], boolean=writing["boolean"])
-    writes = (
-        '`<think>…</think><answer>{"query": "…"}</answer>`'
-        if kind.form == TAGGED
-        else "the query alone"
-    )
-    told = (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, and its output is {writes}. "
-        f"It was trained on `config.queries.train={queries['train']}`."
-    )
-    by_ppo = fields["algorithm"] == deepretrieval_config.PPO and fields["ppo"]["critic"] != NONE
-    if by_ppo and deepretrieval_config.RL in fields["stages"]:
-        told += " PPO's critic, with its value head, is not part of this model."
-    return told
-
-
-def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
-    found = dict(summary["collections"])
-    if len(found) > 1:
-        found["all collections"] = summary["pooled"]
-    return {
-        f"{name}, {own['scored']} queries": {
-            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
-        }
-        for name, own in found.items()
-        if checkpoint in own["scores"]
-    }
-
-
-# config.system → what it says of its models.
-EXPORTED: Mapping[str, Exported] = MappingProxyType(
-    {
-        rlvr_config.NAME: Exported(
-            "RLVR",
-            "search with tools",
-            rlvr_config.RlvrConfig.of,
-            _rlvr,
-            "retriever",
-            _rlvr_scores,
-        ),
-        leret_config.NAME: Exported(
-            "LeReT",
-            "write search queries, one at each hop",
-            leret_config.LeretConfig.of,
-            _leret,
-            "passages found",
-            _leret_scores,
-        ),
-        deepretrieval_config.NAME: Exported(
-            "DeepRetrieval",
-            "rewrite search queries",
-            deepretrieval_config.RewriteConfig.of,
-            _deepretrieval,
-            "collection",
-            _deepretrieval_scores,
-        ),
-    }
-)
+    if path.exists():
+        found = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
+        for number, (name, means) in enumerate(found.items()):
+            if not number:
+                lines += ["## Scores", "", f"| {' | '.join([system.scored, *means])} |"]
+                lines.append("|---" * (len(means) + 1) + "|")
+            lines.append(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |")
+    lines += ["", "## Config", "", "```json", json.dumps(fields, indent=2), "```", ""]
+    return "\n".join(lines)

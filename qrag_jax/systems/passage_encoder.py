@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 class PassageRows:
     """Makes the rows of passages; the same in every thread and process."""
 
-    folder: Path  # of the stored corpus; worker processes open it for themselves
+    folder: Path  # of the stored corpus
     tokenizer: TextTokenizer
     opening: tuple[int, ...]  # ids that every row begins with
     row_tokens: int  # length of the longest row, special tokens counted
@@ -67,7 +67,7 @@ class PassageRows:
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         """The rows of the passages with these numbers."""
-        passages = self._corpus.passages(numbers)
+        passages = StoredCorpus(self.folder).passages(numbers)  # maps of files: as good as free
         texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
         encoded = self.tokenizer.encode([well_formed(text) for text in texts])
         kept = self.row_tokens - len(self.opening) - 1
@@ -99,18 +99,6 @@ class PassageRows:
                 np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in parts)]),
                 sum(part.cut for part in parts),
             )
-
-    @functools.cached_property
-    def _corpus(self) -> StoredCorpus:
-        return StoredCorpus(self.folder)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Workers get everything but the open corpus."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
 
 
 EXPORTED = "chunk"  # folder of the tower of chunks in an export
@@ -279,15 +267,11 @@ def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
 
     An export's tokenizer does so with the tower's prefix.
     """
-    ids = list(tokenizer.backend.encode("", add_special_tokens=True).ids)
-    if not ids or ids[-1] != tokenizer.sep_id:
+    ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+    opening = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+    if ids[: len(opening)] != opening or ids[len(opening) :][-1:] != [tokenizer.sep_id]:
         return ()
-    del ids[-1]
-    if tokenizer.cls_id is not None:
-        if not ids or ids[0] != tokenizer.cls_id:
-            return ()
-        del ids[0]
-    return tuple(ids)
+    return tuple(ids[len(opening) : -1])
 
 
 def _folder(path: str) -> Path:

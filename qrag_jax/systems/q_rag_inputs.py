@@ -31,7 +31,6 @@ from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 
@@ -159,7 +158,7 @@ class Inputs:
             return [self.train_samples[number].id for number in numbers]
 
         found = {"fact_em": ".2f"} if self.has_facts else {"return": ".2f"}
-        return Told(names, {"loss": ".3f", **found}, advice + "or ", CAUSES["q_rag"])
+        return Told(names, {"loss": ".3f", **found}, advice + "or ")
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
         """Shapes and dtypes of a batch of this many questions."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -158,7 +157,7 @@ def open_query_search(
 
 def open_passages(
     config: SearchFields,
-    given: Callable[[], Sequence[Passage] | None],
+    given: Callable[[], Iterable[Passage] | None],
     folder: Path,
     stop: StopSignal | None = None,
     *,
@@ -172,12 +171,15 @@ def open_passages(
     """
     encoder = prefixed(config.encoder, config.question_prefix, config.passage_prefix)
     if not config.index:
-        passages = given()
+        iterable = given()
+        passages = None if iterable is None else [*iterable]
         hosts.first_does(lambda: _store(passages, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            _index_vectors(encoder, folder, stop)
+            there = vectors_are_finished(folder)
+            tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
+            index_corpus(None, folder, tower, IndexSettings(), stop)
     where = config.index or str(folder)
     library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.of_quotes)
     library.corpus.check_content()
@@ -228,13 +230,6 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
             )
         shutil.rmtree(own)
     kind.build(stored, config.words).save(own)
-
-
-def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None) -> None:
-    own = None
-    if not vectors_are_finished(folder):
-        own = PassageEncoder.of_folder(encoder.path, encoder.config)
-    index_corpus(None, folder, own, IndexSettings(), stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,13 +301,8 @@ def open_collections(
     found = {}
     for name, passages in wanted.items():
         of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
-        listed = partial(_listed, passages)
-        found[name] = open_passages(of_index, listed, folder / (name or OWN), stop, begun=begun)
+        found[name] = open_passages(of_index, passages, folder / (name or OWN), stop, begun=begun)
     return Collections(found)
-
-
-def _listed(given: Callable[[], Iterable[Passage]]) -> list[Passage]:
-    return [*given()]
 
 
 def passages_of(path: str) -> Iterable[Passage]:

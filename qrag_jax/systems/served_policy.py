@@ -72,12 +72,7 @@ class Versioned(NamedTuple):
 
 
 class VersionSampler:
-    """Samples by one version on the server; see `token_episodes.Sampler`.
-
-    Args:
-        sampler: sends the requests.
-        published: the version.
-    """
+    """Samples by one version on the server; see `token_episodes.Sampler`."""
 
     in_rounds = False
 
@@ -115,13 +110,7 @@ class ServedPolicy:
         *,
         wait: Callable[[StopSignal], None],
     ) -> None:
-        """
-        Args:
-            model: what is trained.
-            speech: its tokenizer.
-            server: it may still be starting.
-            wait: until it answers.
-        """
+        """The server may still be starting; `wait` returns when it answers."""
         self.seconds: list[float] = []
         self._settings, self._model, self._speech = settings, model, speech
         self._server, self._wait = server, wait
@@ -175,11 +164,7 @@ class ServedPolicy:
             self._publisher.forget()
 
     def republish(self) -> None:
-        """Hands over again what our server, which was restarted, had before.
-
-        Raises:
-            PublishError: the server refused.
-        """
+        """Hands over again what our server, which was restarted, had before."""
         if self._publisher is not None:
             self._publisher.republish()
 

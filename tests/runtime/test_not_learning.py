@@ -143,8 +143,8 @@ def test_a_fifth_of_the_steps_skipped_is_told() -> None:
     assert kinds(dataclasses.replace(of, skipped=10, counted=19)) == []
 
 
-def test_each_sign_is_told_once_with_its_causes() -> None:
-    watch = Watch(100, {FLAT: "--config.a is too low", FLAT_GROUPS: "--config.b"})
+def test_each_sign_is_told_once() -> None:
+    watch = Watch(100)
     of, told = course((*FLAT_SCORES, 0.5, 0.5)), list[str]()
     for number, evaluation in enumerate(of.evaluations):
         told += watch.evaluated(evaluation)
@@ -153,9 +153,9 @@ def test_each_sign_is_told_once_with_its_causes() -> None:
                 watch.line(20 * number + 5 * line + 5, 5, SOUND | {"flat_groups": 1.0}, 0)
     assert len(told) == 2
     assert told[0].startswith("step 40: the run may not be learning: 100% or more of the groups")
-    assert told[0].endswith("; likely causes: --config.b; see docs/troubles.md#flat-groups")
+    assert told[0].endswith("docs/troubles.md#flat-groups")
     assert told[1].startswith("step 60: the run may not be learning: the last 3 evaluations scored")
-    assert told[1].endswith("; likely causes: --config.a is too low; see docs/troubles.md#flat")
+    assert told[1].endswith("docs/troubles.md#flat")
 
 
 def test_the_docs_have_a_section_for_each_kind() -> None:
@@ -181,7 +181,6 @@ def test_a_training_that_does_not_learn_says_so_and_goes_on(
     lines = said.splitlines()
     (told,) = [line for line in lines if "may not be learning" in line]
     assert told.startswith("step 6: the run may not be learning: the last 3 evaluations scored ")
-    assert "(40 questions); likely causes: --config.optimizer.learning_rate is too low" in told
     assert told.endswith("see docs/troubles.md#flat")
     assert any(line.startswith("step 10: ") for line in lines)
     (memory,) = [at for at, line in enumerate(lines) if line.startswith("memory of the update: ")]

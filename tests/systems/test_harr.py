@@ -153,33 +153,30 @@ def test_react_with_a_model_that_knows_is_the_scripted_agent(
 
 @pytest.mark.parametrize("agent", ["planner", "search_r1"])
 def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
+    steps = server.script
+
+    def plan(call: Any) -> Reply:
+        if "<passages>" in call.prompt:
+            return steps(call)
+        if "sub_query" not in call.body["messages"][0]["content"]:
+            return Reply("Final answer: Oslo")
+        asks = call.prompt.count("FOUND:") < 2
+        return Reply('{"action": "ASK", "sub_query": "Who?"}' if asks else '{"action": "STOP"}')
+
     if agent == "planner":
-        steps = server.script
-
-        def plan(call: Any) -> Reply:
-            text = call.prompt
-            if "<passages>" in text:
-                return steps(call)
-            if "sub_query" not in call.body["messages"][0]["content"]:
-                return Reply("Final answer: Oslo")
-            if text.count("FOUND:") < 2:
-                return Reply('{"action": "ASK", "sub_query": "Who?"}')
-            return Reply('{"action": "STOP"}')
-
         server.script = plan
     with opened(asking(server, agent), tmp_path / "run") as system:
-        batch = first_batch(system)
-        state = system.first_state()
+        batch, state = first_batch(system), system.first_state()
         scores = system.evaluate(state, 0, STOP)
         starts = system.player.starts(system.inputs.dev, 1, 0)
         episodes = system.player.play(state.params, starts, STOP)
     assert batch.scored.all()
     assert (batch.lengths[:, 0] > 0).all()
     assert scores.metrics["eval/broken_share"] == 0
-    hops = [hop for each in episodes for hop in each.ended.history]
-    assert len(hops) == sum(len(each.searches) for each in episodes)
+    assert all(len(each.ended.history) == len(each.searches) for each in episodes)
     if agent == "search_r1":  # what the model thinks of the passages is in the history
-        assert all(hop.answer.startswith("I know ") for hop in hops[:-1])
+        answers = [hop.answer for each in episodes for hop in each.ended.history[:-1]]
+        assert all(answer.startswith("I know ") for answer in answers)
 
 
 def test_failed_calls_are_masked_and_many_of_them_stop_the_run(

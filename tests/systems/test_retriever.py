@@ -159,15 +159,6 @@ def test_all_backends_and_engines_give_the_same_hits(
     assert len(wide) == 1
 
 
-def test_on_one_document_the_hits_are_those_of_the_evaluation(
-    scored_run: Path, exported: Path, task: Task, tmp_path: Path
-) -> None:
-    retriever = Retriever.load(exported, FLOAT32)
-    for number, (row, chunks) in enumerate(zip(log_rows(scored_run), task.documents, strict=True)):
-        retriever.index(write_corpus(tmp_path / "one.jsonl", chunks), tmp_path / f"{number}")
-        check([retriever.search(row["question"])], [(row["pred_idx"], row["q_values"])])
-
-
 def test_the_settings_of_the_file_are_those_of_the_search(
     exported: Path, task: Task, tmp_path: Path
 ) -> None:
