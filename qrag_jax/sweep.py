@@ -7,12 +7,14 @@
 Every combination of the values of --set is trained with every seed, one run after the other, by the
 commands `train` and `evaluate`. Give the same command again, or only --out, to go on with a sweep
 that was stopped: finished runs stay as they are, and a run that was broken off goes on from its
-last checkpoint.
+last checkpoint. --commands prints a line for each run that is not done, for a scheduler or another
+machine, and runs nothing.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from qrag_jax.systems.sweep_plan import (
     NAME,
     Plan,
     markdown,
+    missing,
     read_plan,
     run_all,
     scored,
@@ -47,6 +50,7 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
 TABLE = flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
+COMMANDS = flags.DEFINE_bool("commands", False, "Only print the commands of runs that are left.")
 WORDS: list[str] = []  # the words that are no flags
 
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
@@ -61,6 +65,11 @@ def main() -> int:
         )
     folder = Path(folders[0])
     plan = read_plan(folder) if TABLE.value else _plan(folder)
+    if COMMANDS.value:
+        for run in plan.runs():
+            if missing(run, folder):
+                print(" && ".join(map(shlex.join, plan.commands(run, folder))))
+        return 0
     with commandline.writing(folder, "--out"):
         if not TABLE.value:
             try:

@@ -49,6 +49,9 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
     assert f"- {NAMES[1]}: not finished: error: " in result.stdout
+    # What is left can be run elsewhere.
+    (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()
+    assert f"--workdir={out / NAMES[1]} && " in line
     # Once more: what is done stays, what failed is tried again.
     before = (first / "summary.json").stat().st_mtime_ns
     again = commands.run("sweep", f"--out={out}")

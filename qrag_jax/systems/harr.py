@@ -256,9 +256,13 @@ class Harr:
             f"{self.config.optimizer.learning_rate:g}), or ",
         )
         config, inputs = self.config, self.inputs
+        searched = inputs.searched
+        over = (
+            "a corpus that is not read" if searched is None else f"{len(searched.corpus)} passages"
+        )
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps, over {inputs.passages}; "
+            f"{self.train.eval_every} steps, over {over}; "
             f"{self.train.steps} steps of {config.train.batch_size} questions × "
             f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"

@@ -106,13 +106,6 @@ class Inputs:
         assert self.searched is not None
         return self.searched
 
-    @property
-    def passages(self) -> str:
-        """Words for the screen: what is searched."""
-        if self.searched is None:
-            return "a corpus that is not read"
-        return f"{len(self.index.corpus)} passages"
-
 
 def load_inputs(
     config: HarrConfig,
@@ -254,14 +247,6 @@ def _golds(config: HarrConfig, questions: Questions, index: ExactIndex | None) -
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 
-@dataclasses.dataclass(frozen=True)
-class Judge:
-    """A language model that says whether answers are right."""
-
-    model: Asks
-    generation: Generation
-
-
 def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the rewards of episodes and of searches, in the order of `Rewarded`."""
     of_hop = tuple(name for name in mixture.weights if name in (*OF_HOPS, RELEVANCE))
@@ -274,7 +259,8 @@ class AgentRewards:
 
     mixture: Mixture  # which ones
     corpus: Corpus  # the passages that were searched
-    judge: Judge | None = None  # for the reward `llm`
+    # For the reward `llm`: the model that says whether answers are right, and how it answers
+    judge: tuple[Asks, Generation] | None = None
     reranker: Asks | None = None  # for the reward `relevance`
 
     def scores(
@@ -316,19 +302,19 @@ class AgentRewards:
         self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
     ) -> list[float | Unscored | None]:
         """Of the judge on each answer; None where none is needed."""
-        judge = self.judge
-        if judge is None or LLM not in self.mixture.weights:
+        if self.judge is None or LLM not in self.mixture.weights:
             return [None] * len(episodes)
+        model, generation = self.judge
         prompt = prompts.load(JUDGE)
         requests: list[Request | None] = [
-            judged_answer(prompt, gold, each.ended.answer, judge.generation)
+            judged_answer(prompt, gold, each.ended.answer, generation)
             if isinstance(each.ended, Closed)
             else None
             for gold, each in zip(golds, episodes, strict=True)
         ]
         return [
-            None if outcome is None else verdict_of(outcome, judge.generation)
-            for outcome in _asked(judge.model, requests, watch)
+            None if outcome is None else verdict_of(outcome, generation)
+            for outcome in _asked(model, requests, watch)
         ]
 
     def _relevance(
@@ -466,11 +452,11 @@ class HarrModels:
         return self._open.client
 
     @property
-    def judge(self) -> Judge | None:
+    def judge(self) -> tuple[Asks, Generation] | None:
         """Who gives the reward `llm`."""
         if self._open is None or self.generation is None:
             return None
-        return Judge(self._open.client, self.generation)
+        return self._open.client, self.generation
 
     @property
     def kept(self) -> str:

@@ -48,7 +48,11 @@ class Labelled:
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
     """Gives the samples what the reward reads, and refuses those that lack it."""
     own = [(name, each) for split in (train, dev) for name, each in split.by_source.items()]
-    _check_best_by(config, dev)
+    if config.eval.best_by == UNTIL_FOUND and not all(map(_have_facts, dev.by_source.values())):
+        raise InputError(
+            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
+            "supporting facts; use return."
+        )
     if config.reward.name == ANSWER_IN_CHUNK:
         for name, samples in own:
             if isinstance(samples, LazySamples):
@@ -110,14 +114,6 @@ def _check_support(name: str, samples: Sequence[Sample]) -> None:
                 "supporting facts (field 'support'); give them, or use config.reward.name="
                 f"{ANSWER_IN_CHUNK} or a language model's reward."
             )
-
-
-def _check_best_by(config: QRagConfig, dev: LoadedSamples) -> None:
-    if config.eval.best_by == UNTIL_FOUND and not all(map(_have_facts, dev.by_source.values())):
-        raise InputError(
-            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
-            "supporting facts; use return."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,14 +221,15 @@ def load_inputs(
     dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    scored = _fixed_subset(config, labels.scored)
+    order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))
+    taken = order[: config.eval.samples or len(labels.scored)].tolist()
     return Inputs(
         encoder=encoder,
         stores=stores,
         dev_samples=dev.all,
         dev_store=dev_store,
         train_samples=train_samples.all,
-        dev_indices=scored,
+        dev_indices=sorted(labels.scored[place] for place in taken),
         shape=shape,
         max_steps=steps,
         has_facts=labels.has_facts,
@@ -279,8 +276,3 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
                 f"(up to {max(counts)}) than config.env.max_steps={steps}, so they are never solved"
             )
     return steps
-
-
-def _fixed_subset(config: QRagConfig, numbers: Sequence[int]) -> list[int]:
-    order = np.random.default_rng(config.eval.seed).permutation(len(numbers))
-    return sorted(numbers[place] for place in order[: config.eval.samples or len(numbers)].tolist())

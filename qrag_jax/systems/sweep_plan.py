@@ -76,10 +76,14 @@ class Plan(NamedTuple):
         return runs
 
     def commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
-        """The two commands of a run, with their flags."""
-        where, scored = f"--workdir={folder / run.name}", [f"--samples={self.samples}"]
+        """The words of the two commands of a run."""
+        python, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
+        scored = [f"--samples={self.samples}"]
         scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
-        return [["train", *run.words, where], ["evaluate", where, *scored]]
+        return [
+            [*python, "qrag_jax.train", *run.words, where],
+            [*python, "qrag_jax.evaluate", where, *scored],
+        ]
 
     def check(self) -> None:
         """Refuses values that no training could use, before any of them starts."""
@@ -146,9 +150,9 @@ def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
         if not missing(run, folder):
             log(f"{run.name}: done already")
             continue
-        for command, *flags in plan.commands(run, folder):
+        for words in plan.commands(run, folder):
+            command = words[2].rpartition(".")[2]
             log(f"{run.name}: {command}")
-            words = [sys.executable, "-m", f"qrag_jax.{command}", *flags]
             status = _status(words, folder / f"{run.name}.log", stop)
             stop.check()
             if status:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -45,18 +45,11 @@ TOLERANCE = 2e-5
 FLOAT32 = LoadSettings(dtype="float32")
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Questions, a corpus with the chunks of all their documents, and an index of it.
-
-    documents: the chunks of each question.
-    texts: all of them, each once.
-    """
+class Task(NamedTuple):
+    """Questions, the chunks of all their documents, each once, and an index of these."""
 
     questions: list[str]
-    documents: list[list[str]]
     texts: list[str]
-    corpus: Path
     index: Path
 
 
@@ -82,14 +75,14 @@ def task(
 ) -> Task:
     cache = commands.environment["QRAG_CACHE"]
     questions = [row["question"] for row in log_rows(scored_run)]
-    documents = [chunks_of(scored_run, question, cache) for question in questions]
-    texts = list(dict.fromkeys(text for chunks in documents for text in chunks))
+    chunks = [text for question in questions for text in chunks_of(scored_run, question, cache)]
+    texts = list(dict.fromkeys(chunks))
     folder = tmp_path_factory.mktemp("task")
     corpus = write_corpus(folder / "corpus.jsonl", texts)
     Retriever.load(exported, FLOAT32).index(corpus, folder / "index")
     stored, stop = StoredCorpus(folder / "index" / "corpus"), StopSignal()
     make_engine("qdrant", folder / "index", stored, QdrantSettings(qdrant_url), stop)
-    return Task(questions, documents, texts, corpus, folder / "index")
+    return Task(questions, texts, folder / "index")
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +204,7 @@ def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_p
         searched = list(pool.map(retriever.search, task.questions * 10))
     assert searched == expected * 10
     other = copy.deepcopy(retriever)
-    other.index(write_corpus(tmp_path / "one.jsonl", task.documents[0]), tmp_path / "index")
+    other.index(write_corpus(tmp_path / "one.jsonl", task.texts[:6]), tmp_path / "index")
     assert other.search(task.questions) != expected
     assert retriever.search(task.questions) == expected
 
