@@ -266,12 +266,7 @@ class AgentRewards:
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
     ) -> list[Scored | Unscored]:
-        """The rewards of each episode, without weights, or why it has none.
-
-        Args:
-            golds: what is right, for each episode.
-            watch: looked at while models are asked.
-        """
+        """The rewards of each episode, without weights, or why it has none."""
         verdicts = self._verdicts(golds, episodes, watch)
         relevance = self._relevance(episodes, watch)
         return [

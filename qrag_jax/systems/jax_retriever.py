@@ -55,11 +55,7 @@ class RunTowers:
 
 
 def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig) -> Towers:
-    """A run's towers with these parameters, such as `run.untrained()`.
-
-    Args:
-        config: how the retriever searches.
-    """
+    """A run's towers with these parameters, such as `run.untrained()`."""
     both = towers_export.towers(run.loaded, run.config)
     state, chunk = (
         MeshTower(

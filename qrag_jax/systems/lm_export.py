@@ -38,11 +38,6 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     """Writes a checkpoint's model, its adapters if it has any, and the model card.
 
     The model in `out` has the adapters merged in; `out/adapter` holds them alone, in PEFT's format.
-
-    Args:
-        given: the run's config, of one of the systems in `EXPORTED`.
-        which: "best" or "last".
-        out: a new or empty folder.
     """
     check_is_free(out)
     config = EXPORTED[given.system].read(given)
@@ -142,13 +137,7 @@ _PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, n
 
 
 def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> str:
-    """The card as Markdown; it names no folder of the training machine.
-
-    Args:
-        workdir: the run's folder, with the summary of its scores if it was scored.
-        given: the run's config.
-        checkpoint: what the checkpoint is called, such as "best checkpoint of step 60".
-    """
+    """The card as Markdown; it names no folder of the training machine."""
     system, fields = EXPORTED[given.system], without_folders(given.to_dict())
     for name in _PRIVATE:
         section, _, field = name.partition(".")

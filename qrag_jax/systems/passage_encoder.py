@@ -80,12 +80,7 @@ class PassageRows:
         return Rows(np.array(tokens, np.int32), np.array(lengths, np.int32), cut)
 
     def ahead(self, groups: Sequence[range], workers: int) -> Iterator[Rows]:
-        """The rows of each group of passages in order, a few thousand of them made ahead.
-
-        Args:
-            groups: the numbers of the passages of each group; a group may be empty.
-            workers: processes that tokenise; 0: threads do.
-        """
+        """The rows of each group of passages in order, a few thousand of them made ahead."""
         pieces = [
             group[start : start + PIECE]
             for group in groups
@@ -127,11 +122,7 @@ class PassageEncoder:
 
     @classmethod
     def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
-        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`.
-
-        Args:
-            which: "best" or "last", the checkpoint.
-        """
+        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
         # This module is on the way to trainings, which need no model cards.
         from qrag_jax.systems.towers_export import run_chunk_digest
 
@@ -246,11 +237,7 @@ class PassageEncoder:
         )
 
     def embed(self, lengths: np.ndarray) -> Embed:
-        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`.
-
-        Args:
-            lengths: tokens of typical rows, for which blocks are chosen.
-        """
+        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`."""
         config = self.blocks
         blocks = blocks_of(
             np.bincount(lengths, minlength=self.row_tokens + 1),

@@ -223,11 +223,7 @@ class QRagConfig:
 
 
 def unread(fields: Mapping[str, Any]) -> list[str]:
-    """Sections and fields that a run with these values does not read.
-
-    Args:
-        fields: of a config, by names with dots.
-    """
+    """Sections and fields that a run with these values does not read."""
     # BabiLong and needles make their own documents.
     sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
     official, kind = sources - SETTINGS.keys(), _reward_kind(_name_of(fields, "reward."))

@@ -167,13 +167,7 @@ class Inputs:
 def load_inputs(
     config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
 ) -> Inputs:
-    """Reads and tokenises the data, prepares the encoder, and checks that they fit together.
-
-    Args:
-        service: gives a language model's rewards, and must be able to score the samples; None
-            without a language model.
-        platform: the devices that compute.
-    """
+    """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:
         check_origin(config.encoder)
     hold_out = not config.eval.path

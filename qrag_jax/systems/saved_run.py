@@ -119,11 +119,7 @@ class SavedRun:
         return self._with_base(trained), step
 
     def chosen(self, checkpoint: str = "") -> str:
-        """The checkpoint that is used: the given one, else the best one if that is trained.
-
-        Args:
-            checkpoint: "best" or "last"; "": none is given.
-        """
+        """The checkpoint that is used: the given one, else the best one if that is trained."""
         if not checkpoint and Checkpoints(self.workdir, read_only=True).best_step() == 0:
             raise InputError(
                 f"the best checkpoint of {self.workdir} is that of step 0, the untrained weights; "

@@ -304,9 +304,6 @@ def open_served(
     """Opens the server of the section `llm`; it ends with the block.
 
     A server of our own starts while the caller goes on.
-
-    Args:
-        workdir: the folder of the server's log; of several hosts each has a log of its own.
     """
     products = model.loaded.model.trunk.precision.products
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)

@@ -249,11 +249,7 @@ def _add_rewrites(path: Path, add: Callable[[str, str, float | None], None]) -> 
 
 
 def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
-    """The table of the runs that are done; see `compared`.
-
-    Args:
-        score: which one; "": the one that sums up a run of the system.
-    """
+    """The table of the runs that are done; see `compared`."""
     runs: dict[str, dict[int, Questions]] = {run.settings: {} for run in plan.runs()}
     why_not: dict[str, str] = {}
     for run in plan.runs():

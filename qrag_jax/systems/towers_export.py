@@ -171,12 +171,7 @@ def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
-    """Writes both towers of a checkpoint, their adapters and the model card.
-
-    Args:
-        which: "best" or "last".
-        out: a new or empty folder.
-    """
+    """Writes both towers of a checkpoint, their adapters and the model card."""
     check_is_free(out)
     params, step = run.trained(which)
     threshold = stop_threshold(run, checkpoint_label(which, step), params)
@@ -202,10 +197,6 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
 
     It is the config's (`config.eval.stop_threshold`), else what `evaluate --log` found on the
     log of this checkpoint. A report for other weights is not used, which is said.
-
-    Args:
-        label: the checkpoint's label, such as "best-160".
-        params: its parameters, as `SavedRun.trained` gives them.
     """
     given = run.config.eval.stop_threshold
     if given > -math.inf:
@@ -446,13 +437,7 @@ RECALL_AT = "recall@"  # begins the names of recall after k steps
 
 
 def front_matter(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str:
-    """The metadata that model hubs read, with the dashes around it; scores are in `model-index`.
-
-    Args:
-        name: of the model.
-        data: the data that were scored.
-        summary: content of `summary.json`, if it holds scores of this model's weights; else {}.
-    """
+    """The metadata that model hubs read, with the dashes around it; scores are in `model-index`."""
     about = ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
@@ -497,11 +482,7 @@ _FOLDERS = re.compile(r"(?<![^=,;])[~/][^=,;]*/(?=[^=,;/])")
 
 
 def without_folders(value: Any) -> Any:
-    """The value with all absolute paths in it, at any depth, cut to their last part.
-
-    Args:
-        value: a text, or mappings, lists and tuples of such values; all else stays as it is.
-    """
+    """The value with all absolute paths in it, at any depth, cut to their last part."""
     if isinstance(value, Mapping):
         return {name: without_folders(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
