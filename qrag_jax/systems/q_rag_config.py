@@ -133,7 +133,7 @@ class QRagConfig:
                 "run's own number."
             )
         foreign = {
-            "imitate.shared_by": bool(imitate) and imitate.shared_by > 1,
+            "imitate.shared_by": imitate is not None and imitate.shared_by > 1,
             "data.negatives.index": bool(parts["data"].negatives.index),
         }
         if parts["env"].positions != NO_POSITIONS and any(foreign.values()):

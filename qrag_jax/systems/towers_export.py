@@ -186,7 +186,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
                 adapters = _on_host(params.adapters, tower.number)
                 save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
         about = retriever_config(run, building, threshold)
-        text = card(Facts(run, about, which, step, scored, scores))
+        text = card(run, about, which, step, scored=scored, summary=scores)
         for folder in (building, *building.iterdir()):
             write_whole(folder / CARD, text)
         about.write(building)
@@ -279,33 +279,34 @@ NUMBERING = {
 }
 
 
-class Facts(NamedTuple):
-    """What the card says about a run."""
+def card(
+    run: SavedRun,
+    about: RetrieverConfig,
+    which: str,
+    step: int,
+    *,
+    scored: DataConfig,
+    summary: Mapping[str, Any],
+) -> str:
+    """The card as Markdown, with the metadata that model hubs read.
 
-    run: SavedRun
-    about: RetrieverConfig  # what `retriever.json` says
-    checkpoint: str  # "best" or "last"
-    step: int  # optimizer step of the checkpoint
-    scored: DataConfig  # the data of the run's own evaluation
-    summary: Mapping[str, Any]  # content of `summary.json`; {} if the run was not scored
-
-
-def card(facts: Facts) -> str:
-    """The card as Markdown, with the metadata that model hubs read."""
-    name, summary = facts.run.workdir.resolve().name, facts.summary
-    are_own = bool(summary) and (summary["checkpoint"], summary["step"]) == (
-        facts.checkpoint,
-        facts.step,
-    )
-    fields = json.dumps(without_folders(facts.run.given), indent=1, default=str)
+    Args:
+        about: what `retriever.json` says.
+        which, step: the checkpoint, "best" or "last".
+        scored: the data of the run's own evaluation.
+        summary: content of `summary.json`; {} if the run was not scored.
+    """
+    name = run.workdir.resolve().name
+    are_own = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
+    fields = json.dumps(without_folders(run.given), indent=1, default=str)
     untrained = "**These are the untrained weights**, the encoder that the run started from."
     sections = [
-        front_matter(name, facts.scored, summary if are_own else {})
+        front_matter(name, scored, summary if are_own else {})
         + f"# {name}: a retriever that searches in several steps",
-        "" if facts.step else untrained,
-        _use(facts),
-        _positions(facts.run.config),
-        _training(facts),
+        "" if step else untrained,
+        _use(run, about),
+        _positions(run.config),
+        _training(run, about, which, step),
         _scores(summary, are_own=are_own),
         "## Config\n\n<details><summary>Every field</summary>\n\n"
         f"```json\n{fields}\n```\n\n</details>",
@@ -313,9 +314,8 @@ def card(facts: Facts) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _use(facts: Facts) -> str:
-    config, about = facts.run.config, facts.about
-    data, env = config.data, config.env
+def _use(run: SavedRun, about: RetrieverConfig) -> str:
+    data, env = run.config.data, run.config.env
     separator, titled = json.dumps(about.separator), json.dumps(data.passage_separator)
     order = "document order" if env.sort_by_index else "the order they were taken in"
     taken = "sorted(taken)" if env.sort_by_index else "taken"
@@ -324,7 +324,7 @@ def _use(facts: Facts) -> str:
         "between them and no spaces around it.",
         f"Rows have at most {about.state.max_tokens} (`state`) and {about.chunk.max_tokens} tokens "
         "(`chunk`), special ones counted; longer texts are cut there.",
-        *_notes(facts),
+        *_notes(run, about),
         "`retriever.json` holds these settings and those of a planned search, for programs.",
     ]
     return f"""\
@@ -360,9 +360,9 @@ for _ in range({env.max_steps}):
 """ + "\n".join(f"- {note}" for note in notes)
 
 
-def _notes(facts: Facts) -> Iterator[str]:
+def _notes(run: SavedRun, about: RetrieverConfig) -> Iterator[str]:
     """What else one must know of the vectors, a sentence each."""
-    encoder, about, lora = facts.run.loaded.encoder, facts.about, facts.run.loaded.lora
+    encoder, lora = run.loaded.encoder, run.loaded.lora
     vectors = f"Vectors have {about.state.width} numbers: {encoder.pooling} pooling"
     if encoder.normalise and encoder.scale != 1:
         yield (
@@ -410,16 +410,16 @@ are.
 `qrag_jax.models.compute.rope.rotate` and `qrag_jax.environments.positions` compute both."""
 
 
-def _training(facts: Facts) -> str:
-    config, base = facts.run.config, facts.about.base_model
+def _training(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
+    config, base = run.config, about.base_model
     path = without_folders(config.data.path)
-    seconds = training_seconds(facts.run.workdir)
+    seconds = training_seconds(run.workdir)
     took = "" if seconds is None else f", {seconds / 60:.1f} minutes of training"
     encoder = f"`{base}`" if base else "random initialisation, a small encoder from scratch"
     data = ", ".join(name for name, weight in config.data.sources.items() if weight)
     return (
         f"## Training\n\nStarted from {encoder}, on {data}{f' from `{path}`' if path else ''}. "
-        f"This is the {facts.checkpoint} checkpoint, optimizer step {facts.step} of "
+        f"This is the {which} checkpoint, optimizer step {step} of "
         f"{config.train.steps}{took}."
     )
 
