@@ -1,7 +1,7 @@
 """Finds signs that a training does not learn, from what it has logged so far.
 
-Each rule looks at one number that a sound training does not show, and no rule stops a run. The
-likely causes are those of the system, see `systems.config`; docs/troubles.md says more.
+Each rule looks at one number that a sound training does not show, and no rule stops a run.
+docs/troubles.md has the likely causes.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Watch:
                 causes = self._causes.get(kind)
                 likely = f"; likely causes: {causes}" if causes else ""
                 yield (
-                    f"step {evaluation.step}: the run may not be learning: {measured}{likely}; see "
-                    f"docs/troubles.md#{kind}"
+                    f"step {evaluation.step}: the run may not be learning: {measured}; for likely "
+                    f"causes see docs/troubles.md#{kind}"
                 )
 
     def findings(self) -> list[tuple[str, str]]:

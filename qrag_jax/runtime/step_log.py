@@ -92,7 +92,7 @@ class StepLog:
         self._episodes = EpisodeFile(run.workdir, done or None) if first else None
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
-        self._watch = Watch(train.steps, told.causes)
+        self._watch = Watch(train.steps)
         self._time_left = TimeLeft(train.steps, train.eval_every)
         self._stepped = time.monotonic(), 0.0  # the last step: when, and seconds of compiling
         self._has_stepped = self._has_failed = False  # both in this start of the run

@@ -355,17 +355,13 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
     """What the run has indexed, by the names of its collections."""
     found, search = {}, config.search
     if search.index:
-        found[""] = open_passages(search, _no_others, workdir)
+        found[""] = open_passages(search, None, workdir)
     for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
         folder = path.parents[1]
         name = "" if folder.name == OWN else folder.name
         pooled = dataclasses.replace(search, index="", corpus="")
-        found.setdefault(name, open_passages(pooled, _no_others, folder))
+        found.setdefault(name, open_passages(pooled, None, folder))
     return Collections(found)
-
-
-def _no_others() -> None:
-    """No passages but those that a folder has."""
 
 
 def on_corpora(

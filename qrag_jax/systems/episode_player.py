@@ -101,11 +101,7 @@ class EpisodePlayer:
         *,
         agent: Agent | None = None,
     ) -> list[TokenEpisode]:
-        """Plays episodes that are learned from, where such weights sample; tokens are drawn.
-
-        Args:
-            agent: the environment; None: that of the inputs.
-        """
+        """Plays episodes that are learned from, where such weights sample; tokens are drawn."""
         if isinstance(weights, Versioned):
             return self.on_server(weights, starts, stop, agent=agent)
         return self.on_device(weights, starts, stop, agent=agent, turn=self.turn)
@@ -125,8 +121,7 @@ class EpisodePlayer:
 
         Args:
             greedy: the likeliest tokens; else they are drawn.
-            library: what the tools read; None: what they read in training.
-            agent: the environment; None: that of the inputs.
+            library, agent: what the tools read, the environment; None: those of the inputs.
             turn: most tokens that a turn may sample; 0: those of the inputs.
         """
         sampler = self.device_sampler(params, greedy=greedy)
@@ -150,9 +145,6 @@ class EpisodePlayer:
         """Plays by one version on the server, to which it is handed over first.
 
         Of several hosts, each asks a server for a part, and has all episodes.
-
-        Args:
-            agent: the environment; None: that of the inputs.
         """
         served, here = self.served, weights._replace(params=self.here(weights.params))
         assert served is not None

@@ -60,28 +60,18 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, SCRIPTED, HarrConfig, load_config
-from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
-from qrag_jax.systems.harr_models import (
+from qrag_jax.systems.harr_inputs import (
     AgentRewards,
+    Asked,
     HarrModels,
+    Inputs,
     llm_agent,
+    load_inputs,
     open_models,
     reward_names,
     scripted_agent,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """Where parameters live that play."""
-
-    mesh: Mesh  # of devices of this host
-    params: Any  # the shardings of what is trained
-    base_shardings: Any  # of the base of adapters; None: all weights are trained
-    base: Any  # this base, placed; None likewise
-    is_apart: bool  # whether the mesh is another one than that of training
 
 
 @dataclasses.dataclass
@@ -92,13 +82,17 @@ class HarrPlayer:
     inputs: Inputs
     models: HarrModels | None  # what the agent asks; None: it asks no model
     rows: QueryRows  # how states are cut to rows of tokens
-    home: Home
+    mesh: Mesh  # of devices of this host, which play
+    shardings: Any  # of what is trained
+    base_shardings: Any  # of the base of adapters; None: all weights are trained
+    base: Any  # this base, placed; None likewise
+    is_apart: bool  # whether the mesh is another one than that of training
     device: threading.Lock  # held while programs of the encoder are begun
     counts: Counts = dataclasses.field(default_factory=Counts)
 
     def here(self, params: Any) -> Any:
         """Parameters of training where they play; all hosts call this together."""
-        return hosts.copied(params, self.home.params) if self.home.is_apart else params
+        return hosts.copied(params, self.shardings) if self.is_apart else params
 
     def starts(
         self, asked: Sequence[Asked], members: int, number: int, first: int = 0, apart: int = 1
@@ -158,7 +152,7 @@ class HarrPlayer:
         return llm_agent(self.config, self.models.generation)
 
     def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
-        whole = params if self.home.base is None else Adapted(self.home.base, params)
+        whole = params if self.base is None else Adapted(self.base, params)
         return PoolSearch(
             self._tower.with_params(whole),
             self.inputs.index,
@@ -171,9 +165,9 @@ class HarrPlayer:
     @cached_property
     def _tower(self) -> MeshTower:
         """The query encoder's programs; `_search` gives it the parameters."""
-        of_params, of_base = self.home.params, self.home.base_shardings
+        of_params, of_base = self.shardings, self.base_shardings
         return MeshTower(
-            self.home.mesh,
+            self.mesh,
             of_params if of_base is None else Adapted(of_base, of_params),
             self.inputs.encoder.encoder,
             None,
@@ -256,12 +250,19 @@ class Harr:
         self.data = self.inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.told = Told(
-            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["harr"]
+            lambda numbers: [self.inputs.train[number].gold.id for number in numbers],
+            {"loss": ".3f", "return": ".2f"},
+            "a lower --config.optimizer.learning_rate (it is "
+            f"{self.config.optimizer.learning_rate:g}), or ",
         )
         config, inputs = self.config, self.inputs
+        searched = inputs.searched
+        over = (
+            "a corpus that is not read" if searched is None else f"{len(searched.corpus)} passages"
+        )
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps, over {inputs.passages}; "
+            f"{self.train.eval_every} steps, over {over}; "
             f"{self.train.steps} steps of {config.train.batch_size} questions × "
             f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
@@ -405,13 +406,16 @@ class Harr:
             if loaded.adapters is not None:
                 of_base = placement.base_shardings(own, rules, loaded.stored)
                 base = placement.place(loaded.stored, of_base)
-        home = Home(own, of_params, of_base, base, is_apart=own is not self.mesh)
         return HarrPlayer(
             config=self.config,
             inputs=self.inputs,
             models=self.models,
             rows=self._rows,
-            home=home,
+            mesh=own,
+            shardings=of_params,
+            base_shardings=of_base,
+            base=base,
+            is_apart=own is not self.mesh,
             device=self._device,
         )
 
@@ -447,7 +451,6 @@ class Harr:
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
-        """Of all hosts."""
         counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}
         own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
@@ -455,11 +458,3 @@ class Harr:
             "searches_per_batch": searches / max(batches, 1),
             "broken_episodes": broken,
         }
-
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [self.inputs.train[number].gold.id for number in numbers]
-
-    @property
-    def _advice(self) -> str:
-        rate = self.config.optimizer.learning_rate
-        return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "

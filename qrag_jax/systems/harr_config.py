@@ -252,11 +252,7 @@ def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig 
 
 
 def unread(fields: Mapping[str, Any]) -> list[str]:
-    """Sections that a run with these values does not read.
-
-    Args:
-        fields: of a config, by names with dots.
-    """
+    """Sections that a run with these values does not read."""
     rewards = Mixture.of(fields["reward.mixture"]).weights
     by_model = LLM in rewards or fields["agent.name"] not in WITHOUT_MODEL
     read = {
@@ -272,12 +268,7 @@ def unread(fields: Mapping[str, Any]) -> list[str]:
 
 
 def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
-    """HARR's settings (arXiv 2602.03645) on these data sources.
-
-    Args:
-        algorithm: "grpo" or "ppo".
-        agent: one of `AGENTS`.
-    """
+    """HARR's settings (arXiv 2602.03645) on these data sources."""
     config = LAYOUT.default(*sources)
     config.update(algorithm=algorithm)
     config.agent.name = agent

@@ -39,8 +39,14 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
-from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, Asked, load_inputs
-from qrag_jax.systems.harr_models import HarrModels, open_models
+from qrag_jax.systems.harr_inputs import (
+    INDEX,
+    PASSAGES,
+    Asked,
+    HarrModels,
+    load_inputs,
+    open_models,
+)
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, are_others, of_others, write_summary
 

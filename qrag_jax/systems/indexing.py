@@ -82,13 +82,7 @@ class CorpusSource:
 
 
 def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> None:
-    """Writes the corpus of an index from its source, or goes on with it.
-
-    Args:
-        source: None: the index has a corpus, or it is told of when that is opened.
-        out: the index's folder.
-        stop: checked after every passage.
-    """
+    """Writes the corpus of an index from its source, or goes on with it; None: it is there."""
     folder, record = out / CORPUS, out / SOURCE
     leftovers.clean_partial(out, print)
     if source is None:
@@ -142,12 +136,13 @@ def make_engine(
         _make_faiss(out / FAISS, corpus, stored)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
+
+        def report(passages: int) -> None:
+            bar.update(passages - bar.n)
+            stop.check()
+
         index = QdrantIndex.build(
-            corpus,
-            stored.vectors,
-            settings,
-            encoder=stored.manifest.encoder,
-            report=_report(bar, stop),
+            corpus, stored.vectors, settings, encoder=stored.manifest.encoder, report=report
         )
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
@@ -165,14 +160,6 @@ def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
         vectors = stored.vectors.rows(range(len(corpus)))
         FaissIndex(corpus, vectors, **about).save(folder)
     FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
-
-
-def _report(bar: tqdm, stop: StopSignal) -> Callable[[int], None]:
-    def report(passages: int) -> None:
-        bar.update(passages - bar.n)
-        stop.check()
-
-    return report
 
 
 ENGINES = (EXACT, BM25, *FURTHER)
@@ -323,13 +310,9 @@ def _index_vectors(
         dtype=number,
     )
     if (folder / manifest.NAME).exists():
-        known: dict[str, str | int] = {
-            "engine": EXACT,
-            "corpus": stored.digest,
-            "encoder": digest,
-            "count": len(stored),
-        }
-        found = manifest.read_manifest(folder, **known)
+        found = manifest.read_manifest(
+            folder, engine=EXACT, corpus=stored.digest, encoder=digest, count=len(stored)
+        )
         if found.dtype != number:
             raise InputError(
                 f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "

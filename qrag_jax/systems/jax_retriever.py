@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.exported import chunk_digest, form_of, read_rows
-from qrag_jax.retrieval.tower_rows import Towers
+from qrag_jax.retrieval.tower_rows import RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime.mesh import make_mesh
@@ -43,7 +46,10 @@ class RunTowers:
         threshold = towers_export.stop_threshold(run, label, params)
         # There are no files yet: the weights are those of the checkpoint.
         self.config = towers_export.retriever_config(run, workdir / "not exported", threshold)
-        self.towers = run_towers(run, params, self.config)
+        state, chunk = towers_export.towers(run.loaded, run.config)
+        form = form_of(self.config, state.opening, chunk.opening)
+        both = _mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
+        self.towers = Towers(run.loaded.tokenizer, form, *both)
 
     def chunk_digest(self) -> str:
         """The digest of the tower of chunks, as it would be exported."""
@@ -54,26 +60,17 @@ class RunTowers:
         return PassageEncoder.of_run(self._run, self._checkpoint)
 
 
-def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig) -> Towers:
-    """A run's towers with these parameters, such as `run.untrained()`.
-
-    Args:
-        config: how the retriever searches.
-    """
-    both = towers_export.towers(run.loaded, run.config)
-    state, chunk = (
-        MeshTower(
-            run.mesh,
-            run.shardings,
-            run.loaded.encoder,
-            params,
-            number=tower.number,
-            row_tokens=tower.max_tokens,
-        )
-        for tower in both
-    )
-    form = form_of(config, both[0].opening, both[1].opening)
-    return Towers(run.loaded.tokenizer, form, state, chunk)
+def _mesh_towers(
+    mesh: Mesh,
+    shardings: Any,
+    encoders: Sequence[TextEncoder],
+    params: Params | Adapted,
+    form: RowForm,
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks, whose parameters are stacked."""
+    lengths = {STATE: form.state_tokens, CHUNK: form.chunk_tokens}
+    for (number, tokens), encoder in zip(lengths.items(), encoders, strict=True):
+        yield MeshTower(mesh, shardings, encoder, params, number=number, row_tokens=tokens)
 
 
 class ExportedTowers:
@@ -100,14 +97,10 @@ class ExportedTowers:
             shardings,
         )
         tokenizer, form = read_rows(folder, self.config)
-        of_state, of_chunk = (
-            MeshTower(mesh, shardings, loaded.encoder, params, number=number, row_tokens=row_tokens)
-            for loaded, number, row_tokens in (
-                (state, STATE, form.state_tokens),
-                (chunk, CHUNK, form.chunk_tokens),
-            )
+        encoders = [state.encoder, chunk.encoder]
+        self.towers = Towers(
+            tokenizer, form, *_mesh_towers(mesh, shardings, encoders, params, form)
         )
-        self.towers = Towers(tokenizer, form, of_state, of_chunk)
 
     def chunk_digest(self) -> str:
         """The digest of the tower of chunks."""

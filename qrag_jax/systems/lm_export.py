@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +25,10 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
-from qrag_jax.systems.model_card import without_folders
 from qrag_jax.systems.saved_token_run import mesh_of_run
 from qrag_jax.systems.scoring import SUMMARY
 from qrag_jax.systems.token_config import TokenConfig
+from qrag_jax.systems.towers_export import without_folders
 
 CARD, ADAPTER = "README.md", "adapter"
 Fields = Mapping[str, Any]  # of a config, by section
@@ -40,11 +39,6 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     """Writes a checkpoint's model, its adapters if it has any, and the model card.
 
     The model in `out` has the adapters merged in; `out/adapter` holds them alone, in PEFT's format.
-
-    Args:
-        given: the run's config, of one of the systems in `EXPORTED`.
-        which: "best" or "last".
-        out: a new or empty folder.
     """
     check_is_free(out)
     config = EXPORTED[given.system].read(given)
@@ -78,96 +72,6 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
 # ---------------------------------------------------------------- model cards
 
 
-class Exported(NamedTuple):
-    """One system whose language models can be exported.
-
-    Attributes:
-        title: its name for readers.
-        learned: what its models learn, as in "A language model that learned to …".
-        read: the config of a run → its settings.
-        told: the fields of a config → sentences about prompt, data and what is left out.
-        scored: what a row of scores is of, such as "collection".
-        scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
-            checkpoint, {} if there are none.
-    """
-
-    title: str
-    learned: str
-    read: Callable[[ConfigDict], TokenConfig]
-    told: Callable[[Fields], str]
-    scored: str
-    scores: Callable[[Fields, str], Scores]
-
-
-_PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
-
-
-def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> str:
-    """The card as Markdown; it names no folder of the training machine.
-
-    Args:
-        workdir: the run's folder, with the summary of its scores if it was scored.
-        given: the run's config.
-        checkpoint: what the checkpoint is called, such as "best checkpoint of step 60".
-    """
-    system, fields = EXPORTED[given.system], without_folders(given.to_dict())
-    for name in _PRIVATE:
-        section, _, field = name.partition(".")
-        fields.get(section, {}).pop(field, None)
-    base = fields["model"]["path"] or "a tiny decoder, made for the run"
-    lines = [
-        f"# {workdir.resolve().name}",
-        "",
-        f"A language model that learned to {system.learned}, by qrag_jax ({system.title}): "
-        f"{checkpoint}. It started from {base}. It is an ordinary causal model of transformers, "
-        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format.",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in '
-        "(AutoModelForCausalLM, AutoTokenizer))",
-        "```",
-        "",
-        system.told(fields),
-        "",
-        *_table(system, workdir, checkpoint),
-        "## Config",
-        "",
-        "```json",
-        json.dumps(fields, indent=2),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _table(system: Exported, workdir: Path, checkpoint: str) -> list[str]:
-    """The scores of this checkpoint, if the run was scored."""
-    path = workdir / "eval" / SUMMARY
-    if not path.exists():
-        return []
-    scores = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
-    rows = [
-        f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
-        for name, means in scores.items()
-    ]
-    if not rows:
-        return []
-    metrics = [*next(iter(scores.values()))]
-    head = [f"| {' | '.join([system.scored, *metrics])} |", "|---" * (len(metrics) + 1) + "|"]
-    return ["## Scores", "", *head, *rows, ""]
-
-
-def _rlvr(fields: Fields) -> str:
-    tools, questions = fields["tools"], fields["questions"]
-    return (
-        f"Its prompt is `config.tools.prompt={tools['prompt']}`, its calls are written as "
-        f"`config.tools.form={tools['form']}`, and it was trained on "
-        f"`config.questions.train={questions['train']}`."
-    )
-
-
 def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
     shown = ("em", "f1", "recall", "citation", "reward")
     return {
@@ -175,18 +79,6 @@ def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
         for retriever, weights in summary["scores"].items()
         if checkpoint in weights
     }
-
-
-def _leret(fields: Fields) -> str:
-    writing, questions = fields["writing"], fields["questions"]
-    words = writing["passage_words"]
-    cut = f"the first {words} words" if words else "all"
-    return (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, without examples or marks, "
-        f"and shows {cut} of each passage found so far. It was trained on "
-        f"`config.questions.train={questions['train']}`, by {writing['hops']} queries of "
-        f"{writing['k']} passages each."
-    )
 
 
 def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
@@ -199,24 +91,6 @@ def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
     return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
 
 
-def _deepretrieval(fields: Fields) -> str:
-    writing, queries = fields["writing"], fields["queries"]
-    kind = prompt_kind(writing["prompt"], writing["form"], boolean=writing["boolean"])
-    writes = (
-        '`<think>…</think><answer>{"query": "…"}</answer>`'
-        if kind.form == TAGGED
-        else "the query alone"
-    )
-    told = (
-        f"Its prompt is `config.writing.prompt={writing['prompt']}`, and its output is {writes}. "
-        f"It was trained on `config.queries.train={queries['train']}`."
-    )
-    by_ppo = fields["algorithm"] == deepretrieval_config.PPO and fields["ppo"]["critic"] != NONE
-    if by_ppo and deepretrieval_config.RL in fields["stages"]:
-        told += " PPO's critic, with its value head, is not part of this model."
-    return told
-
-
 def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
     found = dict(summary["collections"])
     if len(found) > 1:
@@ -226,36 +100,68 @@ def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
             measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
         }
         for name, own in found.items()
-        if checkpoint in own["scores"]
+        if own["scores"].get(checkpoint)
     }
 
 
-# config.system → what it says of its models.
-EXPORTED: Mapping[str, Exported] = MappingProxyType(
-    {
-        rlvr_config.NAME: Exported(
-            "RLVR",
-            "search with tools",
-            rlvr_config.RlvrConfig.of,
-            _rlvr,
-            "retriever",
-            _rlvr_scores,
-        ),
-        leret_config.NAME: Exported(
-            "LeReT",
-            "write search queries, one at each hop",
-            leret_config.LeretConfig.of,
-            _leret,
-            "passages found",
-            _leret_scores,
-        ),
-        deepretrieval_config.NAME: Exported(
-            "DeepRetrieval",
-            "rewrite search queries",
-            deepretrieval_config.RewriteConfig.of,
-            _deepretrieval,
-            "collection",
-            _deepretrieval_scores,
-        ),
-    }
-)
+class Exported(NamedTuple):
+    """One system whose language models can be exported."""
+
+    title: str  # its name for readers
+    learned: str  # what its models learn, as in "A language model that learned to …"
+    read: Callable[[ConfigDict], TokenConfig]
+    scored: str  # what a row of scores is of
+    # (content of `eval/summary.json`, name of a checkpoint) → its scores; {}: there are none
+    scores: Callable[[Fields, str], Scores]
+
+
+EXPORTED: Mapping[str, Exported] = {
+    rlvr_config.NAME: Exported(
+        "RLVR", "search with tools", rlvr_config.RlvrConfig.of, "retriever", _rlvr_scores
+    ),
+    leret_config.NAME: Exported(
+        "LeReT",
+        "write search queries, one at each hop",
+        leret_config.LeretConfig.of,
+        "passages found",
+        _leret_scores,
+    ),
+    deepretrieval_config.NAME: Exported(
+        "DeepRetrieval",
+        "rewrite search queries",
+        deepretrieval_config.RewriteConfig.of,
+        "collection",
+        _deepretrieval_scores,
+    ),
+}
+_PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
+
+
+def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> str:
+    """The card as Markdown; it names no folder of the training machine."""
+    system, fields = EXPORTED[given.system], without_folders(given.to_dict())
+    for name in _PRIVATE:
+        section, _, field = name.partition(".")
+        fields.get(section, {}).pop(field, None)
+    base = fields["model"]["path"] or "a tiny decoder, made for the run"
+    by_ppo = fields.get("algorithm") == deepretrieval_config.PPO and fields["ppo"]["critic"] != NONE
+    critic = "PPO's critic, with its value head, is not part of this model. " if by_ppo else ""
+    lines = [
+        f"# {workdir.resolve().name}",
+        "",
+        f"A language model that learned to {system.learned}, by qrag_jax ({system.title}): "
+        f"{checkpoint}. It started from {base}. It is an ordinary causal model of transformers, "
+        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format. {critic}The "
+        "config has its prompt and its data.",
+        "",
+    ]
+    path = workdir / "eval" / SUMMARY
+    if path.exists():
+        found = system.scores(json.loads(path.read_text(encoding="utf-8")), checkpoint)
+        for number, (name, means) in enumerate(found.items()):
+            if not number:
+                lines += ["## Scores", "", f"| {' | '.join([system.scored, *means])} |"]
+                lines.append("|---" * (len(means) + 1) + "|")
+            lines.append(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |")
+    lines += ["", "## Config", "", "```json", json.dumps(fields, indent=2), "```", ""]
+    return "\n".join(lines)

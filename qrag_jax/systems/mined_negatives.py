@@ -53,11 +53,6 @@ def with_negatives(
     Left out are a question's own passages, and those that may be good though nobody has said so:
     passages with the title or the beginning of a supporting one, and passages that hold the answer
     (as in DPR, arXiv 2004.04906). If fewer are left, fewer are added.
-
-    Args:
-        config: with the folder of an index.
-        run: its folder keeps what was found.
-        separator: between a passage's title and its text.
     """
     for name, samples in loaded.by_source.items():
         if isinstance(samples, LazySamples):

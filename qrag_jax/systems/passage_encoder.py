@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 class PassageRows:
     """Makes the rows of passages; the same in every thread and process."""
 
-    folder: Path  # of the stored corpus; worker processes open it for themselves
+    folder: Path  # of the stored corpus
     tokenizer: TextTokenizer
     opening: tuple[int, ...]  # ids that every row begins with
     row_tokens: int  # length of the longest row, special tokens counted
@@ -67,7 +67,7 @@ class PassageRows:
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         """The rows of the passages with these numbers."""
-        passages = self._corpus.passages(numbers)
+        passages = StoredCorpus(self.folder).passages(numbers)  # maps of files: as good as free
         texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
         encoded = self.tokenizer.encode([well_formed(text) for text in texts])
         kept = self.row_tokens - len(self.opening) - 1
@@ -80,12 +80,7 @@ class PassageRows:
         return Rows(np.array(tokens, np.int32), np.array(lengths, np.int32), cut)
 
     def ahead(self, groups: Sequence[range], workers: int) -> Iterator[Rows]:
-        """The rows of each group of passages in order, a few thousand of them made ahead.
-
-        Args:
-            groups: the numbers of the passages of each group; a group may be empty.
-            workers: processes that tokenise; 0: threads do.
-        """
+        """The rows of each group of passages in order, a few thousand of them made ahead."""
         pieces = [
             group[start : start + PIECE]
             for group in groups
@@ -99,18 +94,6 @@ class PassageRows:
                 np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in parts)]),
                 sum(part.cut for part in parts),
             )
-
-    @functools.cached_property
-    def _corpus(self) -> StoredCorpus:
-        return StoredCorpus(self.folder)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Workers get everything but the open corpus."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
 
 
 EXPORTED = "chunk"  # folder of the tower of chunks in an export
@@ -139,11 +122,7 @@ class PassageEncoder:
 
     @classmethod
     def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
-        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`.
-
-        Args:
-            which: "best" or "last", the checkpoint.
-        """
+        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
         # This module is on the way to trainings, which need no model cards.
         from qrag_jax.systems.towers_export import run_chunk_digest
 
@@ -258,11 +237,7 @@ class PassageEncoder:
         )
 
     def embed(self, lengths: np.ndarray) -> Embed:
-        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`.
-
-        Args:
-            lengths: tokens of typical rows, for which blocks are chosen.
-        """
+        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`."""
         config = self.blocks
         blocks = blocks_of(
             np.bincount(lengths, minlength=self.row_tokens + 1),
@@ -279,15 +254,11 @@ def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
 
     An export's tokenizer does so with the tower's prefix.
     """
-    ids = list(tokenizer.backend.encode("", add_special_tokens=True).ids)
-    if not ids or ids[-1] != tokenizer.sep_id:
+    ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+    opening = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+    if ids[: len(opening)] != opening or ids[len(opening) :][-1:] != [tokenizer.sep_id]:
         return ()
-    del ids[-1]
-    if tokenizer.cls_id is not None:
-        if not ids or ids[0] != tokenizer.cls_id:
-            return ()
-        del ids[0]
-    return tuple(ids)
+    return tuple(ids[len(opening) : -1])
 
 
 def _folder(path: str) -> Path:

@@ -47,14 +47,7 @@ class PlainEncoder:
 
 
 class QuestionTower:
-    """What makes vectors of questions; see `retrieval.multi_step.QuestionEncoder`.
-
-    Attributes:
-        title_separator: between titles and texts of the passages that it compares them with.
-
-    Args:
-        encoder: as it embeds passages; questions have its prefix of states.
-    """
+    """What makes vectors of questions; see `retrieval.multi_step.QuestionEncoder`."""
 
     def __init__(self, encoder: PassageEncoder) -> None:
         self._tokenizer, self._form = encoder.tokenizer, encoder.encoder
@@ -80,11 +73,7 @@ class QuestionTower:
 
 
 def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
-    """Opens an index with the encoder that embedded it.
-
-    Args:
-        encoder: None: the index compares words.
-    """
+    """Opens an index with the encoder that embedded it."""
     if encoder is None:
         otherwise = (
             "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "

@@ -122,12 +122,6 @@ class QRagConfig:
         check_stages(stages, STAGES)
         steps = parts["train"].steps if PQN in stages else 0
         imitate = parts["imitate"] = parts["imitate"] if IMITATE in stages else None
-        if imitate and imitate.shared_by > 1 and parts["env"].positions != NO_POSITIONS:
-            raise InputError(
-                f"config.imitate.shared_by is {imitate.shared_by}, but passages of another "
-                "question have no place in a document: set config.env.positions to "
-                f"{NO_POSITIONS} (it is {parts['env'].positions})."
-            )
         imitated = imitate.steps if imitate else 0
         parts["train"] = dataclasses.replace(parts["train"], steps=imitated + steps)
         total = {"total_steps": max(steps, 1)}
@@ -137,10 +131,14 @@ class QRagConfig:
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
                 "run's own number."
             )
-        data = parts["data"]
-        if data.negatives.index and parts["env"].positions != NO_POSITIONS:
+        foreign = {
+            "imitate.shared_by": imitate is not None and imitate.shared_by > 1,
+            "data.negatives.index": bool(parts["data"].negatives.index),
+        }
+        if parts["env"].positions != NO_POSITIONS and any(foreign.values()):
+            name = next(name for name, is_used in foreign.items() if is_used)
             raise InputError(
-                "config.data.negatives.index is given, but passages of an index have no place in a "
+                f"config.{name} brings passages of other documents, which have no place in a "
                 f"document: set config.env.positions to {NO_POSITIONS} (it is "
                 f"{parts['env'].positions})."
             )
@@ -224,11 +222,7 @@ class QRagConfig:
 
 
 def unread(fields: Mapping[str, Any]) -> list[str]:
-    """Sections and fields that a run with these values does not read.
-
-    Args:
-        fields: of a config, by names with dots.
-    """
+    """Sections and fields that a run with these values does not read."""
     # BabiLong and needles make their own documents.
     sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
     official, kind = sources - SETTINGS.keys(), _reward_kind(_name_of(fields, "reward."))

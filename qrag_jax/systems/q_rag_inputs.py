@@ -31,7 +31,6 @@ from qrag_jax.rollouts.chunks import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 
@@ -49,7 +48,11 @@ class Labelled:
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
     """Gives the samples what the reward reads, and refuses those that lack it."""
     own = [(name, each) for split in (train, dev) for name, each in split.by_source.items()]
-    _check_best_by(config, dev)
+    if config.eval.best_by == UNTIL_FOUND and not all(map(_have_facts, dev.by_source.values())):
+        raise InputError(
+            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
+            "supporting facts; use return."
+        )
     if config.reward.name == ANSWER_IN_CHUNK:
         for name, samples in own:
             if isinstance(samples, LazySamples):
@@ -113,14 +116,6 @@ def _check_support(name: str, samples: Sequence[Sample]) -> None:
             )
 
 
-def _check_best_by(config: QRagConfig, dev: LoadedSamples) -> None:
-    if config.eval.best_by == UNTIL_FOUND and not all(map(_have_facts, dev.by_source.values())):
-        raise InputError(
-            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
-            "supporting facts; use return."
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     """Everything that a run reads."""
@@ -159,7 +154,7 @@ class Inputs:
             return [self.train_samples[number].id for number in numbers]
 
         found = {"fact_em": ".2f"} if self.has_facts else {"return": ".2f"}
-        return Told(names, {"loss": ".3f", **found}, advice + "or ", CAUSES["q_rag"])
+        return Told(names, {"loss": ".3f", **found}, advice + "or ")
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
         """Shapes and dtypes of a batch of this many questions."""
@@ -172,13 +167,7 @@ class Inputs:
 def load_inputs(
     config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
 ) -> Inputs:
-    """Reads and tokenises the data, prepares the encoder, and checks that they fit together.
-
-    Args:
-        service: gives a language model's rewards, and must be able to score the samples; None
-            without a language model.
-        platform: the devices that compute.
-    """
+    """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:
         check_origin(config.encoder)
     hold_out = not config.eval.path
@@ -226,14 +215,15 @@ def load_inputs(
     dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    scored = _fixed_subset(config, labels.scored)
+    order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))
+    taken = order[: config.eval.samples or len(labels.scored)].tolist()
     return Inputs(
         encoder=encoder,
         stores=stores,
         dev_samples=dev.all,
         dev_store=dev_store,
         train_samples=train_samples.all,
-        dev_indices=scored,
+        dev_indices=sorted(labels.scored[place] for place in taken),
         shape=shape,
         max_steps=steps,
         has_facts=labels.has_facts,
@@ -280,8 +270,3 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
                 f"(up to {max(counts)}) than config.env.max_steps={steps}, so they are never solved"
             )
     return steps
-
-
-def _fixed_subset(config: QRagConfig, numbers: Sequence[int]) -> list[int]:
-    order = np.random.default_rng(config.eval.seed).permutation(len(numbers))
-    return sorted(numbers[place] for place in order[: config.eval.samples or len(numbers)].tolist())

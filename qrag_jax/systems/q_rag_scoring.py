@@ -145,40 +145,29 @@ def _score(
     Returns:
         the rows of both logs, and episodes per second (None if nothing was played).
     """
-    config, label = scene.run.config, retriever.label
-    log = folder / log_name(config.eval.seed)
+    run, evaluator, label = scene.run, scene.evaluator, retriever.label
+    log = folder / log_name(run.config.eval.seed)
     logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
-    run = scene.run
     meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=False)
-    with log_locks(*logs.values()):
-        return _score_missing(scene, params, logs, meta, label)
-
-
-def _score_missing(
-    scene: Scene, params: Params, logs: dict[str, Path], meta: dict[str, Any], label: str
-) -> tuple[dict[str, list[Row]], float | None]:
     rows: dict[str, list[Row]] = {}
-    for kind, path in logs.items():
-        begin(path, meta, restart=scene.restart)
-        rows[kind] = RETRIEVALS.read_partial(path, len(scene.evaluator.indices))
-    # The two logs are written one after the other: go on after the last question in both.
-    done = min(map(len, rows.values()))
-    if done:
-        print(
-            f"{label}: {done} of {len(scene.evaluator.indices)} questions are in the logs already"
-        )
-    todo = scene.evaluator.indices[done:]
-    started = time.monotonic()
-    with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
-        for multi, single in scene.evaluator.batches(params, done):
-            for kind, new in (("multi", multi), ("single", single)):
-                missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
-                RETRIEVALS.append(logs[kind], missing)
-                rows[kind] = rows[kind] + missing
-            done += len(multi)
-            bar.update(len(multi))
-    seconds = time.monotonic() - started
-    return rows, len(todo) / seconds if todo else None
+    with log_locks(*logs.values()):
+        for kind, path in logs.items():
+            begin(path, meta, restart=scene.restart)
+            rows[kind] = RETRIEVALS.read_partial(path, len(evaluator.indices))
+        # The two logs are written one after the other: go on after the last question in both.
+        done = min(map(len, rows.values()))
+        if done:
+            print(f"{label}: {done} of {len(evaluator.indices)} questions are in the logs already")
+        todo, started = evaluator.indices[done:], time.monotonic()
+        with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
+            for multi, single in evaluator.batches(params, done):
+                for kind, new in (("multi", multi), ("single", single)):
+                    missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
+                    RETRIEVALS.append(logs[kind], missing)
+                    rows[kind] = rows[kind] + missing
+                done += len(multi)
+                bar.update(len(multi))
+    return rows, len(todo) / (time.monotonic() - started) if todo else None
 
 
 def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:

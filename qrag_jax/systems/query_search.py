@@ -106,16 +106,12 @@ class RewriteSearchConfig(SearchFields):
     """Section `search`: what queries find."""
 
     ENGINES: ClassVar[tuple[str, ...]] = (*SearchFields.ENGINES, REMOTE)
-    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean obeys AND,
-    # OR, NOT, parentheses and phrases; remote asks the service of section engine
+    # One of bm25, semantic, hybrid and boolean; remote asks the service of section engine
     engine: str = BM25
     # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
     # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
     corpus: str = ""
     index: str = ""  # see corpus
-    # Queries of which the corpus may lack every relevant document, a share; above it the run is
-    # refused
-    max_missing_share: float = 0.1
     k1: float = 0.9
     b: float = 0.4
     stemmer: str = ""
@@ -139,45 +135,39 @@ def open_query_search(
     *,
     begun: bool = True,
 ) -> CorpusLibrary:
-    """Opens what is searched; the pool is written and indexed first, if it is not there.
-
-    All hosts call this. The digest of what is searched is that of the library's corpus.
-
-    Args:
-        pages: the passages of all questions, of training and evaluation; None: those that the
-            folder has. They are not read if the config names an index.
-        begun: the pool belongs to a run that has begun; else it is of a start that was refused,
-            and a pool that differs takes its place.
-    """
-
-    def passages() -> Sequence[Passage] | None:
-        return None if pages is None else pooled(pages)
-
-    return open_passages(config, passages, folder, stop, begun=begun)
+    """As `open_passages`, of the pages of all questions, of training and evaluation, pooled."""
+    given = None if pages is None else partial(pooled, pages)
+    return open_passages(config, given, folder, stop, begun=begun)
 
 
 def open_passages(
     config: SearchFields,
-    given: Callable[[], Sequence[Passage] | None],
+    given: Callable[[], Iterable[Passage]] | None,
     folder: Path,
     stop: StopSignal | None = None,
     *,
     begun: bool = True,
 ) -> CorpusLibrary:
-    """As `open_query_search`, of passages that have names.
+    """Opens what is searched; passages are written and indexed first, if they are not there.
+
+    All hosts call this. The digest of what is searched is that of the library's corpus.
 
     Args:
-        given: gives the passages, or None for those that the folder has. It is not called if the
-            config names an index.
+        given: gives the passages; None: those that the folder has. It is not called if the config
+            names an index.
+        begun: the folder belongs to a run that has begun; else it is of a start that was refused,
+            and passages that differ take their place.
     """
     encoder = prefixed(config.encoder, config.question_prefix, config.passage_prefix)
     if not config.index:
-        passages = given()
+        passages = None if given is None else [*given()]
         hosts.first_does(lambda: _store(passages, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            _index_vectors(encoder, folder, stop)
+            there = vectors_are_finished(folder)
+            tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
+            index_corpus(None, folder, tower, IndexSettings(), stop)
     where = config.index or str(folder)
     library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.of_quotes)
     library.corpus.check_content()
@@ -228,13 +218,6 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
             )
         shutil.rmtree(own)
     kind.build(stored, config.words).save(own)
-
-
-def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None) -> None:
-    own = None
-    if not vectors_are_finished(folder):
-        own = PassageEncoder.of_folder(encoder.path, encoder.config)
-    index_corpus(None, folder, own, IndexSettings(), stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,13 +289,8 @@ def open_collections(
     found = {}
     for name, passages in wanted.items():
         of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
-        listed = partial(_listed, passages)
-        found[name] = open_passages(of_index, listed, folder / (name or OWN), stop, begun=begun)
+        found[name] = open_passages(of_index, passages, folder / (name or OWN), stop, begun=begun)
     return Collections(found)
-
-
-def _listed(given: Callable[[], Iterable[Passage]]) -> list[Passage]:
-    return [*given()]
 
 
 def passages_of(path: str) -> Iterable[Passage]:

@@ -49,13 +49,7 @@ NOTE = "chunk_tower.json"  # in an index's folder: which exported tower its vect
 
 
 def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
-    """Notes what embedded an index.
-
-    Args:
-        index: its folder.
-        encoder: the digest in the manifest of its vectors.
-        chunk_tower: the digest of the exported tower.
-    """
+    """Notes of an index's folder which exported tower its encoder, by its digest, is."""
     note = {"encoder": encoder, "chunk_tower": chunk_tower}
     write_whole(index / NOTE, json.dumps(note, indent=1) + "\n")
 
@@ -206,12 +200,7 @@ class Retriever:
 
     @classmethod
     def load(cls, folder: str | Path, settings: LoadSettings | None = None) -> Retriever:
-        """Reads a retriever.
-
-        Args:
-            folder: that `qrag_jax.export` wrote, or that of a run.
-            settings: how its towers are computed; None: by jax.
-        """
+        """Reads a retriever from the folder of an export or of a run; computed by jax as usual."""
         path, settings = Path(folder).expanduser(), settings or LoadSettings()
         exported = (path / RETRIEVER).is_file()
         if not exported and not (path / CONFIG_NAME).is_file():
@@ -225,10 +214,8 @@ class Retriever:
                 f"that folder for the backend {settings.backend}."
             )
         backend: Backend
-        if settings.backend == TORCH:
-            backend = DeployedTowers(path, device=settings.device)
-        elif settings.backend == ENDPOINT:
-            backend = DeployedTowers(path, settings.endpoints)
+        if settings.backend != JAX:
+            backend = DeployedTowers(path, settings.endpoints, settings.device)
         else:
             from qrag_jax.systems.jax_retriever import ExportedTowers, RunTowers
 
@@ -253,13 +240,7 @@ class Retriever:
     def index(
         self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
     ) -> None:
-        """Embeds a corpus into an index, or goes on with one that was begun, and opens it.
-
-        Args:
-            corpus: file or folder of passages (`systems.indexing`).
-            folder: of the index.
-            settings: how the index is built.
-        """
+        """Embeds a corpus (a file or folder) into an index, or goes on with one, and opens it."""
         encoder = self._backend.passage_encoder()
         from qrag_jax.systems.indexing import index_corpus
 
@@ -271,7 +252,6 @@ class Retriever:
         """Opens an index.
 
         Args:
-            folder: of the index.
             engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
             url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
                 built.

@@ -112,11 +112,7 @@ def given_experiment(
 
 
 def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
-    """The experiment of a command line that is not this process's own, which is checked by nobody.
-
-    Args:
-        words: `--config=FILE` and `--config.FIELD=VALUE`.
-    """
+    """The experiment of a command line that is not this process's own; it is not checked."""
     argv, values = ["train", *words], flags.FlagValues()
     holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     try:

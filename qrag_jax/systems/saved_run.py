@@ -118,17 +118,9 @@ class SavedRun:
         trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
         return self._with_base(trained), step
 
-    def best_is_untrained(self) -> bool:
-        """Whether no evaluation scored above the parameters the run started from."""
-        return Checkpoints(self.workdir, read_only=True).best_step() == 0
-
     def chosen(self, checkpoint: str = "") -> str:
-        """The checkpoint that is used: the given one, else the best one if that is trained.
-
-        Args:
-            checkpoint: "best" or "last"; "": none is given.
-        """
-        if not checkpoint and self.best_is_untrained():
+        """The checkpoint that is used: the given one, else the best one if that is trained."""
+        if not checkpoint and Checkpoints(self.workdir, read_only=True).best_step() == 0:
             raise InputError(
                 f"the best checkpoint of {self.workdir} is that of step 0, the untrained weights; "
                 "give --checkpoint=last for the trained ones, or --checkpoint=best for these."

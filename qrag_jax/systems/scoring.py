@@ -49,11 +49,7 @@ class ScoreOptions:
 
 
 def resumable(play: Callable[[], object], kept: str) -> int:
-    """Plays or scores; returns the exit status of the command.
-
-    Args:
-        kept: what is kept when it is stopped.
-    """
+    """Plays or scores; returns the exit status of the command."""
     try:
         play()
     except Stopped as stopped:
@@ -87,12 +83,7 @@ def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[st
 def are_others(
     workdir: Path, given: ConfigDict, parts: Sequence[str], out: Path | None, form: str = "FOLDER"
 ) -> bool:
-    """Whether other questions than the run's are asked, which need a place of their own.
-
-    Args:
-        out: what is named for the scores; None: nothing is.
-        form: of what must be named.
-    """
+    """Whether other questions than the run's are asked, which need a place of their own."""
     differing = of_others(workdir, given, parts)
     if differing and out is None:
         raise InputError(
@@ -130,14 +121,7 @@ class PlayedParts(Generic[Asked, Row]):
     def into(
         self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
     ) -> None:
-        """Plays all that the log lacks.
-
-        Args:
-            log: the file, `….jsonl`; the record is kept beside it, as `….json`.
-            record: all that the rows depend on.
-            stop: looked at between parts.
-            restart: throw the log away instead of going on with it.
-        """
+        """Plays all that the log lacks."""
         (unit, units), asked, size = self.names, self.asked, self.size
 
         def check(row: Row, number: int) -> None:
@@ -182,11 +166,7 @@ class WayLogs(Generic[Row]):
     def played(
         self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool
     ) -> tuple[dict[str, list[Row]], list[str]]:
-        """The rows of each way by what it is called; and why ways are not here, a sentence each.
-
-        Args:
-            restart: throw logs away; else what has one is not played again.
-        """
+        """The rows of each way by what it is called; and why ways are not here, a sentence each."""
         rows, notes = dict[str, list[Row]](), list[str]()
         for number, way in enumerate(ways, start=1):
             path, record = self.folder / f"{way.name}.jsonl", self.record(way)

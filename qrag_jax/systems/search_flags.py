@@ -41,11 +41,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
-    """Which of `KINDS` searches.
-
-    Args:
-        further: flags of the command, as in `READ_BY`.
-    """
+    """Which of `KINDS` searches."""
     given = [name for name in KINDS if name and flags.FLAGS[name].value]
     if len(given) > 1:
         raise InputError(f"give one of --{' and --'.join(given)}.")

@@ -71,12 +71,7 @@ class Versioned(NamedTuple):
 
 
 class VersionSampler:
-    """Samples by one version on the server; see `token_episodes.Sampler`.
-
-    Args:
-        sampler: sends the requests.
-        published: the version.
-    """
+    """Samples by one version on the server; see `token_episodes.Sampler`."""
 
     in_rounds = False
 
@@ -114,13 +109,7 @@ class ServedPolicy:
         *,
         wait: Callable[[StopSignal], None],
     ) -> None:
-        """
-        Args:
-            model: what is trained.
-            speech: its tokenizer.
-            server: it may still be starting.
-            wait: until it answers.
-        """
+        """The server may still be starting; `wait` returns when it answers."""
         self.seconds: list[float] = []
         self._settings, self._model, self._speech = settings, model, speech
         self._server, self._wait = server, wait
@@ -173,11 +162,7 @@ class ServedPolicy:
             self._publisher.forget()
 
     def republish(self) -> None:
-        """Hands over again what our server, which was restarted, had before.
-
-        Raises:
-            PublishError: the server refused.
-        """
+        """Hands over again what our server, which was restarted, had before."""
         if self._publisher is not None:
             self._publisher.republish()
 
@@ -317,9 +302,6 @@ def open_served(
     """Opens the server of the section `llm`; it ends with the block.
 
     A server of our own starts while the caller goes on.
-
-    Args:
-        workdir: the folder of the server's log; of several hosts each has a log of its own.
     """
     products = model.loaded.model.trunk.precision.products
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)

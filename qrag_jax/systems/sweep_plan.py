@@ -37,6 +37,8 @@ _SUMMARIES = ("summary.json", "eval/summary.json")  # of Q-RAG; of the other sys
 _TURN = 0.2  # seconds between looks at a command and at the signals
 
 Questions = Mapping[str, float]  # a score of each question, by its id
+# One value of a list: commas inside of brackets and quotes part nothing.
+_VALUE = re.compile(r"""(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*"|[^,])+""")
 
 
 class PlannedRun(NamedTuple):
@@ -114,7 +116,7 @@ def seeds_of(words: Sequence[str]) -> list[int]:
 
 
 def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """The fields and values of `FIELD=V1,V2`; commas inside of brackets and quotes part nothing."""
+    """The fields and values of `FIELD=V1,V2`."""
     sets: dict[str, list[str]] = {}
     for word in words:
         field, equals, text = word.removeprefix("config.").partition("=")
@@ -122,41 +124,23 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
             raise InputError(f"--set={word} is not of the form FIELD=VALUE,VALUE.")
         if field == "seed":
             raise InputError(f"--set={word} sets the seed; give --seeds in its place.")
-        values = _parted(text)
+        values = _VALUE.findall(text) or [""]
         if field in sets or len({*values}) < len(values):
             raise InputError(f"--set={word} gives a field or a value twice; give each once.")
         sets[field] = values
     return sets
 
 
-def _parted(text: str) -> list[str]:
-    parts, depth, quote = [""], 0, ""
-    for mark in text:
-        if quote:
-            quote = "" if mark == quote else quote
-        elif mark in "'\"":
-            quote = mark
-        else:
-            depth += (mark in "([{") - (mark in ")]}")
-        if mark == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += mark
-    return parts
-
-
 def missing(run: PlannedRun, folder: Path) -> str:
     """Why a run is not done, with the last line that its commands wrote; "": it is done."""
     if any((folder / run.name / name).exists() for name in _SUMMARIES):
         return ""
-    log_path = folder / f"{run.name}.log"
-    if not log_path.exists():
-        return "not finished" if (folder / run.name).exists() else "not begun"
-    text = log_path.read_text(errors="replace").replace("\r", "\n")
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    path = folder / f"{run.name}.log"
+    if not path.exists():
+        return "not begun"
+    lines = re.split(r"[\r\n]+", path.read_text(errors="replace").strip())
     errors = [line for line in lines if line.startswith("error: ")]
-    last = ([*lines[-1:], *errors[-1:]] or ["it wrote nothing"])[-1]
-    return f"not finished: {last[:300]}"
+    return f"not finished: {[*lines[-1:], *errors[-1:]][-1][:300]}"
 
 
 def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
@@ -199,65 +183,51 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 # ---------------------------------------------------------------- the scores of a run
 
 Scores = dict[str, dict[str, float]]  # by the score's name, then by the question's id
+_OF_ANSWERS = ("f1", "em", "recall")
 
 
 def scores_of(workdir: Path) -> tuple[str, Scores]:
     """The score that sums a run up, and all scores of its newest evaluation.
 
-    A question whose episode failed has none.
+    A question whose episode failed has none. Those of hops are after the last one, those of
+    rewrites by the judgements that the evaluation wrote.
     """
     path = run_page.newest_log(workdir)
     if path is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    main, values = _READERS[str(run_page.kind_of(path))](path)
-    scores: Scores = {}
-    for score, question, value in values:
+    kind, main, scores = str(run_page.kind_of(path)), "f1", dict[str, dict[str, float]]()
+
+    def add(score: str, question: str, value: float | None) -> None:
         if value is not None:
             scores.setdefault(score, {})[question] = value
+
+    if kind == RETRIEVALS.name:
+        for row in RETRIEVALS.read_partial(path):
+            for name, (value,) in score_columns([row]).items():
+                add(name, row.id, value)
+        main = "fact_f1" if "fact_f1" in scores else "answer_found"
+    elif kind == AGENTS.name:
+        for agent in AGENTS.read_partial(path):
+            for name in () if agent.failed else _OF_ANSWERS:
+                add(name, agent.id, getattr(agent, name))
+    elif kind == PREDICTIONS.name:
+        questions = prediction_scores.by_question(scored_episodes(path))
+        for question, found in prediction_scores.columns_of(questions).items():
+            for name in (*_OF_ANSWERS, "reward"):
+                add(name, question, found[name])
+    elif kind == HOPS.name:
+        main = "all_gold"
+        for searched in HOPS.read(path):
+            for name, value in searched.hops[-1].scores.items() if not searched.failed else ():
+                add(name, searched.id, value)
+    else:
+        main = _add_rewrites(path, add)
     if main not in scores:
         raise InputError(f"{path} has no question with {main}; look at its log.")
     return main, scores
 
 
-Values = list[tuple[str, str, float | None]]  # score, question, value
-
-
-def _of_chunks(path: Path) -> tuple[str, Values]:
-    """Facts are those of all chunks taken; where no question has any, `answer_found`."""
-    values = [
-        (name, row.id, value)
-        for row in RETRIEVALS.read_partial(path)
-        for name, (value,) in score_columns([row]).items()
-    ]
-    has_facts = any(name == "fact_f1" for name, *_ in values)
-    return "fact_f1" if has_facts else "answer_found", [*values]
-
-
-def _of_agents(path: Path) -> tuple[str, Values]:
-    rows = [row for row in AGENTS.read_partial(path) if not row.failed]
-    return "f1", [(name, row.id, getattr(row, name)) for row in rows for name in _OF_AGENTS]
-
-
-def _of_tokens(path: Path) -> tuple[str, Values]:
-    questions = prediction_scores.by_question(scored_episodes(path))
-    columns = prediction_scores.columns_of(questions).items()
-    return "f1", [
-        (name, question, scores[name])
-        for question, scores in columns
-        for name in (*_OF_AGENTS, "reward")
-    ]
-
-
-def _of_hops(path: Path) -> tuple[str, Values]:
-    """Scores after the last hop."""
-    rows = [row for row in HOPS.read(path) if not row.failed]
-    return "all_gold", [
-        (name, row.id, value) for row in rows for name, value in row.hops[-1].scores.items()
-    ]
-
-
-def _of_rewrites(path: Path) -> tuple[str, Values]:
-    """The measures of the run's config, by the judgements that its evaluation wrote."""
+def _add_rewrites(path: Path, add: Callable[[str, str, float | None], None]) -> str:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
     from qrag_jax.systems.query_search import OWN
 
@@ -266,34 +236,20 @@ def _of_rewrites(path: Path) -> tuple[str, Values]:
     for row in REWRITES.read(path):
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
-    values: Values = []
     for collection, by_query in rankings.items():
         qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
         for measure, column in ranking_columns(by_query, qrels, config["measures"]).items():
-            values += [(measure, f"{collection}/{name}", value) for name, value in column.items()]
-    return config["best_by"], values
-
-
-_OF_AGENTS = ("f1", "em", "recall")
-_READERS: dict[str, Callable[[Path], tuple[str, Values]]] = {
-    RETRIEVALS.name: _of_chunks,
-    AGENTS.name: _of_agents,
-    PREDICTIONS.name: _of_tokens,
-    HOPS.name: _of_hops,
-    REWRITES.name: _of_rewrites,
-}
+            for name, value in column.items():
+                add(measure, f"{collection}/{name}", value)
+    return config["best_by"]
 
 
 # ---------------------------------------------------------------- the table
 
 
 def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
-    """The table of the runs that are done; see `compared`.
-
-    Args:
-        score: which one; "": the one that sums up a run of the system.
-    """
+    """The table of the runs that are done; see `compared`."""
     runs: dict[str, dict[int, Questions]] = {run.settings: {} for run in plan.runs()}
     why_not: dict[str, str] = {}
     for run in plan.runs():

@@ -64,7 +64,6 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.config import CAUSES
 from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
@@ -226,7 +225,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()
-        self.told = Told(self._names, self.SHOWN, self._advice, CAUSES[self.NAME])
+        self.told = Told(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
 
     @classmethod

@@ -18,11 +18,9 @@ from qrag_jax.runtime.device_memory import (
     saving,
 )
 from qrag_jax.runtime.dry_run import fit
-from qrag_jax.runtime.not_learning import KINDS
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.targets import TARGETS, described_devices
 from qrag_jax.systems import SYSTEMS
-from qrag_jax.systems.config import CAUSES
 from tests.entry_points import ROOT
 
 EXPERIMENTS = {

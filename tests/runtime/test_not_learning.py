@@ -130,8 +130,8 @@ def test_a_fifth_of_the_steps_skipped_is_told() -> None:
         assert kinds(of, skipped, counted) == found
 
 
-def test_each_sign_is_told_once_with_its_causes() -> None:
-    watch = Watch(100, {FLAT: "--config.a is too low", FLAT_GROUPS: "--config.b"})
+def test_each_sign_is_told_once() -> None:
+    watch = Watch(100)
     of, told = course((*FLAT_SCORES, 0.5, 0.5)), list[str]()
     for number, evaluation in enumerate(of.evaluations):
         told += watch.evaluated(evaluation)

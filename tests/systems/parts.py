@@ -9,9 +9,8 @@ from ml_collections import ConfigDict
 
 from configs import common
 from qrag_jax.data.config import source_section
-from qrag_jax.data.loading import LoadedSamples, load_split, tokenise_samples
+from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Sample, Split
-from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
@@ -39,13 +38,6 @@ def prepared(config: ConfigDict, workdir: Path, samples: Sequence[Sample] = ()) 
     texts = (text for s in samples for text in (s.question, *s.chunks))
     kept = (workdir / "config.json").exists()
     return prepare_encoder(taken.encoder, workdir, texts, taken.seed, is_kept=kept)
-
-
-def tokenised(
-    config: ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
-) -> TokenStore:
-    """The tokens of the samples."""
-    return tokenise_samples(QRagConfig.of(config).data, tokenizer, samples)
 
 
 def chunks_of(workdir: Path, question: str, cache: str) -> list[str]:

@@ -20,7 +20,7 @@ from qrag_jax.systems import (
 )
 from tests.support import worlds
 
-HARR_MEMBERS, RLVR_MEMBERS = 4, 3
+HARR_MEMBERS = 4
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, Any]) -> ConfigDict:
@@ -70,7 +70,7 @@ def small_rlvr(**fields: Any) -> ConfigDict:
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
     config.sampling.update(room=640, chunk=64)
     config.sft.update(steps=2, batch_size=4)
-    config.grpo.update(members=RLVR_MEMBERS, longest=64)
+    config.grpo.update(members=3, longest=64)
     config.train.update(steps=2, batch_size=2, eval_every=2, checkpoint_every=1, log_every=1)
     return with_fields(config, fields)
 

@@ -20,7 +20,7 @@ from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.mined_negatives import by_rank, may_be_good, with_negatives
+from qrag_jax.systems.mined_negatives import may_be_good, with_negatives
 
 pytest.importorskip("bm25s")
 
@@ -137,11 +137,6 @@ def test_passages_that_may_be_good() -> None:
     }
     assert [why for why, one in good.items() if not may_be_good(sample, one)] == []
     assert [why for why, one in bad.items() if may_be_good(sample, one)] == []
-
-
-def test_hits_of_all_steps_in_turn() -> None:
-    hits = [hit(1, "a"), hit(1, "b"), hit(1, "c"), hit(2, "d"), hit(2, "e"), hit(3, "f")]
-    assert "".join(one.id for one in by_rank(hits)) == "adfbec"
 
 
 def test_a_trained_retriever_searches_in_its_steps(
